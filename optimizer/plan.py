@@ -214,6 +214,10 @@ class Plan:
         return (replace(self, beside=()), *self.beside)
 
     @property
+    def writes_texts(self) -> bool:
+        return self.decoding is not None
+
+    @property
     def unpromised(self) -> "Plan":
         """The plan without its promise and its thresholds: two plans that serve alike are then equal."""
         terms = self.decoding and replace(self.decoding, tokens_per_s=0.0)

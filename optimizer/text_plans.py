@@ -1,12 +1,228 @@
-"""Plans that write texts: how replicas write in a chosen way, on one kind of device or on several side by side."""
+"""Plans for networks that write token by token: the ways to write with the pace of each by arithmetic, and their plans.
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
+The space is small: the block at which the network is cut, the launches of the first part for each of the deep part,
+the number of resident sequences, and the prompt positions of one launch. All combinations are rated by arithmetic; the
+best are simulated, and the promise is what the simulator shows (cluster/simulator/text_choice.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from math import ceil
 
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
-from isobatch.optimizer.text_paces import MEGABYTE, OFF, PAGE, DecodingFacts, DecodingGoal, DecodingWay
+from isobatch.profiles.devices import Device
+from isobatch.profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
+
+RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
+# Sequences that one replica writes at once.
+RESIDENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PROMPT_ROWS = (64, 256, 1024)  # prompt positions of one launch
+USED_MEMORY = 0.9  # the share of a device's memory for weights and KV; the rest is for intermediate results
+MEGABYTE = 2**20
+# A way with fewer residents is preferred if it writes at least this share of the best tokens per second.
+NEARLY_BEST = 0.95
+OFF = "off"
+PAGE = 32  # positions that a text may leave empty in its last pages
+
+
+@dataclass(frozen=True)
+class DecodingGoal:
+    """The goal: most texts per second in time, or a rate at the least cost.
+
+    `share_in_time`: the share of texts that must begin within `ttft_s`, and the share that must have at most `tpot_s`
+    between tokens. `kv_megabytes`: the most memory for KV on a replica; None: all that the weights leave free.
+    `kv_megabytes_of`: the same for single kinds of devices. `texts`: the least number of texts to simulate.
+    """
+
+    ttft_s: float = 1.0
+    tpot_s: float = 0.2
+    texts_per_s: float = 0.0
+    exits: str = "recompute"
+    share_in_time: float = 0.99
+    kv_megabytes: int | None = None
+    texts: int = 200
+    kv_megabytes_of: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodingWay:
+    """How one replica writes: `launches` of the blocks before `cut`, then one of the deep part behind it.
+
+    Without a deep part `cut` is `num_blocks`.
+    """
+
+    cut: int
+    launches: int
+    residents: int
+    prompt_rows: int
+
+
+@dataclass(frozen=True)
+class ExpectedPace:
+    """The pace of a replica that is never idle, and the waits of a text there, by arithmetic."""
+
+    way: DecodingWay
+    tokens_per_s: float
+    ttft_s: float  # of a text that joins all other residents
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class DecodingFacts:
+    """One kind of device, and the network on it."""
+
+    profile: DecoderProfile
+    device: Device
+
+    @property
+    def table(self) -> DecodingTable:
+        return self.profile.table(self.device.kind)
+
+    @property
+    def position_bytes(self) -> int:
+        """KV of one position, in all blocks."""
+        return self.table.kv_bytes * self.profile.num_blocks
+
+    def kv_bytes(self, goal: DecodingGoal) -> int:
+        """Memory that a replica has for KV."""
+        room = int(USED_MEMORY * self.device.memory_bytes) - self.table.weights_bytes
+        most = dict(goal.kv_megabytes_of).get(self.device.kind, goal.kv_megabytes)
+        return room if most is None else min(room, most * MEGABYTE)
+
+    def texts_held(self, goal: DecodingGoal) -> int:
+        """How many texts of mean length fit into the memory for KV."""
+        workload = self.profile.workload
+        return int(self.kv_bytes(goal) // (self.position_bytes * (workload.prompt + workload.output)))
+
+
+def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
+    """The blocks before which the network may be cut: behind each ramp, or at its end, which is no cut."""
+    ramps = [] if goal.exits == OFF else [block + 1 for block, _ in profile.workload.survival]
+    return [*ramps, profile.num_blocks]
+
+
+def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
+    """All ways to write whose residents fit into memory and are no more than in any timed launch."""
+    most = min(facts.texts_held(goal), facts.table.residents or RESIDENTS[-1])
+    residents = [each for each in RESIDENTS if each <= max(most, 1)]
+    for cut, launches, count, rows in product(cuts_of(facts.profile, goal), RHYTHMS, residents, PROMPT_ROWS):
+        if launches == 1 or cut < facts.profile.num_blocks:
+            yield DecodingWay(cut, launches, count, rows)
+
+
+def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False) -> ExpectedPace:
+    """The pace of one cycle: `way.launches` launches of the first part, and one of the deep part.
+
+    A token goes on after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
+    launches. The deep part also runs all rows that it has not seen, prompts among them, unless their text has ended.
+    Where exits project KV (`projects`), rows of tokens that have left do not run.
+    """
+    workload, num_blocks = facts.profile.workload, facts.profile.num_blocks
+    p = workload.after(way.cut - 1) if way.cut < num_blocks else 1.0
+    waiting = way.residents * (1.0 - (1.0 - p) ** way.launches) if p else 0.0
+    tokens = waiting / p if p else float(way.residents * way.launches)
+    prompts = tokens * workload.prompt / workload.output  # prompt positions that come with this number of tokens
+    first = _launch(facts.profile, way.cut, tokens / way.launches, prompts / way.launches, tokens / way.launches)
+    seconds = [facts.table.seconds(first)] * way.launches
+    if way.cut < num_blocks:
+        rows = max(waiting, tokens * (1.0 - _unseen(p, workload.output)))
+        projected = rows - waiting if projects else 0.0
+        deep = _launch(facts.profile, num_blocks - way.cut, max(waiting, 1.0), prompts, rows - projected, projected)
+        seconds.append(facts.table.seconds(deep))
+    tokens_per_s = tokens / sum(seconds)
+    return ExpectedPace(way, tokens_per_s, _begins_s(facts, way, max(seconds)), way.residents / tokens_per_s)
+
+
+def _unseen(p: float, output: float) -> float:
+    """The share of a text's tokens that leave after the last one that goes deep: the deep part never runs them.
+
+    >>> _unseen(1.0, 10), round(_unseen(0.5, 10), 2), _unseen(0.0, 10)
+    (0.0, 0.1, 1.0)
+    """
+    return (1.0 - p) * (1.0 - (1.0 - p) ** output) / (p * output) if p else 1.0
+
+
+def _launch(
+    profile: DecoderProfile, blocks: int, sequences: float, prompts: float, rows: float, projected: float = 0.0
+) -> LaunchSize:
+    """A launch through `blocks`, of `rows` positions of `sequences` and of `prompts` positions of prompts.
+
+    Of `projected` further positions only the KV is made.
+    """
+    workload = profile.workload
+    context = workload.prompt + workload.output / 2
+    begin = prompts / workload.prompt  # texts
+    encoded = profile.has_encoder
+    halves = begin * workload.prompt * (1 if encoded else workload.prompt / 2)
+    read = begin if encoded else prompts
+    return LaunchSize(
+        launches=1,
+        pieces=sequences + begin,
+        blocks=blocks,
+        bands=blocks * (1.0 + min(1.0, begin)),
+        rows=blocks * (rows + read),
+        read=blocks * (sequences * context + read),
+        seen=blocks * (rows * context + halves),
+        heads=1,
+        asked=sequences,
+        sources=min(1.0, begin) if encoded else 0.0,
+        source_rows=prompts if encoded else 0.0,
+        source_seen=prompts * workload.prompt if encoded else 0.0,
+        projections=blocks * min(1.0, projected),
+        projected=blocks * projected,
+    )
+
+
+def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
+    """Seconds until the longest prompt is read while other texts are written, and its first token is known."""
+    longest, _ = facts.profile.workload.longest
+    chunks = ceil(longest / way.prompt_rows) if not facts.profile.has_encoder else 1
+    chunk = _launch(facts.profile, facts.profile.num_blocks, 1, min(longest, way.prompt_rows), 0)
+    return chunks * (launch_s + facts.table.seconds(chunk))
+
+
+def expected_paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPace]:
+    return [expected_pace(facts, way, goal.exits == PROJECT) for way in ways(facts, goal)]
+
+
+def most_promising(paces: Iterable[ExpectedPace], goal: DecodingGoal, count: int) -> list[ExpectedPace]:
+    """The ways that are worth simulating, the fastest first: one of each cut and rhythm.
+
+    A way whose mean is above a limit cannot keep the limit for nearly all texts. Of ways that write nearly as fast, the
+    one with the fewest residents is taken, as each resident then waits less.
+    """
+    by_rhythm: dict[tuple[int, int], list[ExpectedPace]] = {}
+    for pace in paces:
+        if pace.tpot_s <= goal.tpot_s and pace.ttft_s <= goal.ttft_s:
+            by_rhythm.setdefault((pace.way.cut, pace.way.launches), []).append(pace)
+    leanest = []
+    for alike in by_rhythm.values():
+        nearly_best = NEARLY_BEST * max(each.tokens_per_s for each in alike)
+        fast = (each for each in alike if each.tokens_per_s >= nearly_best)
+        leanest.append(min(fast, key=lambda each: each.way.residents))
+    return sorted(leanest, key=lambda pace: pace.tokens_per_s, reverse=True)[:count]
+
+
+def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
+    """Why this device cannot write the workload for this goal; None if it can."""
+    workload, device = facts.profile.workload, facts.device
+    if goal.exits == PROJECT and not facts.table.projects:
+        return f"exits = 'project': the time of projection on {device.kind} is not known: measure with isobatch profile"
+    if (shortest := min(workload.prompts) + (0 if facts.profile.has_encoder else 1)) > facts.profile.reads:
+        return f"the shortest text has {shortest} tokens, and the network reads {facts.profile.reads}"
+    needed = facts.table.weights_bytes
+    room = USED_MEMORY * device.memory_bytes
+    if needed > room:
+        return f"the weights need {needed / 1e9:.3g} GB, and {device.kind} has {room / 1e9:.3g} GB"
+    positions = sum(workload.longest) + PAGE
+    if facts.profile.has_encoder:  # the encoder may read as many tokens as are written
+        prompt, output = workload.longest
+        positions = 2 * (max(prompt, output + 1) + PAGE)
+    if positions * facts.position_bytes > (kv_room := facts.kv_bytes(goal)):
+        megabytes = ceil(positions * facts.position_bytes / MEGABYTE)
+        return f"the longest text needs {megabytes} MB for KV, and {device.kind} has {kv_room / MEGABYTE:.0f} MB left"
+    return None
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
@@ -53,15 +269,6 @@ def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -
     )
 
 
-def writes_texts(plan: Plan) -> bool:
-    """Whether this is a plan for a network that writes texts."""
-    return plan.decoding is not None
-
-
-def with_terms(plan: Plan, terms: DecodingTerms) -> Plan:
-    return replace(plan, decoding=terms)
-
-
 def terms_of(plan: Plan) -> DecodingTerms:
     """How a pipeline's replicas write texts."""
     assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
@@ -75,7 +282,7 @@ def exits_of(plan: Plan) -> str:
 
 def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
     """The same plan with new terms for each of its pipelines, as `of` gives them."""
-    first, *others = (with_terms(each, of(each)) for each in plan.pipelines)
+    first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)
     return replace(first, beside=tuple(others))
 
 

@@ -112,11 +112,6 @@ class Profile:
                 f"'isobatch profile ... --devices {kind}', or measure there"
             )
 
-    @property
-    def usual(self) -> tuple[LatencyTable, ...]:
-        """The tables to use unless others are requested."""
-        return tuple(table for kind in self.kinds for table in self._tables(kind))
-
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
 

@@ -36,12 +36,6 @@ class LaunchSize:
     projections: float = 0.0  # blocks in which some rows only leave their KV
     projected: float = 0.0  # these rows, in each of these blocks
 
-    def __add__(self, other: "LaunchSize") -> "LaunchSize":
-        return LaunchSize(*(getattr(self, name) + getattr(other, name) for name in PARTS))
-
-    def times(self, factor: float) -> "LaunchSize":
-        return LaunchSize(*(factor * getattr(self, name) for name in PARTS))
-
 
 PARTS = tuple(field.name for field in fields(LaunchSize))
 # Where a device reads memory while it computes, only the longer one of these two sums counts.

@@ -43,11 +43,10 @@ def explain(
 
     from isobatch.cluster.simulator.explained import changes, steps
     from isobatch.optimizer import Objective, read_plan
-    from isobatch.optimizer.text_plans import writes_texts
 
     above_0("--slo-ms", slo_ms)
     explained, known = read_plan(plan), load(profile)
-    if writes_texts(explained):
+    if explained.writes_texts:
         raise UserError(f"{plan} is for a network that writes texts: `isobatch simulate` shows what it sustains")
     slo_s = slo_ms / 1e3 if slo_ms else explained.slo_s
     if slo_s is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -89,12 +88,12 @@ def load(
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
     if prompts:
-        prompt_load = PromptLoad(url, prompts_in(prompts), max_tokens, key)
-        return _load_prompts(prompt_load, run, slo_ms or DEFAULT_SLO_MS, out, console)
+        return _load_prompts(
+            PromptLoad(url, prompts_in(prompts), max_tokens, _lines(key)), run, slo_ms or DEFAULT_SLO_MS, out, console
+        )
     url = predicts_at(url)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
-    fields = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
-    headers = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    headers = _lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
     tokens = _tokens(lengths) if lengths else None
     if tokens:
         contents = bodies_of(map(text_of, tokens))
@@ -104,18 +103,29 @@ def load(
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = replace(run_noting_polls(run(source)), duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
-    report.write(summary, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(summary, slo_ms))
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
+    return _end(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
+
+
+def _lines(headers: dict[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def _end(
+    summary: report.Summary | prompts.TextSummary, source: generator.LoadGenerator, out: Path, written: str,
+    console: Console,
+) -> None:  # fmt: skip
+    """Write the figures, and print what the server said of requests without an answer."""
+    report.write(summary, out)
     for status, body in sorted(source.errors.items()):
         if body:
             console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    console.print(written)
     if summary.failed:
         raise typer.Exit(1)
-    return None
 
 
 def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console: Console, source: Any) -> Any:
@@ -130,15 +140,10 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 
 def _load_prompts(source: PromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
     with console.status("sending prompts"):
-        texts = asyncio.run(run(source))
-    summary = prompts.summed(texts, slo_ms)
-    report.write(summary, out)
+        record = run_noting_polls(run(source))
+    summary = prompts.summed(source.texts(record), slo_ms)
     console.print(prompts.table(summary, slo_ms))
-    for body in {text.status: text.error for text in texts if text.error}.values():
-        console.print(body[:SHOWN_BYTES].decode(errors="replace"))
-    console.print(f"written to {out}")
-    if summary.failed:
-        raise typer.Exit(1)
+    _end(summary, source, out, f"written to {out}", console)
 
 
 def _tokens(path: Path) -> tuple[int, ...]:

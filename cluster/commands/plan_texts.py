@@ -14,8 +14,7 @@ from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, 
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
-from isobatch.optimizer.text_paces import DecodingGoal
-from isobatch.optimizer.text_plans import terms_of, tokens_per_s
+from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ
@@ -95,6 +94,8 @@ def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
 def profile_for(source: Path, file: Path | None, exits: str) -> DecoderProfile:
     """The profile for this way of exits: in a file, or the one that `isobatch profile` has kept of a decoder's
     checkpoint."""
+    if not source.is_dir():
+        raise UserError(f"{source}: no such directory; give that of a decoder, or a fleet's file (*.yaml)")
     if not is_decoder(source):
         raise UserError(f"{source} is not the directory of a decoder; other networks are planned with --profile")
     check_decoder(source)

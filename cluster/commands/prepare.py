@@ -274,7 +274,7 @@ def ramp_report(
     """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
     from isobatch.deployments.decoding.anatomy import shape_of
     from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
-    from isobatch.deployments.prepare.decoder import DecoderOptions, ramps_for
+    from isobatch.deployments.prepare.decoder import ramps_for
 
     model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -282,7 +282,7 @@ def ramp_report(
     context = shape.context(None)
     fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
     with busy(f"writing on from {len(fitting)} prompts"):
-        return ramps_for(model, fitting, stop_tokens(source), DecoderOptions(loss, max_tokens))
+        return ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
 
 
 def _ramp_sentences(report: "DecoderReport") -> str:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from isobatch.cluster.profiling import launch_prices
 from isobatch.cluster.profiling.block_times import source_of, uncatalogued
-from isobatch.cluster.profiling.launch_estimates import estimated_table
+from isobatch.cluster.profiling.launch_prices import estimated_table, front_s_per_token, measured
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
@@ -54,8 +53,8 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     if rules.ramps:
         warn_of_ramp_dtype(source, rules.dtype, dtype)
     workload = workload_of(rules, source, shape.reads)
-    measured = _measured_table(console, source, model, workload, device, dtype, options)
-    tables = (measured, *(replace(estimated_table(model.config, kind), front_s=measured.front_s) for kind in kinds))
+    own = _measured_table(console, source, model, workload, device, dtype, options)
+    tables = (own, *(replace(estimated_table(model.config, kind), front_s=own.front_s) for kind in kinds))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
         notes += ("lengths of texts are assumed: prepare measures them, and a controller plans for those of a server",)
@@ -84,15 +83,15 @@ def _measured_table(
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
     with busy("timing launches"):
-        prices = launch_prices.measured(model, workload, options.budget)
+        prices = measured(model, workload, options.budget)
     with busy("timing the front"):
-        front_s = launch_prices.front_s_per_token(source, anatomy.shape)
+        front_s = front_s_per_token(source, anatomy.shape)
     return DecodingTable(
         kind,
         prices.price_s,
         f"{source_of(called, 'torch', dtype, options.threads)}; {prices}",
         kv_bytes(anatomy),
-        anatomy.sizes.network_bytes,
+        anatomy.network_bytes,
         dtype,
         error=prices.error,
         bias=prices.bias,

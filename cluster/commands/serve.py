@@ -38,7 +38,7 @@ def serve(
         str | None,
         typer.Argument(
             help="A model's directory, hub id or URL (hf://, s3://, gs://, file://), a Serve file (*.yaml), or "
-            "llm-demo, a built-in decoder; none: the built-in demo."
+            "llm-demo, which writes sums; none: the built-in demo."
         ),
     ] = None,
     host: Annotated[
@@ -57,7 +57,7 @@ def serve(
         Path | None, "A file of isobatch plan: each split runs on its own replicas, and a controller is added."
     ] = None,
     profile: Annotated[
-        Path | None, "The file of isobatch profile from which the plan was made; decoders need none."
+        Path | None, "The file of isobatch profile from which the plan was made; networks that write texts need none."
     ] = None,
     out: Annotated[Path | None, "Only write a Serve file with these options, for isobatch simulate and deploy."] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
@@ -230,13 +230,13 @@ def _hurry(*_: object) -> None:
 def example(content: dict[str, Any]) -> tuple[str, str] | None:
     """The path and the JSON body of a request to the first isobatch application; None: none is known for its
     network."""
-    from isobatch.cluster.serving.serve_file import classifiers, decoders, prefix_of
+    from isobatch.cluster.serving.serve_file import classifiers, prefix_of, text_writers
     from isobatch.deployments.demo.sums import prompt_of
     from isobatch.deployments.front.examples import example_of
 
-    if decoding := decoders(content):
+    if writers := text_writers(content):
         body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
-        return f"{prefix_of(decoding[0])}/v1/completions", json.dumps(body)
+        return f"{prefix_of(writers[0])}/v1/completions", json.dumps(body)
     if not (classifying := classifiers(content)):
         return None
     model = (classifying[0].get("args") or {}).get("model")

@@ -12,7 +12,9 @@ OF_ONE = ("plan", "lengths")  # options that say nothing of several applications
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(ArrivalOptions):
-    config: Annotated[Path, "A Serve file whose args: name a plan and a profile, or a decoder's directory."]
+    config: Annotated[
+        Path, "A Serve file whose args: name a plan and a profile; networks that write texts need no profile."
+    ]
     application: Annotated[str | None, "One of several, by its name. None: all of a fleet together."] = None
     plan: Annotated[Path | None, "The plan, where the file names none."] = None
     hours: Annotated[float, "How long, in simulated time."] = 0.1
@@ -45,13 +47,13 @@ class ClassifierSimulationOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderSimulationOptions(CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
+class TextSimulationOptions(CommonOptions):
+    """The options for a network that writes texts."""
 
-    prompts: Annotated[Path | None, "For a decoder: prompts, one a line, in turn. None: as long as measured."] = None
+    prompts: Annotated[Path | None, "Prompts, one a line, in turn. None: as long as measured."] = None
 
 
-@of_kinds(ClassifierSimulationOptions, DecoderSimulationOptions)
+@of_kinds(ClassifierSimulationOptions, TextSimulationOptions)
 def simulate(given: GivenOptions) -> None:
     """Simulate goodput, latency and cost of a plan under a load, hours in seconds.
 
@@ -60,7 +62,7 @@ def simulate(given: GivenOptions) -> None:
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
     from isobatch.cluster.commands import check_writable, simulate_fleet, simulate_run
-    from isobatch.cluster.serving.serve_file import arbiters, decoders, only, serve_file
+    from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
 
     check_writable(given.values["out"])
     plan = given.values["plan"]
@@ -74,9 +76,9 @@ def simulate(given: GivenOptions) -> None:
         refusal = "is for one application: give its name with --application"
         options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
         simulate_fleet.rehearse_fleet(options, content, fleets[0])
-    elif applications := decoders(content):
-        refusal = "is for classifiers: texts of a decoder are simulated without it"
-        simulate_run.rehearse_texts(given.only(DecoderSimulationOptions, refusal), applications)
+    elif applications := text_writers(content):
+        refusal = "is for classifiers: texts are simulated without it"
+        simulate_run.rehearse_texts(given.only(TextSimulationOptions, refusal), applications)
     else:
-        refusal = "is for decoders: this network writes nothing"
+        refusal = "is for networks that write texts: this one writes nothing"
         simulate_run.rehearse_inputs(given.only(ClassifierSimulationOptions, refusal), content)

@@ -39,7 +39,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
+    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, TextSimulationOptions
 
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
@@ -158,7 +158,7 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     console.print(f"drawn in {options.out}")
 
 
-def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:
+def rehearse_texts(options: "TextSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
     config = checked(DecoderConfig, _only(applications, "decoders")["args"])
     if config.plan is None:

@@ -12,7 +12,7 @@ from isobatch.cluster.controller.schemas import STATUS_VERSION
 from isobatch.cluster.controller.sentences import shortfall
 from isobatch.deployments.metrics import CONTROLLER, MetricSeries
 from isobatch.deployments.planning import summary
-from isobatch.optimizer.text_plans import tokens_per_s, writes_texts
+from isobatch.optimizer.text_plans import tokens_per_s
 from isobatch.profiles.agreement import agreement_text
 from isobatch.profiles.forecast import Forecast
 
@@ -57,7 +57,7 @@ def brief(event: Event) -> dict[str, Any]:
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
-    promise, writes = controller.running.promise, writes_texts(controller.running)
+    promise, writes = controller.running.promise, controller.running.writes_texts
     goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
     sustains_per_s = controller.known.sustains_per_s(controller.running)
     kept_share = controller.record.kept_share
@@ -78,7 +78,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
 
 def _tokens_of_an_input(controller: Controller) -> int | None:
     """The tokens of one input, where plans count tokens."""
-    return 1 if writes_texts(controller.running) else controller.running.length
+    return 1 if controller.running.writes_texts else controller.running.length
 
 
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from isobatch.deployments.planning import device
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.plan import DecodingTerms
-from isobatch.optimizer.text_paces import OFF, DecodingGoal
-from isobatch.optimizer.text_plans import exits_of, on_terms, splits_at, terms_of, with_terms
+from isobatch.optimizer.text_plans import OFF, DecodingGoal, exits_of, on_terms, splits_at, terms_of
 from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile, load_text_profile
@@ -54,7 +53,7 @@ class DecoderCosts:
         deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
         cut = splits_at([block + 1 for block in self.ramp_blocks], plan.num_blocks, residents, deep)
         placements = (replace(placement, splits=cut, local=len(cut) > 1),)
-        return with_terms(replace(plan, placements=placements), replace(terms_of(plan), exits=self.goal.exits))
+        return replace(plan, placements=placements, decoding=replace(terms_of(plan), exits=self.goal.exits))
 
 
 @dataclass(frozen=True)

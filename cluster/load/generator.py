@@ -154,6 +154,8 @@ class LoadRecord:
 class LoadGenerator:
     """Sends requests to one URL over up to `connections` connections; further requests wait here for a free one."""
 
+    patience_s = 10.0
+
     def __init__(
         self,
         url: str,
@@ -161,6 +163,7 @@ class LoadGenerator:
         connections: int = 512,
         headers: str = "",
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
+        connection: type[HttpConnection] = HttpConnection,
     ) -> None:
         """`right(index of the body, answer)` returns whether an answer is correct."""
         parts, self._place = http_parts(url)
@@ -168,7 +171,7 @@ class LoadGenerator:
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-        self._most, self._right = connections, right
+        self._most, self._right, self._connection = connections, right, connection
         self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
         self._rows: NDArray[Any] = np.empty(0, ROW)
         self._open = 0
@@ -176,7 +179,7 @@ class LoadGenerator:
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None
 
-    async def at(self, due_s: Floats, patience_s: float = 10.0) -> LoadRecord:
+    async def at(self, due_s: Floats, patience_s: float | None = None) -> LoadRecord:
         """Open loop: send a request at each of these times. If no request ends for `patience_s`, the rest is lost."""
         await self._connect(min(self._most, FIRST_CONNECTIONS))
         self._begin(due_s)
@@ -188,7 +191,7 @@ class LoadGenerator:
                 break
             self._send(index)
             self._sent = index + 1
-        await self._end(patience_s)
+        await self._end(patience_s or self.patience_s)
         return self.so_far()
 
     def so_far(self) -> LoadRecord:
@@ -219,7 +222,7 @@ class LoadGenerator:
         for client in range(clients):
             again(client)
         await asyncio.sleep(seconds)
-        await self._end(patience_s=10.0)
+        await self._end(self.patience_s)
         self._sent = int((~np.isnan(self._rows["due_s"])).sum())
         return replace(self.so_far(), duration_s=seconds)
 
@@ -231,7 +234,7 @@ class LoadGenerator:
 
     async def _one_more(self) -> None:
         self._open += 1
-        _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
+        _, connection = await asyncio.get_running_loop().create_connection(self._connection, *self._place)
         self._release(connection)
 
     async def _try_one_more(self) -> None:

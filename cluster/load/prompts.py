@@ -1,27 +1,24 @@
-"""Load on a network that writes texts: prompts over OpenAI's interface, each answer streamed over its own connection.
+"""Load on a network that writes texts: prompts over OpenAI's interface, each answer streamed.
 
 The time to the first token (TTFT) counts from when a request was due. The time per output token (TPOT) is the average
 from the first token to the last.
 """
 
-import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import numpy as np
-from httptools import HttpParserError, HttpResponseParser
 from rich.table import Table
 
-from isobatch.cluster.load.generator import BROKEN, Floats, http_parts
+from isobatch.cluster.load.generator import BROKEN, Carrier, HttpConnection, LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import counted, is_failure, quantiles
 from isobatch.profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
-PATIENCE_S = 60.0  # a request that takes longer is lost
+MOST_AT_ONCE = 4096  # texts that are written at the same time; more wait here
 SHOWN = (50.0, 95.0, 99.0)  # percentiles of times
 
 
@@ -34,7 +31,6 @@ class WrittenText:
     first_s: float = 0.0
     last_s: float = 0.0
     tokens: int = 0
-    error: bytes = b""  # the body of an answer that is no stream
 
     @property
     def ttft_s(self) -> float:
@@ -45,25 +41,23 @@ class WrittenText:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
-class _Answer:
-    def __init__(self) -> None:
-        self.parser = HttpResponseParser(self)
-        self.done, self.ended = False, False
-        self.times_s: list[float] = []
-        self.tokens = 0
-        self.rest = b""
+class _TextConnection(HttpConnection):
+    """Counts the tokens of a streamed text, and notes when they come."""
+
+    def ask(self, request: bytes, done: Callable[[int, bytes], None]) -> None:
+        self.ended, self.first_s, self.last_s, self.tokens, self._rest = False, 0.0, 0.0, 0, b""
+        super().ask(request, done)
 
     def on_body(self, body: bytes) -> None:
-        *events, self.rest = (self.rest + body).split(b"\n\n")
+        super().on_body(body)
+        *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
                 self.ended = True
             elif event.startswith(b"data: ") and (new := _tokens_in(event[6:])):
                 self.tokens += new
-                self.times_s.append(time.perf_counter())
-
-    def on_message_complete(self) -> None:
-        self.done = True
+                self.last_s = time.perf_counter()
+                self.first_s = self.first_s or self.last_s
 
 
 def _tokens_in(event: bytes) -> int:
@@ -75,60 +69,29 @@ def _tokens_in(event: bytes) -> int:
     return sum(len(each["exit_blocks"]) if "exit_blocks" in each else bool(each.get("text")) for each in choices)
 
 
-class PromptLoad:
-    def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: Mapping[str, str]) -> None:
-        parts, self._place = http_parts(url)
-        self._requests = [_request(parts.netloc, prompt, max_tokens, headers) for prompt in prompts]
+class PromptLoad(LoadGenerator):
+    """Sends prompts. `max_tokens`: of each text; None, which JSON writes as null: the server's own limit."""
 
-    async def at(self, due_s: Floats) -> list[WrittenText]:
-        begun_s = time.perf_counter()
-        tasks = []
-        for index, due in enumerate(due_s):
-            if (wait_s := begun_s + due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
-            tasks.append(asyncio.create_task(self._ask(index, begun_s, float(due))))
-        return list(await asyncio.gather(*tasks))
+    patience_s = 60.0
 
-    async def by_clients(self, clients: int, seconds: float) -> list[WrittenText]:
-        """Closed loop: each client sends its next prompt as soon as it has the whole answer."""
-        begun_s = time.perf_counter()
-        numbers = count()
+    def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: str = "") -> None:
+        bodies = [json.dumps({"prompt": each, "max_tokens": max_tokens, "stream": True}).encode() for each in prompts]
+        super().__init__(url.rstrip("/") + PATH, bodies, MOST_AT_ONCE, headers, connection=_TextConnection)
+        self._times: dict[int, tuple[float, float, int]] = {}  # of written texts, by the number of their request
 
-        async def client() -> list[WrittenText]:
-            texts = []
-            while (now_s := time.perf_counter() - begun_s) < seconds:
-                texts.append(await self._ask(next(numbers), begun_s, now_s))
-            return texts
+    def texts(self, record: LoadRecord) -> list[WrittenText]:
+        """The results of the prompts, from the record of their requests."""
+        requests = enumerate(zip(record.due_s.tolist(), record.status.tolist(), strict=True))
+        return [WrittenText(due_s, status, *self._times.get(index, ())) for index, (due_s, status) in requests]
 
-        by_client = await asyncio.gather(*(client() for _ in range(clients)))
-        return [text for texts in by_client for text in texts]
-
-    async def _ask(self, index: int, begun_s: float, due_s: float) -> WrittenText:
-        answer = _Answer()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_connection(*self._place)
-                try:
-                    writer.write(self._requests[index % len(self._requests)])
-                    while not answer.done and (data := await reader.read(65_536)):
-                        answer.parser.feed_data(data)
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError, HttpParserError):
-            return WrittenText(due_s, BROKEN)
-        status = answer.parser.get_status_code()
-        if status != 200 or not (answer.ended and answer.times_s):
-            return WrittenText(due_s, BROKEN if status == 200 else status, error=answer.rest)
-        first_s, last_s = (moment - begun_s for moment in (answer.times_s[0], answer.times_s[-1]))
-        return WrittenText(due_s, status, first_s, last_s, answer.tokens)
-
-
-def _request(host: str, prompt: str, max_tokens: int | None, headers: Mapping[str, str]) -> bytes:
-    """A request for at most `max_tokens`; None, which JSON writes as null: the server's own limit."""
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
-    more_headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    return f"{head}{more_headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    def _finish(self, connection: Carrier, index: int, status: int, answer: bytes) -> None:
+        assert isinstance(connection, _TextConnection), "This is a bug: another connection was made."
+        if status == 200 and connection.ended and connection.tokens:
+            first_s, last_s = connection.first_s - self._started_s, connection.last_s - self._started_s
+            self._times[index] = first_s, last_s, connection.tokens
+        elif status == 200:
+            status = BROKEN
+        super()._finish(connection, index, status, answer)
 
 
 def prompts_in(path: Path) -> list[str]:

@@ -187,7 +187,7 @@ def _check_apart(content: ServeFile) -> None:
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names = [name_of(application) for application in served(content)]
-    decoding = [name_of(application) for application in decoders(content)]
+    decoding = [name_of(application) for application in text_writers(content)]
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         controlled = config.application
@@ -210,13 +210,13 @@ def classifiers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
 
 
-def decoders(content: ServeFile) -> list[dict[str, Any]]:
+def text_writers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == DECODER]
 
 
 def served(content: ServeFile) -> list[dict[str, Any]]:
     """The applications of isobatch that answer clients."""
-    return classifiers(content) + decoders(content)
+    return classifiers(content) + text_writers(content)
 
 
 def config_of(application: dict[str, Any]) -> AppConfig | DecoderConfig:

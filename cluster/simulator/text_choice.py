@@ -15,15 +15,20 @@ from isobatch.cluster.load.workloads import arrivals, highest
 from isobatch.cluster.simulator.text_simulation import DecodingRun, simulate_texts, text_arrivals
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.optimizer.plan import Plan, Promise
-from isobatch.optimizer.text_paces import (
+from isobatch.optimizer.text_plans import (
     DecodingFacts,
     DecodingGoal,
     DecodingWay,
     expected_paces,
     misfit,
     most_promising,
+    on_terms,
+    plan_of,
+    promising,
+    residents_of,
+    terms_of,
+    tokens_per_s,
 )
-from isobatch.optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile
@@ -202,7 +207,7 @@ def _side_by_side(bests: Sequence[_BestOfKind], counts: Sequence[int], goal: Dec
         if count:
             plan = plan_of(best.way, best.facts, goal, count)
             tokens = count * best.texts_per_s * best.facts.profile.workload.output
-            pipelines.append(with_terms(plan, replace(terms_of(plan), tokens_per_s=tokens)))
+            pipelines.append(replace(plan, decoding=replace(terms_of(plan), tokens_per_s=tokens)))
     first, *others = sorted(pipelines, key=tokens_per_s, reverse=True)
     return replace(first, beside=tuple(others))
 

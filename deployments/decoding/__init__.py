@@ -1,1 +1,1 @@
-"""Decoders that write token by token, with early exits, at full batches (docs/decoding.md)."""
+"""Networks that write token by token, with early exits, at full batches."""

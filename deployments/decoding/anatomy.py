@@ -12,7 +12,7 @@ from torch.nn import functional
 from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, capped
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
-from isobatch.deployments.models.products import pack_all, product_of
+from isobatch.deployments.models.products import pack_when_used, product_of
 
 # Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
 ENCODER_READS = 512
@@ -76,21 +76,6 @@ def shape_of(config: Any) -> DecoderShape:
     )
 
 
-@dataclass(frozen=True)
-class WeightSizes:
-    """The bytes of all weights, where those that modules share count once, and the numbers in the matrices of one block
-    of the decoder."""
-
-    network_bytes: int
-    block: int
-
-    @classmethod
-    def of(cls, model: Any) -> "WeightSizes":
-        block = (model.decoder.block if model.config.is_encoder_decoder else model.model.layers)[-1]
-        matrices = (each.numel() for each in block.parameters() if each.dim() > 1)
-        return cls(sum(each.nbytes for each in model.parameters()), sum(matrices))
-
-
 Rotation = tuple[Tensor, Tensor]
 Rows = Callable[[Tensor], Tensor]
 
@@ -152,12 +137,12 @@ class LlamaBlock:
 class LlamaAnatomy:
     """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions.
 
-    `blocks`: those of the decoder. `weights`: those of tokens; KV has their type and device. `queries_per_key`: query
-    heads that read the same keys. States are rows x width.
+    `network_bytes`: those of all weights. `blocks`: those of the decoder. `weights`: those of tokens; KV has their type
+    and device. `queries_per_key`: query heads that read the same keys. States are rows x width.
     """
 
-    def __init__(self, model: Any, sizes: WeightSizes) -> None:
-        self._model, self._body, self.sizes = model, model.model, sizes
+    def __init__(self, model: Any, network_bytes: int) -> None:
+        self._model, self._body, self.network_bytes = model, model.model, network_bytes
         self.weights: Tensor = model.get_input_embeddings().weight
         self.shape: DecoderShape = shape_of(model.config)
         self.blocks: Listed[nn.Module] = model.model.layers
@@ -199,9 +184,11 @@ class LlamaAnatomy:
         logits: Tensor = self._model.lm_head(self._body.norm(states))
         return capped(logits, getattr(self._model.config, "final_logit_softcapping", None))
 
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
-        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
-        self._body(torch.tensor([tokens], device=self.weights.device))
+    def states(self, request: TextRequest, tokens: Listed[int]) -> Listed[Tensor]:
+        """The states after each block but the last, of one text that the model itself reads as a whole."""
+        rows = torch.tensor([tokens], device=self.weights.device)
+        states: Listed[Tensor] = self._body(rows, use_cache=False, output_hidden_states=True).hidden_states
+        return states[1:-1]
 
 
 def _rotate(heads: Tensor, rotation: Rotation | None) -> None:
@@ -232,8 +219,8 @@ class T5Anatomy:
 
     queries_per_key = 1
 
-    def __init__(self, model: Any, sizes: WeightSizes) -> None:
-        self.sizes = sizes
+    def __init__(self, model: Any, network_bytes: int) -> None:
+        self.network_bytes = network_bytes
         self._model, self._encoder, self._decoder = model, model.encoder, model.decoder
         self.weights: Tensor = model.get_input_embeddings().weight
         config = model.config
@@ -290,10 +277,11 @@ class T5Anatomy:
         logits: Tensor = self._model.lm_head(self._decoder.final_layer_norm(states) * self._scale)
         return logits
 
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+    def states(self, request: TextRequest, tokens: Listed[int]) -> Listed[Tensor]:
         source, written = (torch.tensor([row], device=self.weights.device) for row in (request.source, tokens))
-        encoded = self._encoder(input_ids=source).last_hidden_state
-        self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
+        read = {"input_ids": written, "encoder_hidden_states": self._encoder(input_ids=source).last_hidden_state}
+        states: Listed[Tensor] = self._decoder(**read, use_cache=False, output_hidden_states=True).hidden_states
+        return states[1:-1]
 
 
 DecoderAnatomy = LlamaAnatomy | T5Anatomy
@@ -303,9 +291,10 @@ def anatomy_of(model: Any) -> DecoderAnatomy:
     """The modules of a model that Hugging Face has loaded; they are looked up once. From then on the model cannot be
     trained or saved: its linear layers are products."""
     if not hasattr(model, "isobatch_anatomy"):
-        sizes = WeightSizes.of(model)
-        anatomy = T5Anatomy(model, sizes) if model.config.is_encoder_decoder else LlamaAnatomy(model, sizes)
-        pack_all(model)
+        size = sum(each.nbytes for each in model.parameters())  # weights that modules share count once
+        anatomy = T5Anatomy(model, size) if model.config.is_encoder_decoder else LlamaAnatomy(model, size)
+        for layer in pack_when_used(model):
+            layer.pack()  # now: the first text need not wait for it
         model.isobatch_anatomy = anatomy
     known: DecoderAnatomy = model.isobatch_anatomy
     return known

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,10 +21,9 @@ from isobatch.deployments.decoding.engine_setup import decoder_shape, grammars_o
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
-from isobatch.deployments.decoding.plan_switch import PlanSwitch, origin_of
-from isobatch.deployments.decoding.ramp_rules import generation_defaults, rules_of
-from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
+from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
+from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
@@ -63,10 +63,10 @@ class DecoderIngress:
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
-            generation_defaults(folder), grammars_of(folder),
+            generation_defaults(folder) or GenerationDefaults(), grammars_of(folder),
         )  # fmt: skip
 
-    def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         span, shares = current(), self._lead.shares
         texts = [group.writing for group in self._groups]
         order = emptiest_first(texts, [shares.get(group.kind, 1.0) for group in self._groups])
@@ -119,7 +119,8 @@ class DecoderIngress:
 def build(config: DecoderConfig) -> Application:
     """The application of a Serve file with `import_path: isobatch.deployments.decoding.app:build`, by its `args:`."""
     first, pipelines = read_plan(local(config.plan)) if config.plan else None, config.per_kind()
-    leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
+    leading = next(iter(pipelines.values()))
+    origin = sha256("".join(each.model_dump_json() for each in pipelines.values()).encode()).hexdigest()
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named
     decoders = [
         _decoders(each, name, kind).bind(each, origin, name)

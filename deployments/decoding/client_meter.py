@@ -1,4 +1,4 @@
-"""Counts and times of a decoder's requests and texts, as clients see them, for `/stats` and Prometheus."""
+"""Counts and times of requests and their texts, as clients see them, for `/stats` and Prometheus."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence

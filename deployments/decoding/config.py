@@ -13,8 +13,7 @@ from isobatch.deployments.folders import cache_directory, content_of
 from isobatch.deployments.resources import Resources, gpu_options
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, read_plan
-from isobatch.optimizer.text_paces import OFF
-from isobatch.optimizer.text_plans import splits_at
+from isobatch.optimizer.text_plans import OFF, splits_at
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES

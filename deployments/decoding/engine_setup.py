@@ -6,20 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
 from isobatch.deployments.decoding.pages import PagePool, pages_for
-from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults, read_decoder_rules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
-from isobatch.deployments.models.loading import one_line_errors, resolve_device
+from isobatch.deployments.models.loading import one_line_errors, quietly, resolve_device, resolve_dtype
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
 
@@ -44,11 +42,11 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     """The model of Hugging Face, ready to run."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    target = resolve_device(device)
-    with one_line_errors(folder):
+    target, precision = resolve_device(device), resolve_dtype(dtype)
+    with quietly(), one_line_errors(folder):
         check_index(folder)
         kind = AutoModelForSeq2SeqLM if read_config(folder).is_encoder_decoder else AutoModelForCausalLM
-        model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
+        model = kind.from_pretrained(folder, dtype=precision, use_safetensors=True)
     return model.to(target).eval()
 
 
@@ -93,12 +91,8 @@ def kv_bytes(anatomy: DecoderAnatomy) -> int:
 
 def stop_tokens(folder: Path) -> frozenset[int]:
     """The tokens that end a text, by the checkpoint."""
-    from transformers import GenerationConfig
-
-    try:
-        tokens = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:  # an older checkpoint has no file for it
-        tokens = read_config(folder).eos_token_id
+    source = generation_defaults(folder) or read_config(folder)  # an older checkpoint has no file of its own for them
+    tokens = source.eos_token_id
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
 
 

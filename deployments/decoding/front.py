@@ -35,7 +35,7 @@ MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits f
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
 FULL_FOR_S = 0.05  # the time for which no replica is asked after one was full
 
-WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens | ReplicaFull, None]]
+WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens, None]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class TextPiece:
 class DecoderFront:
     """Writes texts with one decoder, for any protocol.
 
-    `write_tokens` has any replica write a sequence; `state` returns the state of all replicas.
+    `write_tokens` has any replica write a sequence, or raises `ReplicaFull` before its first token. `state` returns the
+    state of all replicas.
     """
 
     config: DecoderConfig
@@ -213,20 +214,18 @@ class DecoderFront:
         """
         until_s = self.meter.clock() + (MAX_WAIT_S if begun else 0.0)
         while True:
-            full: ReplicaFull | None = None
-            async with aclosing(self.write_tokens(request)) as groups:
-                async for group in groups:
-                    if isinstance(group, ReplicaFull):  # comes before any token
-                        full = group
-                    else:
+            try:
+                async with aclosing(self.write_tokens(request)) as groups:
+                    async for group in groups:
                         yield group
-            if full is None:
                 return
+            except ReplicaFull as full:
+                after_s = full.retry_after_s
             if (now_s := self.meter.clock()) >= until_s:
                 self._retries.refused(now_s)
-                retry_after_s = self._retries.retry_after_s(full.retry_after_s)
-                raise RefusedError(429, "too many sequences wait; try again later", retry_after_s)
-            await asyncio.sleep(min(full.retry_after_s, RETRY_AFTER_S))
+                after_s = self._retries.retry_after_s(after_s)
+                raise RefusedError(429, "too many sequences wait; try again later", after_s)
+            await asyncio.sleep(min(after_s, RETRY_AFTER_S))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -252,17 +251,16 @@ class ReplicaGroup:
     replicas: Any
     inbox: TokenInbox
     writing: int = 0
-    _full: ReplicaFull | None = None  # the latest refusal
+    _retry_after_s: float = 0.0  # of the latest refusal
     _full_until_s: float = 0.0
 
-    async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
         For `FULL_FOR_S` after a refusal no replica is asked: it would cost this process as much as many tokens do.
         """
-        if self._full and time.monotonic() < self._full_until_s:
-            yield self._full
-            return
+        if time.monotonic() < self._full_until_s:
+            raise ReplicaFull(self._retry_after_s)
         self.writing += 1
         try:
             with self.inbox.stream() as stream:
@@ -278,8 +276,8 @@ class ReplicaGroup:
                         finished = group.finish is not None
                         yield group
                 except ReplicaFull as full:
-                    self._full, self._full_until_s = full.with_traceback(None), time.monotonic() + FULL_FOR_S
-                    yield full
+                    self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
+                    raise
                 finally:
                     if not (finished or ended.done()):
                         call.cancel()
@@ -301,19 +299,18 @@ def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> No
 
 async def written_by_any(
     groups: Iterable[ReplicaGroup], request: TextRequest, trace: str
-) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+) -> AsyncGenerator[NewTokens, None]:
     """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
-    full = list[ReplicaFull]()
-    for place, group in enumerate(groups, 1):
-        async with aclosing(group.write(request, trace)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, ReplicaFull):  # comes before any token
-                    full.append(piece)
-                else:
+    waits_s = list[float]()
+    for group in groups:
+        try:
+            async with aclosing(group.write(request, trace)) as pieces:
+                async for piece in pieces:
                     yield piece
-        if len(full) < place:
             return
-    yield min(full, key=lambda each: each.retry_after_s)
+        except ReplicaFull as full:
+            waits_s.append(full.retry_after_s)
+    raise ReplicaFull(min(waits_s))
 
 
 SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")

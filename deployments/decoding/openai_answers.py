@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from isobatch.deployments.decoding.client_meter import RequestEnd
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest
 from isobatch.deployments.demo.sums import prompt_of
 from isobatch.deployments.front.openapi import PROBLEMS, documented, examples, json_body, schema_of
@@ -108,18 +109,6 @@ class ModelList(Schema):
     data: list[ModelAbout]
 
 
-class DecoderRequests(Schema):
-    answered: int
-    refused: int
-    cancelled: int
-    failed: int
-
-
-class PageCounts(Schema):
-    free: int
-    of: int
-
-
 class DecoderSplit(Schema):
     split: int
     launches: int
@@ -132,13 +121,13 @@ class DecoderStats(Schema):
     version: str = Field(description="Of isobatch.")
     schema_version: Literal[2]
     model: str
-    requests: DecoderRequests
+    requests: dict[RequestEnd, int]
     replicas: int = Field(description="The replicas that answered; all that follows is the sum over them.")
     ramps: list[int] = Field(description="Blocks after which tokens may be known.")
     exits: dict[str, int] = Field(description="Tokens by the block after which they were known.")
     residents: int
     waiting: int
-    pages: PageCounts
+    pages: dict[Literal["free", "of"], int]
     prefix_hits: float
     preempted: int
     tokens_per_s: float

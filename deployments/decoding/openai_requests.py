@@ -44,7 +44,16 @@ def _not_a_bool(value: object) -> object:
 
 
 def _listed(value: object) -> object:
+    if not (value is None or isinstance(value, str | list)):
+        raise ValueError("must be a text, or a list of texts")
     return [value] if isinstance(value, str) else value or []
+
+
+def _parts(value: object) -> object:
+    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
+        raise ValueError('must be a text, or a list of {"type": "text", "text": ...}: nothing else is read')
+    return parts
 
 
 def _prompts(value: Any) -> list[str | tuple[int, ...]]:
@@ -264,7 +273,7 @@ class TextPart(_RequestFields):
 
 class ChatMessage(_RequestFields):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
     name: str | None = None
     refusal: None = Field(None, description=_NEUTRAL)
     audio: None = Field(None, description=_NEUTRAL)
@@ -274,7 +283,7 @@ class ChatMessage(_RequestFields):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(_Generation):
@@ -321,9 +330,29 @@ def request_of(kind: type[AnyRequest], body: object) -> AnyRequest:
 
 def _sentence(kind: type[BaseModel], error: ValidationError, body: Mapping[str, Any]) -> str:
     wrong = first_wrong(error)
-    field = str(wrong.place).split(".")[0]
+    place = _place_in(body, wrong.place)
     if wrong.kind == "extra_forbidden":
-        return f"{wrong.place} is not served; there are: {', '.join(kind.model_fields)}"
+        there_are = f"; there are: {', '.join(kind.model_fields)}" if wrong.place in body else ""
+        return f"{place} is not served{there_are}"
     if wrong.kind == "missing":
-        return f"{wrong.place} is missing"
-    return f"{field} = {shown(body.get(field))}: {wrong.reason}"
+        return f"{'.'.join(filter(None, (place, wrong.place.split('.')[-1])))} is missing"
+    reason = "must be empty or left out: it is not served" if "at most 0 items" in wrong.reason else wrong.reason
+    return f"{place} = {shown(wrong.value)}: {reason}"
+
+
+def _place_in(body: Any, place: str) -> str:
+    """The part of a place that the body has: pydantic also names the alternative that it tried.
+
+    >>> _place_in({"messages": [{"content": 5}]}, "messages.0.content.str")
+    'messages.0.content'
+    """
+    parts = []
+    for part in [place] if place in body else place.split("."):
+        if isinstance(body, list) and part.isdigit():
+            body = body[int(part)]
+        elif isinstance(body, Mapping) and part in body:
+            body = body[part]
+        else:
+            continue
+        parts.append(part)
+    return ".".join(parts)

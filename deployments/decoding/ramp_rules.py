@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ from isobatch.profiles.promise import RULES, FilePart, in_order
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
-BY_LENGTH = ("longrope", "su", "dynamic")
+BY_LENGTH = {"longrope", "su", "dynamic"}
 
 
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
@@ -92,6 +92,32 @@ class DecoderRules(FilePart):
         return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(set(cuts)))})
 
 
+class _DecoderConfig(BaseModel):
+    """What config.json says of whether a decoder can be served."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    model_type: str | None = None
+    num_hidden_layers: int | None = Field(None, ge=1)
+    num_layers: int | None = Field(None, ge=1)
+    num_decoder_layers: int | None = Field(None, ge=1)  # where an encoder has another number of them
+    quantization_config: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    layer_types: tuple[str, ...] | None = None
+    use_bidirectional_attention: bool | str | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_decoder_layers or self.num_layers or self.num_hidden_layers or 0
+
+    @property
+    def rope_types(self) -> set[str]:
+        ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope]
+        inner = [each for rope in ropes for each in rope.values() if isinstance(each, dict)]  # by the layer's type
+        return {str(each.get("rope_type", each.get("type"))) for each in (*ropes, *inner)}
+
+
 class GenerationDefaults(BaseModel):
     """generation_config.json: what holds for texts whose requests do not say it."""
 
@@ -104,6 +130,7 @@ class GenerationDefaults(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     max_new_tokens: int | None = Field(None, ge=1)
     repetition_penalty: float | None = Field(None, gt=0)
+    eos_token_id: int | tuple[int, ...] | None = None
 
     @property
     def drawn_at(self) -> float:
@@ -113,9 +140,9 @@ class GenerationDefaults(BaseModel):
         return 1.0 if self.temperature is None else self.temperature
 
 
-def generation_defaults(folder: Path) -> GenerationDefaults:
+def generation_defaults(folder: Path) -> GenerationDefaults | None:
     path = folder / "generation_config.json"
-    return read_model(path, GenerationDefaults) if path.exists() else GenerationDefaults()
+    return read_model(path, GenerationDefaults) if path.exists() else None
 
 
 def read_decoder_rules(path: Path) -> DecoderRules:
@@ -124,7 +151,8 @@ def read_decoder_rules(path: Path) -> DecoderRules:
 
 def is_decoder(folder: Path) -> bool:
     """Whether a directory holds a network that writes texts token by token."""
-    return any(str(name).endswith(DECODER_CLASSES) for name in checkpoint_json(folder).get("architectures") or ())
+    names = checkpoint_json(folder).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(DECODER_CLASSES) for name in names)
 
 
 def check_if_decoder(folder: Path) -> None:
@@ -136,26 +164,22 @@ def check_if_decoder(folder: Path) -> None:
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
     """Raise UserError about a model that cannot be served, or not with these cuts, or not with projection, before
     anything starts."""
-    config = checkpoint_json(folder)
-    if (kind := config.get("model_type")) not in FAMILIES:
-        raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
-    if quantized := config.get("quantization_config"):
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+    config = read_model(folder / "config.json", _DecoderConfig)
+    if config.model_type not in FAMILIES:
+        raise UserError(f"{folder}: model_type is {config.model_type}: of decoders, {', '.join(FAMILIES)} are served")
+    if config.quantization_config:
+        method = config.quantization_config.get("quant_method", "unknown")
         raise UserError(f"{folder}: its weights are quantized ({method}): decoders are served in float32, float16 or "
                         "bfloat16")  # fmt: skip
-    ropes = [config.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
-    inner = [each for rope in ropes for each in rope.values() if isinstance(each, dict)]  # by the layer's type
-    for each in (*ropes, *inner):
-        if (scaled := each.get("rope_type", each.get("type"))) in BY_LENGTH:
-            raise UserError(
-                f"{folder}: rope_type is {scaled}, which depends on a text's length: it is not served in batches"
-            )
-    if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_ATTENTION):
+    if scaled := sorted(config.rope_types & BY_LENGTH):
+        raise UserError(
+            f"{folder}: rope_type is {scaled[0]}, which depends on a text's length: it is not served in batches"
+        )
+    if unknown := sorted(set(config.layer_types or ()) - KNOWN_ATTENTION):
         raise UserError(f"{folder}: its attention is {unknown[0]}: {' and '.join(sorted(KNOWN_ATTENTION))} are served")
-    if config.get("use_bidirectional_attention"):
+    if config.use_bidirectional_attention:
         raise UserError(f"{folder}: use_bidirectional_attention is true: such networks are not served")
-    depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
-    rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
+    rules = rules_of(folder, config.num_blocks)
     generation_defaults(folder)
     if cuts:
         rules.at(cuts)

@@ -1,33 +1,43 @@
-"""The replica of a decoder in Serve: the network, its KV memory, and the decoding loop, in one process."""
+"""The replica of a decoder in Serve: the network, its KV memory, and the decoding loop, in one process.
+
+All replicas follow the plan in Ray's store, to which `PlanSwitch` writes.
+"""
 
 import asyncio
 import gc
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
+from isobatch.deployments import ray_facts
 from isobatch.deployments.cores import as_computing
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
 from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
-from isobatch.deployments.decoding.plan_switch import switched_plan
-from isobatch.deployments.decoding.ramp_rules import rules_of
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import compute_with, warn_of_ramp_dtype
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
 from isobatch.deployments.serve_process import ReplicaProcess
 from isobatch.deployments.tracing import Tracing, part_of
 from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_plans import shares_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import PROJECT, load_text_profile
 
 log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
 DECODER = "decoder"  # the name of the deployment, and the `group` of its metrics
+FOLLOW_WITHIN_S = 5.0  # the time for which a switch to another plan waits for all replicas
+LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas
 EXPORT_EVERY_S = 1.0  # Ray exports a gauge only if it was set since the last export
 
 
@@ -47,6 +57,96 @@ class ReplicaState:
     version: int = 0  # of the plan that runs
     asked: int = 0  # positions that texts needed before their first token
     shared: int = 0  # how many of these positions were in pages of other texts already
+
+
+def switched_plan(origin: str) -> StoredPlan | None:
+    """The plan that this application was switched to, if its configurations, by their hash, are still the same."""
+    stored = ray_facts.stored_plan(ray_facts.application_name())
+    return stored if stored and stored.origin == origin else None
+
+
+class PlanSwitch:
+    """The plan of a decoder, which a controller may replace.
+
+    It is written to Ray's store, where every replica reads it: so the front need not know which replicas are alive, and
+    one that starts later reads the same plan. Only the cuts, the residents, the share that the deep part waits for, and
+    the rows of prompts are switched: memory, precision and the number of replicas are those of the start.
+
+    `first` is the plan of the user's file, if there is one, and `config` the configuration of its first pipeline.
+    `origin`: the hash of all configurations. `versions` returns the version of the plan on each replica that answers.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        first: Plan | None,
+        origin: str,
+        rules: DecoderRules,
+        num_blocks: int,
+        versions: Callable[[], Awaitable[Sequence[int]]],
+    ) -> None:
+        self.config, self._origin = config, origin
+        self._rules, self._num_blocks, self._versions = rules, num_blocks, versions
+        self._application = ray_facts.application_name()
+        self._memory = switched_plan(origin)
+        self._plan = Plan.from_json(self._memory.plan) if self._memory else first
+        self._moving = asyncio.Lock()
+
+    @property
+    def ramps(self) -> list[int]:
+        """The blocks after which tokens may be known early, on at least one replica."""
+        if self._plan:
+            return sorted({ramp for each in self._plan.pipelines for ramp in each.ramps})
+        splits, _ = splits_and_limits(self.config, self._rules, self._num_blocks)
+        return [end - 1 for end in splits.ends[:-1]]
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of all texts for each kind of device, if a plan says it."""
+        if self._plan is None:
+            return {}
+        kinds = (each.placements[0].kind for each in self._plan.pipelines)
+        return dict(zip(kinds, shares_of(self._plan), strict=True))
+
+    def plan(self) -> Plan:
+        """The plan that runs; without a plan in a file, one that the configuration is equivalent to."""
+        if self._plan:
+            return self._plan
+        tables = load_text_profile(self.config.profile_path).tables
+        measured = next((table for table in tables if not table.estimated), tables[0])
+        return self.config.as_plan(*splits_and_limits(self.config, self._rules, self._num_blocks), measured.kind)
+
+    async def apply(self, plan: Plan) -> Moved | Undone:
+        """Switch to a plan. Returns when all replicas run it, or after `FOLLOW_WITHIN_S`; late ones still follow."""
+        async with self._moving:
+            begun_s = monotonic()
+            if reason := self._refusal(plan):
+                return Undone(reason)
+            version = self._memory.version + 1 if self._memory else 1
+            self._memory = StoredPlan("", self._origin, version, plan.to_json())
+            self._plan = plan
+            await asyncio.to_thread(self._memory.store, self._application)
+            while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
+                await asyncio.sleep(LOOK_EVERY_S)
+            return Moved(monotonic() - begun_s)
+
+    def end(self) -> None:
+        """Forget the plan if the application is deleted."""
+        with suppress(Exception):
+            if ray_facts.is_gone(self._application, FRONT):
+                ray_facts.forget(self._application)
+
+    def _refusal(self, plan: Plan) -> str | None:
+        try:
+            for each in plan.pipelines:
+                config = self.config.switched_to(each)
+                if config.exits == PROJECT:
+                    self._rules.check_projectable(config.cuts)
+                splits_and_limits(config, self._rules, self._num_blocks)
+            devices, needed = self.plan().devices(), plan.devices()
+        except UserError as error:
+            return str(error)
+        return None if devices == needed else f"a running decoder has {devices}, and this plan is for {needed}"
 
 
 class DecoderReplica(ReplicaProcess):

@@ -206,8 +206,10 @@ def read_config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: its config.json cannot be read: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # the library raises whatever a wrong value leads to, such as errors of types
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = " ".join(line.strip() for line in lines[: 1 if isinstance(error, OSError | ValueError) else 2])
+        raise UserError(f"{folder}: its config.json cannot be read: {reason}") from error
 
 
 def usual_dtype(folder: Path, device: torch.device) -> RampDtype:

@@ -71,22 +71,28 @@ class PackedLinear(nn.Linear):
     _product: Product | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self._product is None:
-            with self._packing, torch.inference_mode(False):  # threads that compute at the same time share the weights
-                self._product = self._product or self._pack()
-        return self._product(rows)
+        return (self._product or self.pack())(rows)
 
-    def _pack(self) -> Product:
-        product = Product([self])
-        self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)  # its size, without its numbers
-        return product
+    def pack(self) -> Product:
+        with self._packing, torch.inference_mode(False):  # threads that compute at the same time share the weights
+            if self._product is None:
+                self._product = Product([self])
+                self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)  # its size, without its numbers
+        return self._product
 
 
-def pack_when_used(network: nn.Module) -> None:
-    """Let each linear layer whose weight can be packed do so when it first runs."""
-    for layer in network.modules():
-        if type(layer) is nn.Linear and can_pack(layer.weight):
-            layer.__class__ = PackedLinear
+def pack_when_used(network: nn.Module) -> list[PackedLinear]:
+    """Let each linear layer pack its weight when it first runs, and return these layers. A weight that an embedding
+    shares stays as it is: it would be kept twice."""
+    embedded = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
+    layers: list[Any] = [
+        layer
+        for layer in network.modules()
+        if type(layer) is nn.Linear and layer.weight not in embedded and can_pack(layer.weight)
+    ]
+    for layer in layers:
+        layer.__class__ = PackedLinear
+    return layers
 
 
 def product_of(owner: nn.Module, *names: str) -> Product:
@@ -97,12 +103,3 @@ def product_of(owner: nn.Module, *names: str) -> Product:
         setattr(owner, name, ProductPart(product, start, start + layer.out_features))
         start += layer.out_features
     return product
-
-
-def pack_all(model: Any) -> None:
-    """Make a product of each other linear layer, unless other modules need its weights."""
-    embedded = model.get_input_embeddings().weight
-    for module in list(model.modules()):
-        for name, layer in list(module.named_children()):
-            if type(layer) is nn.Linear and layer.weight is not embedded and can_pack(layer.weight):
-                product_of(module, name)

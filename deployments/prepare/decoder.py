@@ -4,8 +4,7 @@ The full network continues prompts. One pass over its texts gives the output of 
 by `recompute`, a ramp gets exactly these outputs, as long as all tokens are those of the full network.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -66,19 +64,6 @@ MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 
 
 @dataclass(frozen=True)
-class DecoderOptions:
-    """Options of preparing a decoder.
-
-    `allowed_loss`: the share of tokens that may differ from the full network's. `max_tokens`: tokens written for each
-    prompt. `calibrate`: the share of prompts that thresholds come from; figures come from the other prompts.
-    """
-
-    allowed_loss: float = 0.005
-    max_tokens: int = 64
-    calibrate: float = 0.5
-
-
-@dataclass(frozen=True)
 class EarlyHeadOutputs:
     """The outputs of the head after every block but the last: blocks x tokens."""
 
@@ -96,18 +81,28 @@ class DecoderReport:
 
 
 def ramps_for(
-    model: Any, prompts: Sequence[Sequence[int]], stop: frozenset[int], options: DecoderOptions
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    stop: frozenset[int],
+    allowed_loss: float,
+    max_tokens: int,
+    calibrate: float = 0.5,
 ) -> DecoderReport:
-    """The rules of the ramp with the largest gain, at no more than the allowed loss."""
+    """The rules of the ramp with the largest gain, at no more than the allowed loss: the share of tokens that may
+    differ from the full network's.
+
+    `max_tokens`: those written after each prompt. `calibrate`: the share of prompts that thresholds come from; figures
+    come from the others.
+    """
     if len(prompts) < MIN_PROMPTS:
         raise UserError(f"{len(prompts)} prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
-    requests = [shape.request(prompt, options.max_tokens, stop) for prompt in prompts]
+    requests = [shape.request(prompt, max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), requests)
-    cut = round(options.calibrate * len(requests))
+    cut = round(calibrate * len(requests))
     calibration = early_head_outputs(model, requests[:cut], full[:cut])
     thresholds = [
-        threshold(calibration.sure[block], calibration.agrees[block], options.allowed_loss)
+        threshold(calibration.sure[block], calibration.agrees[block], allowed_loss)
         for block in range(len(calibration.sure))
     ]
     survival = [float((calibration.sure[block] < value).mean()) for block, value in enumerate(thresholds)]
@@ -117,7 +112,8 @@ def ramps_for(
     test = early_head_outputs(model, requests[cut:], full[cut:])
     ramp = _measured(best_block, thresholds[best_block], test)
     others = [_measured(block, value, test) for block, value in enumerate(thresholds) if block != best_block]
-    lengths = TextLengths(prompts=_text_lengths(prompts), outputs=_text_lengths(full))
+    prompt_lengths, outputs = (tuple(map(len, each[:MAX_LENGTHS])) for each in (prompts, full))
+    lengths = TextLengths(prompts=prompt_lengths, outputs=outputs)
     rules = DecoderRules(
         ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(rhythms[best_block].share, 3)
     )
@@ -173,11 +169,6 @@ def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
     return float(sure[order[ends[-1]]]) if ends else 1.01
 
 
-def _text_lengths(texts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The lengths of the first texts."""
-    return tuple(len(text) for text in texts[:MAX_LENGTHS])
-
-
 def _measured(block: int, value: float, outputs: EarlyHeadOutputs) -> DecoderRamp:
     """A ramp with this threshold and its measured figures."""
     leaves = outputs.sure[block] >= value
@@ -210,27 +201,9 @@ def early_head_outputs(
     sure, agrees = [], []
     anatomy = anatomy_of(model)
     for text, tokens in zip(requests, written, strict=True):
-        with states_after(anatomy.blocks[:-1]) as outputs:
-            anatomy.whole(text, [*text.prompt, *tokens[:-1]])
-        states = [each[0] for each in outputs]
+        states = [each[0] for each in anatomy.states(text, [*text.prompt, *tokens[:-1]])]
         head_logits = [at_least_float32(anatomy.head(state[len(text.prompt) - 1 :])) for state in states]
         full = torch.tensor(tokens, device=states[0].device)
         sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in head_logits]))
         agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in head_logits]))
     return EarlyHeadOutputs(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
-
-
-@contextmanager
-def states_after(blocks: Iterable[nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """The outputs of these blocks, texts x positions x width, while the model runs in this context."""
-    outputs: list[torch.Tensor] = []
-
-    def collect(_: object, __: object, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    hooks = [block.register_forward_hook(collect) for block in blocks]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -8,10 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isobatch.cluster.profiling.launch_estimates import estimated_table
+from isobatch.cluster.profiling.launch_prices import estimated_table
 from isobatch.cluster.simulator.text_choice import choose_plan, saturated, trial_at
-from isobatch.optimizer.text_paces import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
-from isobatch.optimizer.text_plans import plan_of, tokens_per_s
+from isobatch.optimizer.text_plans import (
+    RHYTHMS,
+    DecodingFacts,
+    DecodingGoal,
+    DecodingWay,
+    expected_pace,
+    plan_of,
+    tokens_per_s,
+)
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 

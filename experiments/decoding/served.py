@@ -113,12 +113,12 @@ class ServedWay:
 
     async def closed(self, clients: int, seconds: float) -> float:
         """Tokens per second of clients that each wait for their text."""
-        load = PromptLoad(self.base, self.texts, TOKENS, {})
-        return _per_s(await load.by_clients(clients, seconds))
+        load = PromptLoad(self.base, self.texts, TOKENS)
+        return _per_s(load.texts(await load.by_clients(clients, seconds)))
 
     async def open(self, texts_per_s: float, seconds: float, seed: int) -> list[WrittenText]:
-        load = PromptLoad(self.base, self.texts, TOKENS, {})
-        return await load.at(arrivals("poisson", texts_per_s, seconds, seed))
+        load = PromptLoad(self.base, self.texts, TOKENS)
+        return load.texts(await load.at(arrivals("poisson", texts_per_s, seconds, seed)))
 
 
 def _per_s(texts: Sequence[WrittenText]) -> float:

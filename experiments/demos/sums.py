@@ -21,7 +21,7 @@ from torch.nn import functional
 from isobatch.deployments.decoding.engine_setup import load_decoder, stop_tokens
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import CHARACTERS, END, UNKNOWN, answer_to, prompt_of, sums
-from isobatch.deployments.prepare.decoder import DecoderOptions, ramps_for
+from isobatch.deployments.prepare.decoder import ramps_for
 from isobatch.deployments.progress import show
 from isobatch.profiles.promise import RULES
 
@@ -158,9 +158,7 @@ def add_ramps(folder: Path) -> None:
     """Make ramps from half of the held-out sums; the other half is left for tests and experiments."""
     model, words = load_decoder(folder), tokenizer()
     prompts = [words(prompt_of(*pair))["input_ids"] for pair in sums(held_out=True)[PROMPTS:]]
-    report = ramps_for(
-        model, prompts, stop_tokens(folder), DecoderOptions(ALLOWED_LOSS, max_tokens=24, calibrate=CALIBRATE)
-    )
+    report = ramps_for(model, prompts, stop_tokens(folder), ALLOWED_LOSS, max_tokens=24, calibrate=CALIBRATE)
     rules = report.rules.model_copy(update={"notes": {"data": "sums in words"}})
     (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
 

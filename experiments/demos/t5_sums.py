@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from experiments.demos.sums import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
 from isobatch.deployments.demo.sums import END, answer_to, prompt_of, sums
-from isobatch.deployments.prepare.decoder import states_after
 
 RECIPE = SumsRecipe(num_blocks=6, steps=1500)
 ENCODER_BLOCKS = 2
@@ -39,9 +38,10 @@ def _losses(model: Any, sources: Tensor, answers: Tensor) -> Tensor:
     """The cross-entropy of the head after each block of the decoder."""
     end = model.config.decoder_start_token_id
     begun = torch.cat([torch.full_like(answers[:, :1], end), answers[:, :-1].clamp(min=end)], dim=1)
-    with states_after(model.decoder.block) as states:
-        model(input_ids=sources, attention_mask=(sources != end).long(), decoder_input_ids=begun, use_cache=False)
-    logits = [model.lm_head(model.decoder.final_layer_norm(each) * model.config.d_model**-0.5) for each in states]
+    texts = {"input_ids": sources, "attention_mask": (sources != end).long(), "decoder_input_ids": begun}
+    states = model(**texts, use_cache=False, output_hidden_states=True).decoder_hidden_states
+    read = [*(model.decoder.final_layer_norm(state) for state in states[1:-1]), states[-1]]  # the last is normed
+    logits = [model.lm_head(each * model.config.d_model**-0.5) for each in read]
     return torch.stack([functional.cross_entropy(each.flatten(0, 1), answers.flatten()) for each in logits])
 
 

@@ -53,11 +53,10 @@ class World:
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
         self.front.grammars = self.grammars
 
-    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         self.asked += 1
         if self.full:
-            yield ReplicaFull(2.5)
-            return
+            raise ReplicaFull(2.5)
         held = NewTokens(0, (), ())
         async for group in self.loop.write(request):
             held = NewTokens(

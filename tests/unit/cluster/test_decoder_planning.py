@@ -14,8 +14,8 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.commands.profile_texts import workload_of
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import usual_dtype
-from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.decoding.engine_setup import decoder_shape, usual_dtype
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, is_decoder
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.folders import weights_of
 from isobatch.optimizer.plan import read_plan
@@ -97,11 +97,12 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
         (("plan", DEMO, "--goal", "cost"), "the goal cost needs --rate"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", DEMO, "--goal", "goodput-per-dollar"), "--goal goodput-per-dollar is for classifiers"),
-        (("plan", "nowhere"), "nowhere is not the directory of a decoder"),
+        (("plan", "nowhere"), "nowhere: no such directory; give that of a decoder"),
         (("plan", DEMO, "--profile", "nowhere.json"), "cannot read nowhere.json"),
         (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),
         (("plan",), "--profile and --devices are needed"),
         (("profile", DEMO, "--largest", "3"), "--largest is for classifiers"),
+        (("profile", DEMO, "--dtype", "int8"), "dtype 'int8' is not known; use one of float32, float16, bfloat16"),
         (("simulate", "--config", DEMO, "--rate", "1"), "there is no plan"),
         (("simulate", "--config", DEMO, "--rate", "1", "--mix", "0:0.5"), "--mix is for classifiers"),
     ],
@@ -178,6 +179,8 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
             "its attention is chunked_attention: full_attention",
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true: such networks are not served"),
+        ({"rope_scaling": "longrope"}, "config.json: rope_scaling: Input should be an object"),
+        ({"num_hidden_layers": "many"}, "config.json: num_hidden_layers: Input should be a valid integer"),
     ],
 )
 @pytest.mark.parametrize("command", ["prepare", "profile", "plan", "serve"])
@@ -187,6 +190,31 @@ def test_configs_are_refused(tmp_path: Path, call: Called, config: dict[str, Any
     (tmp_path / "prompts.csv").write_text("text\none\n")
     options = {"prepare": ["--data", tmp_path / "prompts.csv", "--out", tmp_path / "out"]}.get(command, [])
     assert re.search(sentence, call(command, tmp_path, *options))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            {"hidden_size": None},
+            "Validation error for field 'hidden_size': TypeError: Field 'hidden_size' expected int",
+        ),
+        ({"hidden_size": 30}, "The hidden size .30. is not a multiple of the number of attention heads"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
+    ],
+)
+def test_a_config_that_the_library_refuses_is_one_sentence(
+    tmp_path: Path, wrong: dict[str, Any], sentence: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4} | wrong))
+    with pytest.raises(UserError, match=f"its config.json cannot be read: .*{sentence}") as refused:
+        decoder_shape(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_architecture_that_is_no_list_names_no_decoder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": 3}')
+    assert not is_decoder(tmp_path)
 
 
 @pytest.mark.parametrize(

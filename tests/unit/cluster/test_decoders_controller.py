@@ -14,8 +14,7 @@ from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.front.observed import Observed, since
 from isobatch.optimizer.plan import Plan
-from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
-from isobatch.optimizer.text_plans import plan_of, terms_of
+from isobatch.optimizer.text_plans import DecodingFacts, DecodingGoal, DecodingWay, plan_of, terms_of
 from isobatch.profiles.text_profile import LaunchSize
 from isobatch.profiles.windows import History
 from tests.helpers.paper_application import CPU, PaperApplication, paper_decoder, watched

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from isobatch.cluster.profiling.launch_estimates import estimated_table
-from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, fitted, measured
+from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, estimated_table, fitted, measured
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5
@@ -62,4 +61,4 @@ def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
 
 def test_weights_that_are_shared_count_once() -> None:
     apart, tied = (anatomy_of(decoder(seed=7, tied=tied)) for tied in (False, True))
-    assert apart.sizes.network_bytes - tied.sizes.network_bytes == tied.weights.nbytes
+    assert apart.network_bytes - tied.network_bytes == tied.weights.nbytes

@@ -108,16 +108,15 @@ class LostReplica:
         self.asked: list[TextRequest] = []
         world.front.write_tokens = self.ask
 
-    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         self.asked.append(request)
         if len(self.asked) == 1:
             yield NewTokens(1, (5,), (3,))
             raise ConnectionError
         if len(self.asked) < 2 + self._times:
             self._world.now_s += self._full_for_s
-            yield ReplicaFull(0.01)
-        else:
-            yield NewTokens(1, (6, 7), (3, 3), Finish.LENGTH)
+            raise ReplicaFull(0.01)
+        yield NewTokens(1, (6, 7), (3, 3), Finish.LENGTH)
 
     async def text(self) -> str:
         request = self._world.front.request((1, 2), TextTerms(3))
@@ -144,15 +143,15 @@ def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool
 def test_nobody_goes_on_with_the_other_texts_of_a_request_where_one_is_refused(world: World) -> None:
     cancelled = []
 
-    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         if request.max_tokens == 1:
-            yield ReplicaFull(1.0)
-            return
+            raise ReplicaFull(1.0)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.append(request.max_tokens)
             raise
+        yield NewTokens(1, (5,), (3,))
 
     async def answer() -> None:
         requests = [world.front.request((1, 2), TextTerms(most)) for most in (3, 1, 2)]

@@ -26,7 +26,7 @@ from tests.helpers.tiny_decoders import plain_logprobs, plainly
         ({"prompt": "1+1=", "min_p": 1.5}, 400, "min_p = 1.5: Input should be less than or equal to 1"),
         ({"prompt": "1+1=", "presence_penalty": 3}, 400, "presence_penalty = 3: Input should be less than or equal to"),
         ({"prompt": "1+1=", "logit_bias": {"23": 1}}, 400, "logit_bias has token 23: the model knows 23 tokens"),
-        ({"prompt": "1+1=", "logit_bias": {"x": 1}}, 400, "logit_bias = an object: Input should be a valid integer"),
+        ({"prompt": "1+1=", "logit_bias": {"x": 1}}, 400, "logit_bias.x = 'x': Input should be a valid integer"),
         ({"prompt": "1+1=", "logit_bias": {"1": 101}}, 400, "Input should be less than or equal to 100"),
         ({"prompt": "1+1=", "logprobs": 21}, 400, "logprobs = 21: Input should be less than or equal to 20"),
         ({"prompt": "1+1=", "logprobs": 1, "echo": True}, 400, "logprobs = 1: with echo, they would be missing for"),
@@ -51,6 +51,9 @@ from tests.helpers.tiny_decoders import plain_logprobs, plainly
         ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = ['a', 'a', 'a', 'a', 'a']: List should have at most 4 items"),
         ({"prompt": "1", "stop": ["a" * 257]}, 400, "at most 256 characters"),
         ({"prompt": "1", "stop": ""}, 400, "stop = "),
+        ({"prompt": "1", "stop": 3}, 400, "stop = 3: must be a text, or a list of texts"),
+        ({"prompt": "1", "stream_options": {"x": 1}}, 400, "stream_options.x is not served"),
+        ({"prompt": "1", "response_format": {"type": "json_schema"}}, 400, "response_format.json_schema is missing"),
         ({"prompt": "1", "model": "other"}, 404, "model = 'other': this server has tiny"),
         (b" " * 501, 413, "501 bytes: 500 are allowed"),
     ],
@@ -60,6 +63,22 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
     reply = world.client().post("/v1/completions", content=content)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
     assert world.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content = 5: must be a text, or a list of"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "nothing else is read"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text is missing"),
+        ({"messages": [{"role": "bard", "content": "1"}]}, "messages.0.role = 'bard': Input should be 'system'"),
+        ({"tools": [{"type": "function"}]}, "must be empty or left out: it is not served"),
+    ],
+)
+def test_what_is_wrong_in_a_chat_is_named_where_it_stands(world: World, fields: dict[str, Any], sentence: str) -> None:
+    body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
+    reply = world.client().post("/v1/chat/completions", json=body)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
 def test_null_is_what_nobody_has_set(world: World) -> None:

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding import front, plan_switch
+from isobatch.deployments.decoding import front
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
-from isobatch.deployments.decoding.plan_switch import PlanSwitch
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
+from isobatch.deployments.decoding.replica import PlanSwitch
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.deployer.steps import Moved, Undone
@@ -41,7 +41,7 @@ BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off"
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
     monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
-    monkeypatch.setattr(plan_switch, "stored_plan", lambda application: None)
+    monkeypatch.setattr(ray_facts, "stored_plan", lambda application: None)
     monkeypatch.setattr(StoredPlan, "store", lambda memory, application: None)
     config = DecoderConfig(model="").by_kind(BOTH)["cpu"]
 
@@ -118,9 +118,14 @@ class Replicas:
         return None
 
 
-def told(pieces: AsyncGenerator[NewTokens | ReplicaFull, None]) -> list[NewTokens | ReplicaFull]:
-    async def all_of_them() -> list[NewTokens | ReplicaFull]:
-        return [each async for each in pieces]
+def told(pieces: AsyncGenerator[NewTokens, None]) -> list[NewTokens] | ReplicaFull:
+    """What is written, or the refusal."""
+
+    async def all_of_them() -> list[NewTokens] | ReplicaFull:
+        try:
+            return [each async for each in pieces]
+        except ReplicaFull as full:
+            return full
 
     return asyncio.run(all_of_them())
 
@@ -130,10 +135,10 @@ def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatc
     group, now_s = ReplicaGroup("cpu", replicas, INBOX), 1.0
     monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s))
     for _ in range(3):
-        assert told(group.write(WANTED, "")) == [ReplicaFull(2.0)]
+        assert told(group.write(WANTED, "")) == ReplicaFull(2.0)
     assert (replicas.asked, group.writing) == (1, 0)
     now_s += FULL_FOR_S
-    assert told(group.write(WANTED, "")) == [ReplicaFull(2.0)]
+    assert told(group.write(WANTED, "")) == ReplicaFull(2.0)
     assert replicas.asked == 2
 
 
@@ -141,12 +146,13 @@ def test_where_one_kind_has_no_place_another_writes() -> None:
     words = NewTokens(0, (5,), (0,)), NewTokens(0, (6,), (0,), Finish.STOP)
     full, writing, unasked = Replicas(ReplicaFull(2.0)), Replicas(*words), Replicas(*words)
     groups = [ReplicaGroup("", each, INBOX) for each in (full, writing, unasked)]
-    (written,) = told(written_by_any(groups, WANTED, ""))
-    assert isinstance(written, NewTokens)
+    answer = told(written_by_any(groups, WANTED, ""))
+    assert isinstance(answer, list)
+    (written,) = answer
     assert (written.tokens, written.finish) == ((5, 6), Finish.STOP)
     assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
 
 
 def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
     groups = [ReplicaGroup("", Replicas(ReplicaFull(wait_s)), INBOX) for wait_s in (3.0, 1.0, 2.0)]
-    assert told(written_by_any(groups, WANTED, "")) == [ReplicaFull(1.0)]
+    assert told(written_by_any(groups, WANTED, "")) == ReplicaFull(1.0)

@@ -49,12 +49,11 @@ class Scene:
         api = create_decoder_api(front)
         self.client = TestClient(api, raise_server_exceptions=False)
 
-    async def ask(self, _: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def ask(self, _: TextRequest) -> AsyncGenerator[NewTokens, None]:
         span = current()
         self.traces.append(span.traceparent if span else "")
         if self.full:
-            yield ReplicaFull(1.0)
-            return
+            raise ReplicaFull(1.0)
         for place, (wait_s, tokens) in enumerate(_SCENE):
             self.now_s += wait_s
             last = place + 1 == len(_SCENE)

@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
 
-from isobatch.cluster.load.prompts import PromptLoad, WrittenText, _request, summed
+from isobatch.cluster.load.prompts import PromptLoad, WrittenText, summed
 
 TOKENS, GAP_S = 4, 0.05
 
@@ -35,12 +35,14 @@ async def server(status: str = "200 OK") -> AsyncIterator[str]:
 
 async def open_loop(status: str) -> list[WrittenText]:
     async with server(status) as url:
-        return await PromptLoad(url, ["1+1="], 8, {}).at(np.array([0.0, 0.01, 0.02]))
+        load = PromptLoad(url, ["1+1="], 8)
+        return load.texts(await load.at(np.array([0.0, 0.01, 0.02])))
 
 
 async def closed_loop() -> list[WrittenText]:
     async with server() as url:
-        return await PromptLoad(url, ["1+1="], 8, {}).by_clients(2, 3 * GAP_S)
+        load = PromptLoad(url, ["1+1="], 8)
+        return load.texts(await load.by_clients(2, 3 * GAP_S))
 
 
 def test_tokens_are_counted_and_timed() -> None:
@@ -66,8 +68,21 @@ def test_refusals_are_counted_and_are_no_answers() -> None:
     assert found.failed
 
 
-@pytest.mark.parametrize(("told", "asked"), [(None, None), (5, 5)])
-def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(told: int | None, asked: int | None) -> None:
-    head, _, body = _request("127.0.0.1:8000", "1+1=", told, {}).partition(b"\r\n\r\n")
+@pytest.mark.parametrize("max_tokens", [None, 5])
+def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(max_tokens: int | None) -> None:
+    sent = list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):  # of the connections that no request needs
+            sent.append(await reader.readuntil(b"}"))
+        writer.close()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1") as made:
+            url = f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"
+            await PromptLoad(url, ["1+1="], max_tokens).at(np.array([0.0]))
+
+    asyncio.run(ask())
+    head, _, body = sent[0].partition(b"\r\n\r\n")
     assert b"POST /v1/completions" in head
-    assert json.loads(body) == {"prompt": "1+1=", "max_tokens": asked, "stream": True}
+    assert json.loads(body) == {"prompt": "1+1=", "max_tokens": max_tokens, "stream": True}

@@ -8,7 +8,7 @@ from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.prepare.decoder import rhythm
 from isobatch.optimizer.plan import Plan
-from isobatch.optimizer.text_paces import (
+from isobatch.optimizer.text_plans import (
     NEARLY_BEST,
     RHYTHMS,
     DecodingFacts,
@@ -18,9 +18,9 @@ from isobatch.optimizer.text_paces import (
     expected_paces,
     misfit,
     most_promising,
+    plan_of,
     ways,
 )
-from isobatch.optimizer.text_plans import plan_of
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import LaunchSize

@@ -23,7 +23,7 @@ from isobatch.deployments.decoding.engine_setup import decoder_shape, engine_of,
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
-from isobatch.deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, rhythm, texts, threshold
+from isobatch.deployments.prepare.decoder import early_head_outputs, ramps_for, rhythm, texts, threshold
 from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, plainly, t5
 
@@ -68,7 +68,7 @@ def test_readings_are_what_plain_decoding_sees(kind: Callable[[], Any]) -> None:
 def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     model = decoder()
     prompts = [(number % 23, number % 7, number % 11) for number in range(40)]
-    report = ramps_for(model, prompts, frozenset(), DecoderOptions(allowed_loss=0.05, max_tokens=6))
+    report = ramps_for(model, prompts, frozenset(), allowed_loss=0.05, max_tokens=6)
     (ramp,) = report.rules.ramps
     requests = [TextRequest(prompt, 6) for prompt in prompts[:20]]
     outputs = early_head_outputs(model, requests, texts(model, report.rules.__class__(), requests))
@@ -89,7 +89,7 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     with pytest.raises(UserError, match="does not have its loss: isobatch prepare measures it"):
         DecoderRules().check_projectable(None)
     with pytest.raises(UserError, match="3 prompts: at least 20"):
-        ramps_for(model, prompts[:3], frozenset(), DecoderOptions())
+        ramps_for(model, prompts[:3], frozenset(), 0.005, 6)
 
 
 def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:

@@ -8,8 +8,15 @@ import pytest
 from isobatch.cluster.simulator.text_choice import choose_plan, saturated, trial_at
 from isobatch.cluster.simulator.text_simulation import TextArrival, simulate_texts
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay, expected_pace
-from isobatch.optimizer.text_plans import plan_of, shares_of, tokens_per_s
+from isobatch.optimizer.text_plans import (
+    DecodingFacts,
+    DecodingGoal,
+    DecodingWay,
+    expected_pace,
+    plan_of,
+    shares_of,
+    tokens_per_s,
+)
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, LaunchSize
