@@ -13,6 +13,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from isobatch.cluster.client import outputs_from
+from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.checkpoint import usual_dtype
@@ -20,6 +21,7 @@ from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.points import are_near
 from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.scores import range_of_scores, true_scores
@@ -34,6 +36,7 @@ from isobatch.profiles.losses import (
     NDCG,
     STEADY,
     EntityF1,
+    Floats,
     Indices,
     Interval,
     Labels,
@@ -47,6 +50,7 @@ from isobatch.profiles.losses import (
     score_loss,
     scored,
 )
+from isobatch.profiles.model import Words
 from isobatch.profiles.promise import RULES, ExitPromise
 from isobatch.profiles.ranking import RankedLists
 
@@ -128,7 +132,7 @@ def evaluated_words(
     known = _compared(exits, num_blocks, _of_losses(of_texts(full_answers == early)))
     if truth is None or given is None:
         return known
-    numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if each.words])
+    numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if isinstance(each.words, Words)])
     right = of_words(truth, given, counts, numbers)
     entities = entity_f1(right, full_answers, early, counts, names)
     known = replace(known, classes=by_class(right, full_answers, early), entities=entities)
@@ -195,6 +199,21 @@ def evaluated_pixels(
     classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
     right = ((answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early))
     return _with_accuracy(replace(known, scores=scores, classes=classes), *right)
+
+
+def evaluated_points(
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Floats | None, num_blocks: int,
+    task: Keypoints, tolerance: float,
+) -> Evaluation:  # fmt: skip
+    """The same where points are found: shares of a picture's points that are near, of those that `truth` has (PCK)."""
+    in_full, early = (task.on_maps(np.array([each.label for each in answers])) for answers in (full, exits))
+    known = _compared(exits, num_blocks, _of_losses(are_near(in_full, early, tolerance).mean(axis=1)))
+    if truth is None:
+        return known
+    there = ~np.isnan(truth[..., 0])
+    some = there.any(axis=1)
+    near = (are_near(answers, truth, tolerance)[some].sum(axis=1) for answers in (in_full, early))
+    return _with_accuracy(known, *(each / there[some].sum(axis=1) for each in near))
 
 
 def _labels(answer: PredictedAnswer) -> Labels:

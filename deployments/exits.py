@@ -7,6 +7,7 @@ exception are requests for the best scores. Where each word or each label is ans
 each of them, and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
+- Of networks that give heat maps: `five_best`.
 - Of networks with one output: `near`, `near_number`. `near` also lets inputs of a request for the best scores leave
   when they can no longer be among them.
 - Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
@@ -180,6 +181,16 @@ def voting(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     votes = memory + torch.nn.functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(memory.dtype)
     shares = (votes + logits.softmax(dim=1)) / (votes.sum(dim=1, keepdim=True) + 1)
     return Decision(votes.amax(dim=1) >= threshold, shares.log(), votes)
+
+
+BEST = 5  # numbers of a heat map
+
+
+@takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0))
+def five_best(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when the mean of the five largest numbers of a heat map is at least this, as in PAME."""
+    best = logits.topk(min(BEST, logits.shape[1]), dim=1, sorted=False).values
+    return Decision(best.mean(dim=1) >= threshold, logits, memory)
 
 
 SCORE_STEP = 0.01  # how far a sure score may move, in place of the slope of the sigmoid, which is flat there

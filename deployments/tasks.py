@@ -1,8 +1,8 @@
-"""The tasks of networks: one label for each input, several labels for it, one for each word of a text or pixel, or a
-score.
+"""The tasks of networks: one label for each input, several labels for it, one for each word of a text, or a score.
 
 A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
-and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`).
+and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`). Tasks whose answers are maps
+stand in `map_tasks.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.class_maps import RUNS, MapStyle, class_map, labels_of_runs
 from isobatch.deployments.entities import entities_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, Metric
-from isobatch.profiles.model import Label, Probability, Words, probabilities_in
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, Metric
+from isobatch.profiles.model import Label, Probability, Sides, Words, probabilities_in
 
 # Hugging Face's names of problems.
 ONE_LABEL = "single_label_classification"
@@ -77,22 +76,24 @@ class TaskAnswer(Protocol):
     def score(self) -> Probability: ...
 
     @property
-    def words(self) -> Words | None: ...
+    def words(self) -> Words | Sides | None: ...
 
     @property
     def logits(self) -> NDArray[np.float32] | None: ...
 
 
 class Task:
-    """One label for each input. Another task is a subclass, and stands in `TASKS`."""
+    """One label for each input. Another task is a subclass, and stands in `TASKS` (map_tasks.py)."""
 
     name = "classification"
     heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task
     by_token = False  # whether heads and ramps answer every token, not the input as a whole
     by_label = False  # whether each label is answered by itself, yes or no
     by_score = False  # whether the network has one output, which is a score, and no labels to choose from
-    numbers = False  # whether that score is the output itself, not its sigmoid
-    by_pixel = False  # whether heads and ramps answer every pixel of a map
+    by_map = False  # whether the head gives maps of a picture, and ramps are bridges to such heads
+    numbers = False  # whether the outputs are scores themselves, not the logits of probabilities
+    map_width = 0  # of heat maps, where a label is the cell with the largest number, line by line
+    policy = "entropy"  # when an input leaves, if the user does not say
     # What promises may be about; the first one is the default.
     metrics: tuple[Metric, ...] = ("accuracy", "agreement", "worst-class", "macro-f1", "mcc")
     answered = "inputs"  # the plural noun for the things that get a label each
@@ -103,8 +104,8 @@ class Task:
 
     @property
     def several(self) -> bool:
-        """Whether an input has several answers: one for each word, for each label, or for each pixel."""
-        return self.by_token or self.by_label or self.by_pixel
+        """Whether an input has several answers: one for each word, label, pixel or point."""
+        return self.by_token or self.by_label or self.by_map
 
     def choices(self, num_labels: int) -> int:
         """The number of answers among which a policy sees one chosen."""
@@ -117,6 +118,10 @@ class Task:
     def parts(self, num_labels: int) -> int:
         """The number of answers to each input, where all inputs have as many."""
         return num_labels if self.by_label else 1
+
+    def score_sizes(self, num_labels: int) -> list[int]:
+        """The sizes of the tensor of `probabilities`, after the number of inputs."""
+        return [*self.tensors["score"][1], num_labels]
 
     def named(self, label: Label, names: Sequence[str]) -> Any:
         """The checkpoint's name for a label."""
@@ -188,13 +193,16 @@ class MultiLabelClassification(Task):
         }
     )
 
+    def score_sizes(self, num_labels: int) -> list[int]:
+        return [num_labels]
+
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
         """The names of the labels that an input has."""
-        return tuple(name for name, has in zip(names, _parts_of(label), strict=True) if has)
+        return tuple(name for name, has in zip(names, parts_of(label), strict=True) if has)
 
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         (probabilities,) = self.probabilities([answer])
-        own = [label for label, has in enumerate(_parts_of(answer.label)) if has]
+        own = [label for label, has in enumerate(parts_of(answer.label)) if has]
         own.sort(key=lambda label: -probabilities[label])
         output: Outputs = {"labels": [_scored(label, probabilities, names) for label in own]}
         if top:
@@ -239,7 +247,7 @@ class TokenClassification(Task):
     )
 
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[number] for number in _parts_of(label))
+        return tuple(names[number] for number in parts_of(label))
 
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         tokens = tokens_of(answer, names)
@@ -264,64 +272,6 @@ class TokenClassification(Task):
         for padded, row in zip(table, rows, strict=True):
             padded[: len(row)] = row
         return table
-
-
-class PixelClassification(Task):
-    """One label for each pixel of a picture, on a grid of the network's own (its height and width).
-
-    `style`: how maps are written. The rows of an answer's logits are pixels, line by line.
-    """
-
-    name = "semantic-segmentation"
-    heads = "ForSemanticSegmentation"
-    by_pixel = True
-    metrics = ("agreement", "accuracy", MEAN_IOU)
-    answered = "pixels"
-    loaders: Mapping[str, str] = MappingProxyType({"image": "AutoModelForSemanticSegmentation"})
-    tensors: Tensors = MappingProxyType({"label": ("INT64", [-1, -1]), "score": ("FP32", [-1, -1])})
-
-    def __init__(self, grid: tuple[int, int] = (1, 1), style: MapStyle = RUNS) -> None:
-        self.grid, self.style = grid, style
-
-    def parts(self, num_labels: int) -> int:
-        return self.grid[0] * self.grid[1]
-
-    def styled(self, style: MapStyle) -> "PixelClassification":
-        return PixelClassification(self.grid, style)
-
-    def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
-        """The names of the labels that occur."""
-        return tuple(names[each] for each in sorted(set(_parts_of(label))))
-
-    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
-        """The map, and the share of each label that occurs; `top`: the labels with the largest mean probability."""
-        labels = class_map(self._on_grid(logits_of(answer)), self.style.size)
-        counts = np.bincount(labels.ravel(), minlength=len(names)) / labels.size
-        occurring = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
-        height, width = labels.shape
-        output = {"height": height, "width": width, self.style.form: self.style.written(labels)}
-        output["labels"] = [{"label": each, "name": names[each], "share": float(counts[each])} for each in occurring]
-        output["score"] = float(np.mean(answer.score))
-        if top:
-            output["scores"] = best_labels(probabilities_in(logits_of(answer)).mean(axis=0), names, top)
-        return output
-
-    def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
-        """From runs at the network's own size. The score of each pixel is the mean of all."""
-        label = tuple(labels_of_runs(output["runs"]).tolist())
-        return label, self.named(label, names), (output["score"],) * len(label)
-
-    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
-        return {
-            "label": np.array([answer.label for answer in answers], np.int64).reshape(-1, *self.grid),
-            "score": np.array([answer.score for answer in answers], np.float32).reshape(-1, *self.grid),
-        }
-
-    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
-        return np.stack([self._on_grid(probabilities_in(logits_of(answer))) for answer in answers])
-
-    def _on_grid(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return rows.reshape(*self.grid, -1)
 
 
 def logits_of(answer: TaskAnswer) -> NDArray[np.float32]:
@@ -364,21 +314,21 @@ def _padded(tensors: Tensors, rows: Sequence[Sequence[Outputs]]) -> Outputs:
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     """Every word with its label."""
-    words, labels = _words_of(answer), _parts_of(answer.label)
+    words, labels = _words_of(answer), parts_of(answer.label)
     return [
         {"label": label, "name": names[label], "score": score, "word": words.text[at:end], "start": at, "end": end}
-        for label, score, at, end in zip(labels, _parts_of(answer.score), words.starts, words.ends, strict=True)
+        for label, score, at, end in zip(labels, parts_of(answer.score), words.starts, words.ends, strict=True)
     ]
 
 
-def _parts_of(value: Any) -> Any:
-    """The parts of an answer: one for each word, for each label, or for each pixel."""
-    assert isinstance(value, tuple), "This is a bug: every word, label or pixel has an answer."
+def parts_of(value: Any) -> Any:
+    """The parts of an answer: one for each word, label, pixel or point."""
+    assert isinstance(value, tuple), "This is a bug: every word, label, pixel or point has an answer."
     return value
 
 
 def _words_of(answer: TaskAnswer) -> Words:
-    assert answer.words, "This is a bug: the words of a text are known where it was encoded."
+    assert isinstance(answer.words, Words), "This is a bug: the words of a text are known where it was encoded."
     return answer.words
 
 
@@ -386,8 +336,6 @@ CLASSIFICATION = Task()
 LABELS = MultiLabelClassification()
 TOKENS = TokenClassification()
 SCORING, REGRESSION = Scoring(), Regression()
-PIXELS = PixelClassification()
-TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS, PIXELS, SCORING, REGRESSION)
 
 
 def relevant_label(names: Sequence[str], label: str | None) -> int | None:

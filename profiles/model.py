@@ -6,7 +6,7 @@ can run it without knowing the plan.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ class Words:
     numbers: tuple[int, ...]
 
 
+class Sides(NamedTuple):
+    """Of a picture."""
+
+    height: int
+    width: int
+
+
 @dataclass(frozen=True)
 class Batch:
     """Inputs before block `cursor`.
@@ -46,8 +53,8 @@ class Batch:
     lengths: NDArray[np.int64] | None = None
     # Positions of texts that were cut, as they are longer than the network reads; only set by `encode`.
     truncated: frozenset[int] = frozenset()
-    # The words of texts whose words are answered; only set by `encode`.
-    words: tuple[Words, ...] | None = None
+    # The words of texts whose words are answered, or the sides of pictures whose points are; only set by `encode`.
+    words: tuple[Words | Sides, ...] | None = None
     # Of a cascade: the same inputs in the form that the next level reads, before that level's first block.
     ahead: "Batch | None" = None
 
@@ -69,14 +76,16 @@ class Exits:
     """The inputs that left a batch, on the host: `rows` are their positions in the batch that was run.
 
     Where each word of a text is answered, `counts` are the words of each text, and `logits` has a row per word. Where
-    each label is answered by itself, the same holds of labels in place of words, and a row is of no and yes.
+    each label is answered by itself, the same holds of labels in place of words, and a row is of no and yes. Of points,
+    a row is a heat map, and the label of a point the cell with the largest number.
     """
 
     rows: NDArray[np.int64]
     blocks: NDArray[np.int64]
     logits: NDArray[np.float32]
     counts: NDArray[np.int64] | None = None
-    numbers: bool = False  # the network's one output is the answer itself, not the logit of a probability
+    numbers: bool = False  # the network's outputs are scores themselves, not the logits of probabilities
+    map_width: int = 0  # of heat maps
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -100,15 +109,22 @@ class Exits:
 
     @property
     def comparable(self) -> list[object]:
-        """What shows whether two answers to an input are the same: labels, or the scores of a network without any."""
+        """What shows whether two answers to an input are the same: labels, the scores of a network without any, or of
+        points the lines and columns of their cells."""
         if self.logits.shape[1] == 1 and self.counts is None:
             return [score for _, score in self.answers()]
+        if self.map_width:
+            lines, columns = np.divmod(self.labels, self.map_width)
+            cells, counts = (lines + 1j * columns).tolist(), np.arange(0) if self.counts is None else self.counts
+            return [tuple(cells[part]) for part in _parts(counts)]
         return [label for label, _ in self.answers()]
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """The probability of each row's label, or the number that a row is."""
-        scores: NDArray[np.float32] = self.logits[:, 0] if self.numbers else self.probabilities.max(axis=1, initial=0.0)
+        """The probability of each row's label, or the largest number of a row."""
+        if not len(self.logits):
+            return np.empty(0, np.float32)
+        scores: NDArray[np.float32] = (self.logits if self.numbers else self.probabilities).max(axis=1)
         return scores
 
     @property

@@ -104,7 +104,7 @@ def promise_in(folder: Path) -> ExitPromise | None:
 
 
 def tolerance_in(folder: Path) -> float:
-    """How far two scores may be apart that count as the same; 0 where the network in this directory gives labels."""
+    """How far two scores or points may be apart that count as the same; 0 where the network here gives labels."""
     return _rules_in(folder).tolerance or 0.0
 
 

@@ -21,6 +21,7 @@ from isobatch.cluster.commands.shared_options import (
     with_options,
 )
 from isobatch.cluster.load.request_bodies import predicts_at
+from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.prepare.data import Row
 from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
@@ -111,12 +112,14 @@ def _compared(
     task, truth, blocks = task_of(network), known.truth, network.num_blocks
     if task.by_label:
         return evaluating.evaluated_labels(full, exits, truth, blocks)
-    if task.by_pixel:
+    tolerance = network.ramps.rules.tolerance or 0.0
+    if isinstance(task, Keypoints):
+        return evaluating.evaluated_points(full, exits, truth, blocks, task, tolerance)
+    if task.by_map:
         return evaluating.evaluated_pixels(full, exits, truth, blocks)
     if task.by_token:
         words = words_of(known.rows, truth, task)
         return evaluating.evaluated_words(full, exits, truth, words, blocks, network.labels)
     if task.by_score:
-        tolerance = network.ramps.rules.tolerance or 0.0
         return evaluating.evaluated_scores(full, exits, truth, known.lists, blocks, tolerance, task.numbers)
     return evaluating.evaluated(full, exits, truth, blocks)

@@ -102,7 +102,7 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
         return answer
 
     task = checkpoint.task_at(folder)
-    words = task.by_token or task.by_pixel
+    words = task.by_token or task.by_map
     return _Source(content_of(folder), checkpoint.channels_of(folder), words, AT_ONCE, answerer)
 
 

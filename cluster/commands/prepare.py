@@ -22,9 +22,10 @@ from isobatch.cluster.commands.shared_options import (
     of_kinds,
 )
 from isobatch.deployments.folders import replacing
+from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
-from isobatch.deployments.tasks import LABELS, PIXELS
+from isobatch.deployments.tasks import LABELS
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, OF_ALL
 from isobatch.profiles.promise import RULES
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from isobatch.deployments.tasks import Task
 
 Kind = Literal["light", "pooler"]
-EACH = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel"}
+EACH = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel", KEYPOINTS.name: ", point by point"}
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 
@@ -68,7 +69,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         str | None,
         typer.Option(
             help="When an input leaves: a name in isobatch.deployments.exits or module:function.",
-            show_default="entropy",
+            show_default="entropy, of points five_best",
         ),
     ] = None
     confidence: Annotated[
@@ -81,14 +82,18 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     queries: Queries = False
     tolerance: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Scores count as the same that differ by this share of their range."),
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Scores count as the same that differ by this share of their range, and points that are apart by this "
+            "share of the longer side of what the network reads.",
+        ),
     ] = 0.05
     labels: Labels = None
     seed: Annotated[int, "For the sample, its parts and the training."] = 0
 
-    @property
-    def policy_path(self) -> str:
-        policy = self.policy or "entropy"
+    def policy_path(self, task: "Task") -> str:
+        policy = self.policy or task.policy
         return policy if ":" in policy else f"isobatch.deployments.exits:{policy}"
 
 
@@ -180,9 +185,11 @@ def _prepare_classifier(
         warnings,
     )
 
-    data, out, policy = options.data, options.out, policy_at(options.policy_path)
+    data, out = options.data, options.out
     checkpoint.check(source)
     task = checkpoint.task_at(source)
+    policy = options.policy_path(task)
+    rule = policy_at(policy)
     _check_scores(options, task)
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
@@ -192,9 +199,9 @@ def _prepare_classifier(
         )
         raise UserError(f"--metric {metric} is {these}")
     if task.several:
-        check_forgets(policy, "--policy")
-    if task.by_pixel and (own or options.ramp != "light"):
-        raise UserError("--ramp and --own-exits are not for a network that labels pixels: its exits have bridges")
+        check_forgets(rule, "--policy")
+    if task.by_map and (own or options.ramp != "light"):
+        raise UserError("--ramp and --own-exits are not for a network whose answers are maps: its exits have bridges")
     names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
@@ -209,7 +216,7 @@ def _prepare_classifier(
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     preparation = PrepareOptions(
-        options.policy_path, options.ramp, dtype, loss, options.confidence, metric, options.seed,
+        policy, options.ramp, dtype, loss, options.confidence, metric, options.seed,
         tolerance=options.tolerance,
     )  # fmt: skip
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}

@@ -185,12 +185,12 @@ class Audits:
 
 
 def _agree(first: object, second: object, chance: Callable[[], float], tolerance: float) -> bool:
-    """Whether two answers to an input are the same. Where every word is answered, one random word is compared."""
-    if isinstance(first, float) and isinstance(second, float):
+    """Whether two answers to an input are the same. Where an input has several, one at random is compared."""
+    if isinstance(first, float | complex) and isinstance(second, float | complex):
         return abs(first - second) <= tolerance
     if isinstance(first, tuple) and isinstance(second, tuple) and first:
-        word = int(chance() * len(first))
-        return bool(first[word] == second[word])
+        part = int(chance() * len(first))
+        return _agree(first[part], second[part], chance, tolerance)
     return first == second
 
 

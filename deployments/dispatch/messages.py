@@ -79,7 +79,7 @@ class Limits:
     share: float = 1.0  # this front's share of every replica; other fronts use the rest
     audit_share: float = 0.0  # the share of inputs that are audited
     audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
-    tolerance: float = 0.0  # scores of a network without labels that differ by no more count as the same answer
+    tolerance: float = 0.0  # scores that differ, or points that are apart, by no more count as the same answer
     answers_early: bool = False  # every input runs on to the end after its answer
     order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
 
@@ -120,7 +120,7 @@ class Audit(NamedTuple):
     """The result of one audit: the input was answered at `block`; `agrees`: the full network gives the same answer.
 
     Where every word of a text is answered, one random word is compared, so the mean is the share of equal words. Scores
-    agree within a tolerance.
+    and points agree within a tolerance.
     """
 
     block: int

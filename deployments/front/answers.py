@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.profiles.model import Label, Probability, Words
+from isobatch.profiles.model import Label, Probability, Sides, Words
 
 # Bytes of an error's sentence. JSON at most doubles them, so an error stays below 1 KiB.
 LONGEST_SENTENCE = 480
@@ -39,7 +39,7 @@ class Answer:
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads, so its end was cut off
     level: int | None = None  # the level of the cascade that answered, from 0
-    words: Words | None = None  # of a text whose words are labelled
+    words: Words | Sides | None = None  # of a text whose words are labelled, or of a picture whose points are found
     # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 

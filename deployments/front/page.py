@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
 from isobatch.deployments.front.service import Service
+from isobatch.deployments.map_tasks import PIXELS
 from isobatch.deployments.named import demo_folder
 
 FILES = Path(__file__).parents[1] / "page"
@@ -79,7 +80,7 @@ def _about(service: Service) -> dict[str, object]:
         "blocks": service.num_blocks,
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
-        "maps": service.task.by_pixel,
+        "maps": service.task.name == PIXELS.name,
     }
     if service.config.folder != demo_folder():
         return facts

@@ -13,7 +13,8 @@ from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, Ma
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.tasks import SCORES, PixelClassification, Task, are_scores, is_count, top_of
+from isobatch.deployments.map_tasks import PixelClassification
+from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
 _JSON = b"application/json"
 _FIELDS = ("inputs", "scores", "top_k", "map", "size")

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
-from isobatch.deployments.tasks import CLASSIFICATION, LABELS, PIXELS, REGRESSION, SCORING, TOKENS
+from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
+from isobatch.deployments.tasks import CLASSIFICATION, LABELS, REGRESSION, SCORING, TOKENS
 from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
@@ -105,6 +106,21 @@ class MapOutput(OnTheWay):
     scores: list[LabelScore] | None = Field(None, description="The labels with the largest mean probability.")
 
 
+class Point(LabelScore):
+    """A point of a picture. Its label is its number, its score the largest number of its heat map."""
+
+    x: float = Field(description="In pixels of the picture, from the left.")
+    y: float = Field(description="In pixels of the picture, from the top.")
+    cell: int = Field(description="The cell of the heat map with the largest number, line by line.")
+
+
+class PointsOutput(OnTheWay):
+    """The points of a picture, where the picture left, and how long it took."""
+
+    points: list[Point] = Field(description="In the order of the network.")
+    scores: list[LabelScore] | None = Field(None, description="The surest points, the best first.")
+
+
 class PredictionsBase(Schema):
     model: str
     virtual: bool = Field(False, description="Nothing was computed: virtual devices only took the time of real ones.")
@@ -126,11 +142,16 @@ class MapPredictions(PredictionsBase):
     outputs: list[MapOutput] = Field(description="In the order of the inputs.")
 
 
+class PointPredictions(PredictionsBase):
+    outputs: list[PointsOutput] = Field(description="In the order of the inputs.")
+
+
 PREDICTIONS: Mapping[str, type[PredictionsBase]] = {
     CLASSIFICATION.name: Predictions,
     LABELS.name: LabelPredictions,
     TOKENS.name: WordPredictions,
     PIXELS.name: MapPredictions,
+    KEYPOINTS.name: PointPredictions,
     SCORING.name: Predictions,
     REGRESSION.name: Predictions,
 }

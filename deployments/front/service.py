@@ -248,7 +248,7 @@ class Service:
             raise
         known_s, began_s = self._clock(), work_clock()
         answers = _finite(_with_texts(answers, inputs))
-        if self.task.by_pixel:  # a large map takes long to write
+        if self.task.by_map:  # which takes long to write
             written = await self._in_thread(content.write, answers)
         else:
             written = content.write(answers)
@@ -371,7 +371,7 @@ class Service:
 
 
 def _with_texts(answers: list[Answer], inputs: Packed) -> list[Answer]:
-    """The answers with what only the encoded texts tell: whether a text was cut off, and its words."""
+    """The answers with what only the encoded inputs tell: whether a text was cut off, its words, a picture's sides."""
     if not inputs.truncated and not inputs.words:
         return answers
     words = inputs.words or [None] * len(answers)

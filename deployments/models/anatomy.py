@@ -27,8 +27,8 @@ class Anatomy:
     per token.
 
     Where the head reads features of several blocks, what passes between blocks is all of these: `packed` puts them into
-    one row per input, and `unpacked(hidden, block)` takes them out of it before a block. Where the task answers pixels,
-    the head has one row per pixel, and a ramp is a `bridge(block)`: a module that reads the output of `pool`.
+    one row per input, and `unpacked(hidden, block)` takes them out of it before a block. Where the task answers pixels
+    or points, the head has one row for each, and a ramp is a `bridge(block)`: a module that reads the output of `pool`.
     """
 
     embed: Callable[[Mapping[str, Tensor]], Any]
@@ -53,8 +53,8 @@ class Family:
     reads: Literal["text", "image"]
     dissect: Callable[[Any], Anatomy]
     one_size: bool = False  # whether the preprocessor decides on the size of all images: `config.image_size`
-    # Height and width of the map by the configuration; None: its heads that label pixels are not known.
-    grid: Callable[[Any], tuple[int, int]] | None = None
+    # The task of heads that give maps, by the configuration; None: such heads are not known.
+    map_task: Callable[[Any], Task] | None = None
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:

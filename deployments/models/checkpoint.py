@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.models.families import check_labels_pixels, family_of
+from isobatch.deployments.map_tasks import TASKS
+from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
 from isobatch.deployments.models.served_model import ServedModel
@@ -23,8 +24,6 @@ from isobatch.deployments.tasks import (
     REGRESSION,
     SCORING,
     SEVERAL_LABELS,
-    TASKS,
-    PixelClassification,
     Task,
     check_problem,
 )
@@ -91,7 +90,7 @@ def check_level(folder: Path) -> None:
     check(folder)
     if (task := task_at(folder)) is not CLASSIFICATION:
         several = "gives an input several labels" if task.by_label else "gives an input a score"
-        other = f"labels {task.answered}" if task.by_token or task.by_pixel else several
+        other = f"labels {task.answered}" if task.by_token or task.by_map else several
         raise UserError(f"{folder}: {other}: a cascade is made of networks that give one label to each input")
 
 
@@ -159,7 +158,7 @@ def channels_in(config: Any) -> int:
 
 def fixed_size(config: Any) -> tuple[int, int] | None:
     """Height and width of all images; None for a convolutional network, which takes images of any size."""
-    size = getattr(config, "image_size", None)
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "backbone_config", None), "image_size", None)
     return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 
 
@@ -176,11 +175,12 @@ def task_at(folder: Path) -> Task:
     """The task of the network in this directory."""
     config = read_config(last_of(folder))
     task, family = task_in(config), family_of(config.model_type)
-    check_labels_pixels(task, family, config.model_type)
-    if not (task.by_pixel and family.grid):
+    check_knows_maps(task, family, config.model_type)
+    if not (task.by_map and family.map_task):
         return task
-    config.image_size = size_made(folder)
-    return PixelClassification(family.grid(config))
+    if family.one_size:
+        config.image_size = size_made(folder)
+    return family.map_task(config)
 
 
 def size_made(folder: Path) -> tuple[int, int]:

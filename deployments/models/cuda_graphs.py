@@ -61,7 +61,7 @@ class GraphModel(TorchModel):
         if key not in self._recordings:
             self._add(key, block_range, partial(inputs.empty, shape))
         count = inputs.rows if spans is None or self.task.by_token else spans.count
-        if self.task.by_pixel:
+        if self.task.by_map:
             count *= self.task.parts(self.num_labels)
         if key in self._recordings:
             recording = self._recordings[key] = self._recordings.pop(key)

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.points import box_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.model import Words
+from isobatch.profiles.model import Sides, Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
 PICTURES = ("JPEG", "PNG", "WEBP")  # the formats of images that are given as bytes
@@ -26,7 +27,7 @@ class Encoded:
     arrays: Mapping[str, NDArray[Any]]
     lengths: NDArray[np.int64] | None
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut at the end
-    words: tuple[Words, ...] | None = None  # the words of each text, if words are answered
+    words: tuple[Words | Sides, ...] | None = None  # of each text if words are answered; of pictures for points
 
 
 class Encoder(Protocol):
@@ -181,6 +182,7 @@ class ImageEncoder:
     processor: Any
     channels: int
     size: tuple[int, int] | None = None  # height and width of all images; None: the network takes any size
+    boxed: bool = False  # the preprocessor takes boxes, as of networks that find points: each whole picture is one
     longest: None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
@@ -194,16 +196,19 @@ class ImageEncoder:
         for position, array in enumerate(arrays):
             if not np.isfinite(array).all():
                 raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
-        return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None)
+        sides = tuple(map(_sides_of, images)) if self.boxed else None
+        return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None, words=sides)
 
     def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
+        boxes = {"boxes": [[box_of(_sides_of(image))]]} if self.boxed else {}
+        pixels = _as_bytes(image) if self.boxed else image  # then it rounds while it resizes, as for transformers
         try:
-            processed = self.processor(images=image, return_tensors="np", input_data_format="channels_last")
+            processed = self.processor(images=pixels, return_tensors="np", input_data_format="channels_last", **boxes)
         except ValueError as error:  # for example values in a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
-        pixels: NDArray[np.float32] = processed["pixel_values"]
-        return pixels
+        arrays: NDArray[np.float32] = processed["pixel_values"]
+        return arrays
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
         if isinstance(value, bytes | str):
@@ -244,6 +249,17 @@ class ImageEncoder:
     def _check_pixels(self, position: int, sizes: Sequence[int]) -> None:
         if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
             raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
+
+
+def _as_bytes(image: NDArray[np.float32]) -> NDArray[Any]:
+    """An image of whole numbers from 0 to 255 as bytes; any other one as it is."""
+    with np.errstate(invalid="ignore"):
+        as_bytes = image.astype(np.uint8)
+    return as_bytes if (as_bytes == image).all() else image
+
+
+def _sides_of(image: NDArray[np.float32]) -> Sides:
+    return Sides(*image.shape[:2])
 
 
 def _bytes_of(value: bytes | str) -> bytes:

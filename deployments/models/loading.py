@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.models.anatomy import Anatomy, Family, token_anatomy
 from isobatch.deployments.models.checkpoint import (
     channels_in,
@@ -24,7 +25,7 @@ from isobatch.deployments.models.checkpoint import (
     task_in,
 )
 from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
-from isobatch.deployments.models.families import check_labels_pixels, family_of
+from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.products import pack_when_used
 from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
@@ -62,7 +63,7 @@ def load(
         if family.one_size and isinstance(encoder, ImageEncoder):
             model.config.image_size = encoder.size
     anatomy = anatomy_of_task(model, family, task_in(config))
-    if torch_device.type == "cpu" and precision == torch.bfloat16 and not anatomy.task.by_pixel:
+    if torch_device.type == "cpu" and precision == torch.bfloat16 and not anatomy.task.by_map:
         pack_when_used(model)  # ONNX Runtime does not compute in it here, so nothing else reads these weights
     if release:
         anatomy = replace(anatomy, release=release)
@@ -94,9 +95,9 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def anatomy_of_task(model: Any, family: Family, task: Task) -> Anatomy:
-    check_labels_pixels(task, family, model.config.model_type)
+    check_knows_maps(task, family, model.config.model_type)
     anatomy = family.dissect(model)
-    if task.by_pixel:
+    if task.by_map:
         return anatomy
     return token_anatomy(anatomy, model) if task.by_token else replace(anatomy, task=task)
 
@@ -153,7 +154,7 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     if family.reads == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
         size = size_made(folder) if family.one_size else fixed_size(config)
-        return ImageEncoder(processor, channels_in(config), size)
+        return ImageEncoder(processor, channels_in(config), size, isinstance(task_in(config), Keypoints))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
     texts = TextEncoder(tokenizer, longest, types > 1)

@@ -11,7 +11,7 @@ from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.model import Batch, Exits, Label, Probability, Words, probabilities_in
+from isobatch.profiles.model import Batch, Exits, Label, Probability, Sides, Words, probabilities_in
 
 BATCH = 32  # inputs per batch
 AT_ONCE = 8 * BATCH  # inputs under way together: survivors of their batches become full batches again
@@ -25,7 +25,7 @@ class PredictedAnswer:
     name: str | tuple[str, ...]
     score: Probability  # the probability of `label`, after calibration
     exit_block: int
-    words: Words | None = None  # the words of a text whose words are answered
+    words: Words | Sides | None = None  # of a text whose words are answered, or of a picture whose points are
     # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     truncated: bool = False  # the text was longer than the network reads, so its end was cut off

@@ -74,7 +74,7 @@ class ExitRules(FilePart):
         description="An input with an answer for each word or pixel leaves with up to this number of unsure ones.",
     )
     tolerance: float | None = Field(
-        None, ge=0, description="Of a network with one output: scores that differ by no more count as the same."
+        None, ge=0, description="Scores that differ, or points that are apart, by no more (in cells) count as the same."
     )
     full_accuracy: float | None = Field(
         None,
@@ -92,6 +92,11 @@ class ExitRules(FilePart):
     ndcg: ListNdcg | None = Field(None, description="Measured: of lists of documents.")
     promise: ExitPromise | None = Field(None, description="The most that other inputs lose; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="How the ramps were made.")
+
+    @property
+    def of_scores(self) -> bool:
+        """Whether the network has one output, a score."""
+        return self.tolerance is not None and self.kind != "bridge"
 
 
 @dataclass(frozen=True)

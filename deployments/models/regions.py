@@ -11,9 +11,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.models.anatomy import Anatomy
 from isobatch.deployments.models.spans import Spans
-from isobatch.deployments.tasks import PixelClassification
 
 Maps = Sequence[Tensor]
 MapStep = Callable[[Tensor], Tensor]
@@ -58,6 +58,11 @@ class Regions:
             channels, height, width = shapes[-1]
             maps[-1] = parts[-1].reshape(-1, height * width, channels)
         return maps
+
+
+def pixel_task(regions: Regions) -> PixelClassification:
+    """Of a head that gives a map as large as that of the first region."""
+    return PixelClassification(regions.sides[0])
 
 
 def packed(maps: Maps) -> Tensor:
@@ -140,12 +145,13 @@ def pixel_anatomy(
     block_of: Callable[[int, int], MapStep],
     head: Callable[[Maps], Tensor],
     bridge: Callable[[int], nn.Module],
+    task: PixelClassification,
 ) -> Anatomy:
-    """The same with a label for each pixel: `head` gives inputs x labels x height x width of the first map."""
+    """The same with a label for each pixel: `head` gives inputs x labels x height x width."""
     return replace(
         region_anatomy(regions, embed, block_of, lambda maps: by_pixel(head(maps))),
         pool=lambda maps, _: packed(maps).float(),
         pooled_widths=[sum(regions.sizes(block)) for block in range(len(regions.places))],
-        task=PixelClassification(regions.sides[0]),
+        task=task,
         bridge=bridge,
     )

@@ -220,7 +220,7 @@ class TorchModel(CutNetwork):
 
     def _departures(self, batch: Batch, kept: NDArray[np.int64]) -> Departures:
         memory, most_unsure = self._on_device(batch.memory), self.ramps.rules.most_unsure
-        if self.task.by_label or self.task.by_pixel:
+        if self.task.by_label or self.task.by_map:
             parts = np.full(len(batch), self.task.parts(self.num_labels))
             choices, answered = self.task.choices(self.num_labels), memory.new_ones(int(parts.sum()))
             return TokenDepartures(memory, choices, kept, parts, answered, most_unsure)
@@ -314,7 +314,7 @@ class TorchModel(CutNetwork):
 
     def _launched(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.finish()
-        exits = replace(exits, numbers=self.task.numbers)
+        exits = replace(exits, numbers=self.task.numbers, map_width=self.task.map_width)
         if hidden is None or len(staying) == 0:
             return Launched(exits, None)
         along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}

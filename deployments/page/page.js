@@ -483,10 +483,10 @@ async function travel(answer) {
   if (number === asked) byId("answer").replaceChildren(told);
 }
 
-// One label, those that the input has, or one below each word where the network labels words.
+// One label, those that the input has, all points, or one below each word where the network labels words.
 function answered(output) {
   const said = element("p", { class: "word" });
-  const labels = output.labels ?? (output.tokens ? [] : [output]);
+  const labels = output.labels ?? output.points ?? (output.tokens ? [] : [output]);
   for (const [place, each] of labels.entries())
     said.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : `, ${percent(each.score, 1)} sure`);
   if (output.labels && !labels.length) said.append("None of the labels.");
@@ -506,6 +506,20 @@ function mapped(output) {
   return both;
 }
 
+// The points on the picture that was sent.
+function marked(output) {
+  const both = element("div", { class: "map" }), picture = element("img", { src: seen, alt: "the picture" });
+  const points = drawn("svg", { role: "img" });
+  picture.addEventListener("load", () => points.setAttribute("viewBox", `0 0 ${picture.naturalWidth} ${picture.naturalHeight}`));
+  for (const { name, x, y, score } of output.points) {
+    const spot = drawn("circle", { cx: x, cy: y, r: "1.5%", class: "point", "fill-opacity": Math.min(1, Math.max(0, score)) });
+    spot.append(drawn("title", {}, `${name}, ${percent(score, 1)} sure`));
+    points.append(spot);
+  }
+  both.append(picture, points);
+  return both;
+}
+
 function journey(output) {
   const told = element("div");
   const spared = about.blocks - 1 - output.exit_block;
@@ -513,6 +527,7 @@ function journey(output) {
   const way = "level" in output ? `${whole} Level ${output.level} of the cascade answered.` : whole;
   told.append(answered(output), element("p", {}, way));
   if (output.png) told.append(mapped(output));
+  if (output.points) told.append(marked(output));
   const side = Math.min(36, 320 / about.blocks), width = side * about.blocks;
   const picture = drawn("svg", { width, height: side + 2, viewBox: `0 0 ${width} ${side + 2}`, role: "img" });
   picture.append(drawn("title", {}, way));
@@ -555,10 +570,9 @@ let seen = ""; // the picture that was sent, where the answer is shown over it
 
 function askPicture(file) {
   if (!file) return;
-  if (!about.maps) return travel(json("predict", { method: "POST", headers: { "Content-Type": file.type }, body: file }));
   const form = new FormData();
   form.append("file", file);
-  form.append("map", "png");
+  if (about.maps) form.append("map", "png");
   const reader = new FileReader();
   reader.addEventListener("load", () => {
     seen = reader.result;

@@ -32,7 +32,7 @@ PAIRS = (
     ("question", "sentence"), ("question1", "question2"), ("query", "passage"), ("query", "document"), ("query", "text")
 )  # fmt: skip
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
-LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "relevance", "score")
+LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "relevance", "score", "keypoints")
 DOCUMENTS = "documents"  # the column that holds lists of documents, whose relevance is a list, too
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
 ANY = 0  # the number of channels if it is not known

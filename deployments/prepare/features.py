@@ -18,6 +18,7 @@ from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import task_of
 from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Words
 
 LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
 BATCH = 64  # inputs per batch
@@ -87,6 +88,7 @@ def _words(model: BackedModel, values: Sequence[Any]) -> tuple[Indices, Indices]
     counts, numbers = np.zeros(len(values), np.int64), [np.empty(0, np.int64)]
     for start in show(range(0, len(values), BATCH), "reading words"):
         for place, words in enumerate(model.encode(values[start : start + BATCH]).words or (), start=start):
+            assert isinstance(words, Words), "This is a bug: texts have words."
             counts[place] = len(words.numbers)
             numbers.append(np.array(words.numbers, np.int64))
     return counts, np.concatenate(numbers)

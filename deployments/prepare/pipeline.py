@@ -48,7 +48,7 @@ def prepare(
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
-    if sample.task.by_pixel:
+    if sample.task.by_map:
         ramps = make_bridges(model, sample, options)
     else:
         cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")

@@ -138,7 +138,7 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
     title = f"exits by {rules.policy.removeprefix('isobatch.deployments.exits:')}, {rules.kind} ramps"
     table = Table(title=title, caption=summary(rules), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
-    right = "right" if rules.tolerance is None else "error"
+    right = "error" if rules.of_scores else "right"
     judged = f"{right}\nof these", f"{right}\nof all"
     headings = ("block", "threshold", "leaves", "goes on", *judged, "ECE", "calibrated")
     for heading in headings:
@@ -160,12 +160,12 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
 
 def summary(rules: ExitRules) -> str:
     """Lines on the accuracy with exits, and on the share of blocks that inputs run."""
-    of_scores = rules.tolerance is not None
+    of_scores = rules.of_scores
     exits, full = (_share(_rightness(rules, each)) for each in (rules.exit_accuracy, rules.full_accuracy))
     right = f"{'error of scores' if of_scores else 'accuracy'} {exits} with exits, {full} in full"
     parts = [right] if rules.notes.get("targets") == "labels" else []
     if rules.agreement is not None:
-        same = f"are within {rules.tolerance:.3g} of" if of_scores else "are"
+        same = "are" if rules.tolerance is None else f"are within {rules.tolerance:.3g} of"
         parts.append(f"{_share(rules.agreement)} of the answers {same} the full network's")
     lines = [", ".join(parts), *([str(rules.ndcg)] if rules.ndcg else [])]
     return "\n".join([*lines, f"an input runs {_share(rules.mean_depth_share)} of the blocks on average"])
@@ -248,7 +248,7 @@ def _counting(promise: ExitPromise, by_class: str) -> str:
 
 def _rightness(rules: ExitRules, right: float | None) -> float | None:
     """A share of right answers as it is shown; of scores, the mean error."""
-    return right if right is None or rules.tolerance is None else 1 - right
+    return 1 - right if rules.of_scores and right is not None else right
 
 
 def outdone(rules: ExitRules) -> str | None:
@@ -264,7 +264,7 @@ def outdone(rules: ExitRules) -> str | None:
     best = max(rules.ramps, key=lambda rule: rule.accuracy or 0.0, default=None)
     if best is None or best.accuracy is None or rules.full_accuracy is None or rules.promise is None:
         return None
-    if rules.tolerance is not None:  # of scores it is no share of inputs
+    if rules.of_scores:  # then it is no share of inputs
         return None
     spread = rules.full_accuracy * (1 - rules.full_accuracy) + best.accuracy * (1 - best.accuracy)
     if best.accuracy - rules.full_accuracy <= SURE * (spread / rules.promise.rows) ** 0.5:
@@ -324,7 +324,7 @@ def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
     axes.scatter([], [], s=60, label="a ramp, of those that leave there (area: how many)", **leaving)
     axes.plot(ends, [rules.full_accuracy] * 2, color=ORANGE, label="the full network")
     axes.plot(ends, [rules.exit_accuracy] * 2, color=DARK, linestyle=":", label="the network with exits")
-    axes.set_ylabel("right answers" if rules.tolerance is None else "1 - error of scores")
+    axes.set_ylabel("1 - error of scores" if rules.of_scores else "right answers")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
 
 

@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.map_tasks import Keypoints, PixelClassification
+from isobatch.deployments.points import on_maps
 from isobatch.deployments.prepare.data import Row, label_picture
-from isobatch.deployments.tasks import CLASSIFICATION, PixelClassification, Task
+from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Sides
 
 Indices = NDArray[np.int64]
 
@@ -66,7 +69,8 @@ class Sample:
 
     If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text. If
     an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0. If pixels are
-    labelled, it is inputs x pixels of the network's map; -1 where a pixel has no label. Where inputs have a score,
+    labelled, it is inputs x pixels of the network's map; -1 where a pixel has no label. Of points it is inputs x points
+    x 2: x and y on the heat maps, NaN where a point has no label. Where inputs have a score,
     `labels` are the true ones, or how relevant documents are: `lists` then is the number of each one's list.
     """
 
@@ -227,7 +231,7 @@ def draw(
             "is for lists of documents with any relevance"
         )
     if labels is not None and (labels == labels[:1]).all():
-        several = task.by_label or task.by_pixel
+        several = task.by_label or task.by_map
         same = "every row has the same labels" if several else f"every label is {chosen_rows[0].label!r}"
         needed = "scores that differ" if task.by_score else "at least two classes to tell apart"
         raise UserError(f"{source}: {same}: ramps need {needed}")
@@ -261,10 +265,8 @@ def labels_of(
         return None
     if task.by_score:
         return np.array([_number(row, source) for row in chosen_rows], np.float32)
-    if isinstance(task, PixelClassification):
-        return np.array([_on_grid(row, source, names, task.grid) for row in chosen_rows], np.int64)
-    if task.by_label:
-        return np.array([_flags(row, source, names) for row in chosen_rows], np.int64)
+    if task.by_map or task.by_label:
+        return np.array([_parts(row, source, names, task) for row in chosen_rows])
     if other := next((row for row in chosen_rows if isinstance(row.label, list) != task.by_token), None):
         problem = "has a label for each word, but this network gives one label to a text"
         if task.by_token:
@@ -282,6 +284,13 @@ def labels_of(
                 raise _no_label(where, label, names, in_file)
             numbers.append(number)
     return np.array(numbers, np.int64)
+
+
+def _parts(row: Row, source: Path, names: LabelNames, task: Task) -> NDArray[Any]:
+    """The labels of an input that has several: its pixels, its points, or whether it has each label."""
+    if isinstance(task, PixelClassification):
+        return _on_grid(row, source, names, task.grid)
+    return _points(row, source, names, task) if isinstance(task, Keypoints) else _flags(row, source, names)
 
 
 def _number(row: Row, source: Path) -> float:
@@ -313,6 +322,17 @@ def _on_grid(row: Row, source: Path, names: LabelNames, grid: tuple[int, int]) -
     if len(wrong):
         raise UserError(f"{where}: label {wrong[0]} of a pixel does not fit the head; it knows {names.listed}")
     return np.where(chosen == VOID, NO_LABEL, chosen) if len(names.names) <= VOID else chosen
+
+
+def _points(row: Row, source: Path, names: LabelNames, task: Keypoints) -> NDArray[np.float32]:
+    """The points of a picture on its heat maps, from x and y in the picture; a third number of 0: no such point."""
+    where, count = f"{source}: row {row.number}", len(names.names)
+    with suppress(TypeError, ValueError):
+        points = np.asarray(row.label, np.float32).reshape(count, -1)
+        if points.shape[1] in (2, 3):
+            points[(points[:, 2:] == 0).any(axis=1)] = np.nan
+            return on_maps(points[:, :2], Sides(*np.shape(row.value)[:2]), task.reads, task.grid)
+    raise UserError(f"{where}: its label must be {count} points, each x and y, or x, y and 0 if it is not there")
 
 
 def _flags(row: Row, source: Path, names: LabelNames) -> Indices:

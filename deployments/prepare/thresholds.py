@@ -26,7 +26,10 @@ COUNTS = Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=Tr
 SHARES_OF_ONE = Range(low=lambda labels: 0.0, high=lambda ramps: 1.0)
 # Policies that also take a column of thresholds, and give a row of `leaves` for each: what they compare with thresholds
 # is computed once. One call for each of many thresholds takes 20 times as long.
-AT_ONCE = (exits.confidence, exits.entropy, exits.margin, exits.patience, exits.voting, exits.near, exits.near_number)
+AT_ONCE = (
+    exits.confidence, exits.entropy, exits.margin, exits.five_best, exits.patience, exits.voting, exits.near,
+    exits.near_number,
+)  # fmt: skip
 
 
 def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.deployments.transport.connection import Message
-from isobatch.profiles.model import Array, Batch, Words
+from isobatch.profiles.model import Array, Batch, Sides, Words
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class Packed(Message, frozen=True, weakref=True):
     lengths: Integers | None = None
     bfloat16: frozenset[str] = frozenset()  # names of arrays that hold the bits of bfloat16
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut; only in batches that a front encoded
-    words: tuple[Words, ...] | None = None  # for networks that label words; only in batches that a front encoded
+    words: tuple[Words | Sides, ...] | None = None  # for words and points; only in batches that a front encoded
     ahead: Packed | None = None  # in a cascade: the same inputs as the next level encodes them
 
     def __len__(self) -> int:

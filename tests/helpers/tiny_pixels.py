@@ -21,26 +21,55 @@ def pixel_network(steps: int = 150) -> Path:
 
 @cache
 def upernet(over: str = "convnext") -> Path:
-    """A UperNet over ConvNeXt or Swin with random weights, for the same pictures."""
+    """A UperNet over ConvNeXt, ResNet or Swin with random weights, for the same pictures."""
     import transformers
 
     folder = Path(mkdtemp(prefix="tiny-upernet-"))
-    own: dict[str, Any] = {"hidden_sizes": [8, 12, 16, 20], "layer_scale_init_value": 0.5}
-    if over == "swin":
-        own = {"embed_dim": 8, "num_heads": [1, 2, 2, 4], "window_size": 3, "image_size": SIDE, "patch_size": 4}
-    kind = transformers.SwinConfig if over == "swin" else transformers.ConvNextConfig
-    backbone = kind(
-        num_channels=1,
-        depths=[2, 1, 2, 1],
-        drop_path_rate=0.0,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-        **own,
-    )
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "convnext": (
+            transformers.ConvNextConfig,
+            {"hidden_sizes": [8, 12, 16, 20], "layer_scale_init_value": 0.5, "drop_path_rate": 0.0},
+        ),
+        "resnet": (transformers.ResNetConfig, {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 20]}),
+        "swin": (
+            transformers.SwinConfig,
+            {
+                "embed_dim": 8,
+                "num_heads": [1, 2, 2, 4],
+                "window_size": 3,
+                "image_size": SIDE,
+                "patch_size": 4,
+                "drop_path_rate": 0.0,
+            },
+        ),
+    }
+    kind, own = kinds[over]
+    backbone = kind(num_channels=1, depths=[2, 1, 2, 1], out_features=["stage1", "stage2", "stage3", "stage4"], **own)
     torch.manual_seed(0)
     config = transformers.UperNetConfig(
         backbone_config=backbone, hidden_size=16, pool_scales=[1, 2], num_labels=len(NAMES), auxiliary_channels=8
     )
     transformers.UperNetForSemanticSegmentation(config).save_pretrained(folder)
+    transformers.SegformerImageProcessorPil(
+        size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
+    ).save_pretrained(folder)
+    return folder
+
+
+@cache
+def beit(shared: bool = False) -> Path:
+    """A BEiT with random weights, for the same pictures. `shared`: all layers have one bias of positions."""
+    import transformers
+
+    folder = Path(mkdtemp(prefix="tiny-beit-"))
+    torch.manual_seed(0)
+    config = transformers.BeitConfig(
+        num_channels=1, image_size=SIDE, patch_size=16, hidden_size=16, num_hidden_layers=7, num_attention_heads=2,
+        intermediate_size=24, out_indices=[2, 3, 5, 7], pool_scales=[1, 2], num_labels=len(NAMES),
+        use_relative_position_bias=not shared, use_shared_relative_position_bias=shared, use_auxiliary_head=False,
+        initializer_range=0.1, layer_scale_init_value=0.5,
+    )  # fmt: skip
+    transformers.BeitForSemanticSegmentation(config).save_pretrained(folder)
     transformers.SegformerImageProcessorPil(
         size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
     ).save_pretrained(folder)
@@ -75,6 +104,7 @@ __all__ = [
     "GRID",
     "NAMES",
     "SIDE",
+    "beit",
     "drawn",
     "hugging_face",
     "on_grid",

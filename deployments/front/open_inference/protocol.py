@@ -121,6 +121,5 @@ def columns(service: Service, answers: Sequence[Answer], names: Collection[str])
 def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
     own = {**service.task.tensors}
     name = {"name": own.pop("name")} if "name" in own else {}
-    kind, sizes = own["score"]
-    scores = {SCORES: (kind, [*(() if service.task.by_label else sizes), len(service.labels)])}
+    scores = {SCORES: (own["score"][0], service.task.score_sizes(len(service.labels)))}
     return own | _EXIT_BLOCK | name | scores | (_TRUNCATED if service.reads_text else {})

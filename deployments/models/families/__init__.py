@@ -17,11 +17,11 @@ def families_by_type() -> dict[str, Family]:
     return {model_type: family for family in families for model_type in family.model_types}
 
 
-def check_labels_pixels(task: Task, family: Family, model_type: str) -> None:
-    """Raise UserError if the head labels pixels, and the family knows no such head."""
-    if task.by_pixel and not family.grid:
-        known = ", ".join(sorted(name for name, each in families_by_type().items() if each.grid))
-        raise UserError(f"{model_type} is not known with a head that labels pixels; known are: {known}")
+def check_knows_maps(task: Task, family: Family, model_type: str) -> None:
+    """Raise UserError if the head gives maps, and the family knows no such head."""
+    if task.by_map and not family.map_task:
+        known = ", ".join(sorted(name for name, each in families_by_type().items() if each.map_task))
+        raise UserError(f"{model_type} is not known with a head for {task.answered}; known are: {known}")
 
 
 def family_of(model_type: str) -> Family:

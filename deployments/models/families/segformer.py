@@ -16,6 +16,7 @@ from isobatch.deployments.models.regions import (
     Regions,
     as_map,
     pixel_anatomy,
+    pixel_task,
     region_anatomy,
 )
 
@@ -51,7 +52,9 @@ def segformer(model: Any) -> Anatomy:
 
     if not hasattr(model, "decode_head"):
         return region_anatomy(regions, embed, block_of, head)
-    return pixel_anatomy(regions, embed, block_of, model.decode_head, partial(_bridge, model, regions))
+    return pixel_anatomy(
+        regions, embed, block_of, model.decode_head, partial(_bridge, model, regions), pixel_task(regions)
+    )
 
 
 def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
@@ -65,4 +68,4 @@ def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
     return Bridge(regions, block, end, stages[region + 1 :], short.decode_head)
 
 
-FAMILIES = (Family(("segformer",), "image", segformer, True, lambda config: regions_of(config).sides[0]),)
+FAMILIES = (Family(("segformer",), "image", segformer, True, lambda config: pixel_task(regions_of(config))),)

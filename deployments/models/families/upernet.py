@@ -1,6 +1,6 @@
-"""UperNet over ConvNeXt or Swin: a head that reads a norm of each region's last map.
+"""UperNet over ConvNeXt, ResNet or Swin: a head that reads each region's last map, of ConvNeXt and Swin a norm of it.
 
-ConvNeXt's blocks make maps, Swin's make tokens. What makes a map smaller belongs to the first block behind it.
+Swin's blocks make tokens, the others' make maps. What makes a map smaller belongs to the first block behind it.
 """
 
 from copy import deepcopy
@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy
+from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy, pixel_task
 from isobatch.profiles.errors import UserError
 
-SWIN = "swin"
-BACKBONES = ("convnext", "convnextv2", SWIN)
+RESNET, SWIN = "resnet", "swin"
+BACKBONES = ("convnext", "convnextv2", RESNET, SWIN)
 
 
 def regions_of(config: Any) -> Regions:
@@ -24,12 +24,14 @@ def regions_of(config: Any) -> Regions:
         listed = f"{inner.model_type} with out_features {', '.join(inner.out_features)}"
         raise UserError(f"upernet over {listed} is not known; known are: {', '.join(BACKBONES)} with all stages")
     height, width = config.image_size
-    shrunk = accumulate([inner.patch_size, *[2] * (len(inner.depths) - 1)], lambda whole, step: whole * step)
-    if inner.model_type != SWIN:
-        return Regions(inner.hidden_sizes, [(height // each, width // each) for each in shrunk], inner.depths)
-    channels = [inner.embed_dim * 2**region for region in range(len(inner.depths))]
-    padded = [(-(-height // each), -(-width // each)) for each in shrunk]  # Swin fills up what is not divisible
-    return Regions(channels, padded, inner.depths, as_tokens=True)
+    first = (8 if inner.downsample_in_first_stage else 4) if inner.model_type == RESNET else inner.patch_size
+    shrunk = list(accumulate([first, *[2] * (len(inner.depths) - 1)], lambda whole, step: whole * step))
+    padded = [(-(-height // each), -(-width // each)) for each in shrunk]  # Swin and ResNet fill up what is missing
+    if inner.model_type == SWIN:
+        channels = [inner.embed_dim * 2**region for region in range(len(inner.depths))]
+        return Regions(channels, padded, inner.depths, as_tokens=True)
+    sides = padded if inner.model_type == RESNET else [(height // each, width // each) for each in shrunk]
+    return Regions(inner.hidden_sizes, sides, inner.depths)
 
 
 class _Head(nn.Module):
@@ -37,7 +39,8 @@ class _Head(nn.Module):
 
     def __init__(self, network: Any) -> None:
         super().__init__()
-        self.norms, self.decode = network.backbone.hidden_states_norms, network.decode_head
+        none = nn.ModuleDict({name: nn.Identity() for name in network.backbone.out_features})  # ResNet has none
+        self.norms, self.decode = getattr(network.backbone, "hidden_states_norms", none), network.decode_head
         self._channels_last = network.config.backbone_config.model_type == SWIN
 
     def forward(self, maps: Maps) -> Tensor:
@@ -69,7 +72,8 @@ def _block(backbone: Any, regions: Regions, region: int, place: int) -> nn.Modul
     if regions.as_tokens:
         return _SwinBlock(backbone.swin.encoder.layers, regions, region, place)
     stage = backbone.encoder.stages[region]
-    return nn.Sequential(*(stage.downsampling_layer if place == 0 else ()), stage.layers[place])
+    smaller = getattr(stage, "downsampling_layer", ()) if place == 0 else ()
+    return nn.Sequential(*smaller, stage.layers[place])
 
 
 def upernet(model: Any) -> Anatomy:
@@ -78,12 +82,14 @@ def upernet(model: Any) -> Anatomy:
 
     def embed(arrays: Any) -> Tensor:
         pixels = arrays["pixel_values"]
-        embedded: Tensor = backbone.swin.embeddings(pixels)[0] if regions.as_tokens else backbone.embeddings(pixels)
+        if regions.as_tokens:
+            tokens: Tensor = backbone.swin.embeddings(pixels)[0]
+            return tokens
+        embedded: Tensor = (backbone.embedder if hasattr(backbone, "embedder") else backbone.embeddings)(pixels)
         return embedded
 
-    return pixel_anatomy(
-        regions, embed, partial(_block, backbone, regions), _Head(model), partial(_bridge, model, regions)
-    )
+    bridge = partial(_bridge, model, regions)
+    return pixel_anatomy(regions, embed, partial(_block, backbone, regions), _Head(model), bridge, pixel_task(regions))
 
 
 def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
@@ -99,4 +105,4 @@ def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
     return Bridge(regions, block, end, stages, _Head(short))
 
 
-FAMILIES = (Family(("upernet",), "image", upernet, True, lambda config: regions_of(config).sides[0]),)
+FAMILIES = (Family(("upernet",), "image", upernet, True, lambda config: pixel_task(regions_of(config))),)

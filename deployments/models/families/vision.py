@@ -1,4 +1,4 @@
-"""Vision transformers (ViT, DeiT, BEiT, Swin), and residual networks of convolutions (ResNet, ConvNeXt)."""
+"""Vision transformers (ViT, DeiT, Swin), and residual networks of convolutions (ResNet, ConvNeXt)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,29 +28,6 @@ def vit(model: Any) -> Anatomy:
 
     blocks = [call_transformer_layer(layer) for layer in base.layers]
     return transformer(model, lambda arrays: base.embeddings(arrays["pixel_values"]), blocks, head)
-
-
-def beit(model: Any) -> Anatomy:
-    """A vision transformer whose attention has a bias for the relative positions of patches."""
-    base = model.base_model
-    size, patch = base.config.image_size, base.config.patch_size
-    resolution = (size, size) if isinstance(size, int) else tuple(size)
-    window = (resolution[0] // patch, resolution[1] // patch)
-
-    def block(layer: nn.Module) -> ImageBlock:
-        def run(hidden: Tensor, _: Spans | None) -> Tensor:
-            shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
-            after: Tensor = layer(hidden, shared, resolution=resolution)
-            return after
-
-        return run
-
-    return transformer(
-        model,
-        lambda arrays: base.embeddings(arrays["pixel_values"]),
-        [block(layer) for layer in base.layers],
-        lambda hidden: model.classifier(base.pooler(base.layernorm(hidden))),
-    )
 
 
 def swin(model: Any) -> Anatomy:
@@ -133,7 +110,6 @@ def convnext(model: Any) -> Anatomy:
 
 FAMILIES = (
     Family(("vit", "deit"), "image", vit),
-    Family(("beit",), "image", beit),
     Family(("swin",), "image", swin),
     Family(("resnet",), "image", resnet),
     Family(("convnext", "convnextv2"), "image", convnext),

@@ -101,6 +101,17 @@ def test_scores_agree_within_their_tolerance(full: float, agrees: bool) -> None:
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
+@pytest.mark.parametrize(("full", "agrees"), [(4 + 5j, True), (5 + 5j, False)])
+def test_points_agree_that_are_no_further_apart(full: complex, agrees: bool) -> None:
+    limits = replace(AUDITED, tolerance=1.0)
+    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, limits, lambda: 0.0)
+    dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, 0.0, [0], [3], [(3 + 5j, 0j)])
+    dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [(full, 9j)])
+    assert dispatcher.audits() == [Audit(3, agrees)]
+
+
 def test_with_early_answers_every_input_is_audited_at_any_cost() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.class_maps import class_map, labels_of_runs, runs_of
 from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
 from isobatch.deployments.models.regions import Regions, packed
@@ -22,10 +23,21 @@ from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same
-from tests.helpers.tiny_pixels import GRID, NAMES, SIDE, drawn, pixel_network, reference_logits, rows_of, upernet
+from tests.helpers.tiny_pixels import (
+    GRID,
+    NAMES,
+    SIDE,
+    beit,
+    drawn,
+    hugging_face,
+    pixel_network,
+    reference_logits,
+    rows_of,
+    upernet,
+)
 
 PICTURES = drawn(5, seed=9).pictures
-OverEach = pytest.mark.parametrize("over", ["convnext", "swin"])
+OverEach = pytest.mark.parametrize("over", ["convnext", "resnet", "swin"])
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +84,31 @@ def test_bridges_of_upernet_begin_as_its_own_blocks(over: str) -> None:
         assert model.anatomy.bridge(0).eval()(pooled[0]).shape == logits.shape
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_beit_equals_transformers_wherever_it_is_cut(shared: bool) -> None:
+    model, expected = load(beit(shared)), rows_of(reference_logits(PICTURES, beit(shared)))
+    assert (model.num_blocks, model.task.parts(11)) == (6, GRID**2)  # its head does not read the seventh layer
+    for cut in range(1, 6):
+        after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
+        assert after is not None
+        assert np.abs(model.run(after, 6, ()).exits.logits - expected.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_bridges_of_beit_begin_as_its_own_layers(shared: bool) -> None:
+    model = load(beit(shared))
+    pooled, _ = model.features(model.encode(list(PICTURES)))
+    assert model.anatomy.bridge
+    layers = hugging_face(beit(shared)).beit.layers
+    for block, firsts in enumerate([(1, 2, 4), (2, 4), (4,), (4,), ()]):
+        bridge = model.anatomy.bridge(block).eval()
+        with torch.inference_mode():
+            assert bridge(pooled[block]).shape == (5 * GRID**2, len(NAMES))
+        for stage, first in zip(bridge.stages, firsts, strict=True):
+            own = stage.layer.state_dict()
+            assert all(torch.equal(own[name], each) for name, each in layers[first].state_dict().items())
+
+
 def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
     one, others = model.encode(list(PICTURES[:1])), model.encode(list(PICTURES[1:]))
     parts = [model.run(each, 3, ()).survivors for each in (one, others)]
@@ -106,14 +143,11 @@ def test_predict_answers_a_map_for_each_picture(model: TorchModel) -> None:
 def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
     import transformers
 
-    small = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 32, "patch_size": 4}
-    config = transformers.BeitConfig(num_hidden_layers=4, out_indices=[0, 1, 2, 3], num_labels=3, **small)
-    transformers.BeitForSemanticSegmentation(config).save_pretrained(tmp_path)
-    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    transformers.ConvNextConfig(architectures=["ConvNextForSemanticSegmentation"]).save_pretrained(tmp_path)
     with pytest.raises(
-        UserError, match="beit is not known with a head that labels pixels; known are: segformer, upernet"
+        UserError, match="convnext is not known with a head for pixels; known are: beit, segformer, upernet, vitpose"
     ):
-        load(tmp_path)
+        task_at(tmp_path)
 
 
 def test_a_preprocessor_that_leaves_pictures_as_large_as_they_are_is_refused(tmp_path: Path) -> None:
