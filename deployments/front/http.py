@@ -54,7 +54,7 @@ def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
     return direct
 
 
-def _add(api: Api, path: str, described: Mapping[str, Any], body: Mapping[str, Any], about: str) -> None:
+def _add(api: Api, path: str, described: dict[str, Any], body: dict[str, Any], about: str) -> None:
     extra = openapi.WITH_INPUTS | body
     api.add_api_route(path, _answered_by_form, methods=["POST"], description=about, openapi_extra=extra, **described)
 
