@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # The options of one application's plan that a fleet's file says, or that its division does not know.
 OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
-    "evaluate",
 )  # fmt: skip
 HANDOVER_S = 1.0  # until a replica that stands by is used
 LOOK_EVERY_S = 1.0  # where replicas stand by: what was lent returns when its owner refuses inputs
