@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import Tails
@@ -16,7 +17,7 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, no_later
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.curves import DTYPES, curve_table
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
