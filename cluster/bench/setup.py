@@ -142,8 +142,9 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     progress("measuring the network")
     make_ready(model, folder, timed_block_ranges(model))
     (measured,) = timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
-    table, notes = measured.table, (str(measured),)
-    table = replace(table, launch_s=table.each_stop_s)  # without a replica, a launch costs no more than a stop
+    notes: tuple[str, ...] = (str(measured),)
+    # Without a replica, a launch costs no more than a stop.
+    table = replace(measured.table, launch_s=measured.table.each_stop_s)
     progress("counting exits")
     exits = _counted(model, folder, recorded) if recorded else _known_exits(request.model, exact)
     profile = Profile(folder.name, (table,), exits)
