@@ -25,7 +25,7 @@ serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 	$(BIN)/isobatch serve
 
 demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
-	$(BIN)/python -m experiments.demos.digits
+	$(BIN)/python -m experiments.demos.digits && cp deployments/demo/demo-float32/exits.png docs/
 
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
 	$(BIN)/python -m experiments.demos.sums

@@ -14,12 +14,12 @@ from isobatch.deployments.progress import show
 from isobatch.profiles.devices import links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load
+from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
 if TYPE_CHECKING:
     from isobatch.cluster.simulator.explained import MechanismStep
     from isobatch.optimizer import Plan, Problem
 
-BLUE, RED, DARK = "#1b6ca8", "#bb3333", "#333333"
 PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does not exceed
 
 
@@ -129,5 +129,5 @@ def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("inputs per second that are answered in time")
     axes.margins(x=0.12)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     figure.savefig(path, dpi=110)

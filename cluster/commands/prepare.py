@@ -225,7 +225,7 @@ def _prepare_classifier(
     rare = unseen(rules.classes, names.names) if counted else None
     for sentence in filter(None, (copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
-    console.print(f"written to {out}: a Hugging Face checkpoint with ramps")
+    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 
 def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:

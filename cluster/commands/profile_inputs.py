@@ -11,7 +11,6 @@ from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     in_batches,
     lengths_of,
-    name,
     report,
     sample_inputs,
     timed,
@@ -33,6 +32,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
+from isobatch.profiles.picture import name
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.profile import ClassifierProfileOptions

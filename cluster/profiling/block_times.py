@@ -26,10 +26,10 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
-from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import WORD, Lengths
 from isobatch.profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
 from isobatch.profiles.model import Batch, SplitModel
+from isobatch.profiles.picture import name
 from isobatch.profiles.sweep import whole_s
 
 USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
@@ -231,10 +231,6 @@ def source_of(device_name: str, backend: str, dtype: str, threads: int) -> str:
     """
     count = f"{threads} host thread{'s' if threads > 1 else ''}"
     return f"measured: {device_name}, {backend}, {dtype}, {count}, {datetime.now(UTC).date().isoformat()}"
-
-
-def name(table: LatencyTable) -> str:
-    return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"
 
 
 def report(profile: Profile) -> Table:

@@ -16,12 +16,14 @@ from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ram
 from isobatch.deployments.prepare.bridges import make_bridges
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
+from isobatch.deployments.prepare.report import draw_exits
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.scores import make_score_ramps
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import RULES
 
+PICTURE = "exits.png"
 OwnHeads = Callable[[Sequence[int], int], Mapping[int, nn.Module]]
 
 
@@ -61,6 +63,7 @@ def prepare(
         save_ramps(draft, rules, ramps.heads)
         if ramps.evidence:
             ramps.evidence.save(draft / EVIDENCE)
+        draw_exits(rules, draft / PICTURE)
     return rules
 
 
@@ -72,6 +75,7 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
         checkpoint.copy(source, draft)
         shutil.copyfile(source / WEIGHTS, draft / WEIGHTS)
         shutil.copyfile(source / EVIDENCE, draft / EVIDENCE)
+        draw_exits(rules, draft / PICTURE)
         write_rules(draft, rules)
     return rules
 

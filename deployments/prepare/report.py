@@ -1,7 +1,10 @@
-"""The figures of exits as a table and as sentences."""
+"""The figures of exits as a table, as sentences, and as a picture."""
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,7 @@ from isobatch.deployments.prepare.sample import TEST_SHARE, Sample
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.confidence import least_promise, rows_needed
 from isobatch.profiles.losses import MICRO_F1, NDCG, EntityF1, Labels
+from isobatch.profiles.picture import BLUE, DARK, ORANGE, plain
 from isobatch.profiles.promise import ExitPromise
 
 SURE = 2.0  # standard errors beyond which a difference is not chance
@@ -282,3 +286,53 @@ def _percent(share: float) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def draw_exits(rules: ExitRules, path: Path) -> None:
+    """Accuracy and survival over depth, one above the other."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    depth = len(rules.ramps) + 1
+    figure = Figure(figsize=(7.2, 6.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    _draw_accuracy(above, rules)
+    _draw_survival(below, rules)
+    below.set_xlabel("block, counted from 0 as in the table")
+    below.set_xticks(range(0, depth, max(1, depth // 12)))
+    for axes in (above, below):
+        plain(axes)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # as many digits as needed to tell ticks apart
+        axes.grid(axis="y", color="#e4e7eb")
+        axes.set_axisbelow(True)
+    figure.suptitle(summary(rules), fontsize=11, color=DARK, x=0.01, ha="left")
+    figure.savefig(path, dpi=150)
+
+
+def _survival(rules: ExitRules) -> list[float]:
+    """The share of inputs that enter each block."""
+    return [1.0, *(rule.survival or 0.0 for rule in rules.ramps)]
+
+
+def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
+    blocks, ends = [rule.block for rule in rules.ramps], [-0.5, len(rules.ramps) + 0.5]
+    axes.plot(blocks, [rule.accuracy for rule in rules.ramps], "o-", color=BLUE, label="a ramp, of all inputs")
+    leaving = {"color": DARK, "alpha": 0.3, "linewidths": 0, "clip_on": False, "zorder": 3}
+    right = [math.nan if rule.exit_accuracy is None else rule.exit_accuracy for rule in rules.ramps]
+    areas = [20 + 600 * (before - after) for before, after in pairwise(_survival(rules))]
+    axes.scatter(blocks, right, s=areas, **leaving)
+    axes.scatter([], [], s=60, label="a ramp, of those that leave there (area: how many)", **leaving)
+    axes.plot(ends, [rules.full_accuracy] * 2, color=ORANGE, label="the full network")
+    axes.plot(ends, [rules.exit_accuracy] * 2, color=DARK, linestyle=":", label="the network with exits")
+    axes.set_ylabel("right answers" if rules.tolerance is None else "1 - error of scores")
+    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
+
+
+def _draw_survival(axes: Any, rules: ExitRules) -> None:
+    survival = _survival(rules)
+    axes.bar(range(len(survival)), survival, width=0.96, color=BLUE, alpha=0.85)
+    if len(survival) <= 24:
+        for block, share in enumerate(survival):
+            axes.annotate(f"{share:.0%}", (block, share), ha="center", va="bottom", fontsize=9, color=DARK)
+    axes.set_ylim(0, 1.12)
+    axes.set_ylabel("inputs that enter the block")

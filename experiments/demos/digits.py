@@ -38,7 +38,8 @@ from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.models.ramps import RampDtype, read_rules, write_rules
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
-from isobatch.deployments.prepare.pipeline import prepare
+from isobatch.deployments.prepare.pipeline import PICTURE, prepare
+from isobatch.deployments.prepare.report import draw_exits
 from isobatch.deployments.prepare.sample import Parts, Sample
 from isobatch.deployments.prepare.thresholds import replay
 from isobatch.deployments.progress import show
@@ -125,6 +126,7 @@ def write_evidence(folder: Path, dtype: RampDtype, rows: int) -> None:
     rules = retuned(rules, fixed, fixed.test.strictest)
     rules = rules.model_copy(update={"version": 2, "notes": notes | {"tested_on": rows}})
     write_rules(folder, rules)
+    draw_exits(rules, folder / PICTURE)
     evidence.save(folder / EVIDENCE)
 
 

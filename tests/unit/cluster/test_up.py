@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "serve", lambda target, port: print("serving", target))
     monkeypatch.setattr(command, "PROFILE_BUDGET_S", 0.1)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
+    monkeypatch.setattr("isobatch.deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
     return tmp_path
 
 

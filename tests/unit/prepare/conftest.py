@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isobatch.cluster import cli
+from isobatch.deployments.prepare import pipeline
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
@@ -22,6 +23,12 @@ Run = Callable[..., int]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "isobatch" / "features"
+
+
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all the rest on so small a network."""
+    monkeypatch.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
 
 
 @pytest.fixture

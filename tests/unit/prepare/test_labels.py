@@ -273,7 +273,7 @@ def test_predict_writes_labels_to_every_format(prepared: tuple[Path, list[Text]]
         assert [float(row[f"score of {name}"]) for name in NAMES] == pytest.approx(answer.probabilities, abs=1e-5)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "no_picture")
 def test_without_labels_agreement_is_promised_label_by_label(tmp_path: Path) -> None:
     data = tmp_path / "a.csv"
     data.write_text("\n".join(["text", *(each for each, _ in texts(200, seed=3))]) + "\n")

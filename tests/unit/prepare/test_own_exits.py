@@ -220,7 +220,7 @@ def prepared(*arguments: object) -> str:
     return " ".join(command("prepare", *arguments).output.split())
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "no_picture")
 @pytest.mark.parametrize("policy", ["entropy", "patience"])
 def test_prepare_keeps_the_heads_and_chooses_thresholds(tmp_path: Path, policy: str) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
@@ -241,7 +241,7 @@ def test_prepare_keeps_the_heads_and_chooses_thresholds(tmp_path: Path, policy: 
     assert rules["notes"]["checkpoint"] == "source"
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "no_picture")
 def test_blocks_without_an_exit_of_their_own_get_trained_ramps(tmp_path: Path) -> None:
     source, out, names = tmp_path / "source", tmp_path / "out", tmp_path / "names.json"
     weights = saved(source, "bert", lambda given: given | linear("branch", HIDDEN, NUM_LABELS))

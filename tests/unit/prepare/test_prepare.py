@@ -15,6 +15,7 @@ from tests.unit.prepare.conftest import Run, reviews, rules_in
 pytestmark = pytest.mark.usefixtures("cache")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,6 +31,7 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
     assert "--labels" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("policy", "dtype"), [("confidence", "float32"), ("patience", "float32"), ("confidence", "bfloat16")]
 )
@@ -58,13 +60,14 @@ def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, checkpoint:
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--ramp", "pooler") == 0
     assert rules_in(out)["kind"] == "pooler"
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", EVIDENCE} <= names
+    assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png", EVIDENCE} <= names
     assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt", ".npz"}
     before = hugging_face("bert").state_dict()
     after = AutoModelForSequenceClassification.from_pretrained(out).state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_features_are_computed_once_and_the_result_is_reproducible(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +84,7 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
         assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_recorded_inputs_without_labels_follow_the_network(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

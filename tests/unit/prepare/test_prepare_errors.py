@@ -15,7 +15,7 @@ from tests.helpers.tiny_pixels import pixel_network
 from tests.helpers.tiny_words import word_network
 from tests.unit.prepare.conftest import Refusal, Run, reviews
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("cache", "no_picture")
 
 
 def test_without_a_tokenizer_no_data_is_read(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     refusal: Refusal, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "exits.json")
+        raise OSError(errno.ENOSPC, "No space left on device", "exits.png")
 
-    monkeypatch.setattr(pipeline, "save_ramps", full)
+    monkeypatch.setattr(pipeline, "draw_exits", full)
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "made" / "out"
-    assert "exits.json: No space left on device" in refusal(checkpoint, "--data", data, "--out", out)
+    assert "exits.png: No space left on device" in refusal(checkpoint, "--data", data, "--out", out)
     assert list(out.parent.iterdir()) == []
 
 

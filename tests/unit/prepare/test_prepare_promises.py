@@ -27,6 +27,7 @@ from tests.unit.prepare.conftest import Run, reviews, rules_in
 pytestmark = pytest.mark.usefixtures("cache")
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
     run: Run, checkpoint: Path, tmp_path: Path, metric: str, capsys: pytest.CaptureFixture[str]
@@ -47,6 +48,7 @@ def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
     assert "at least 5 inputs must be tested" in output
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_promise_may_be_about_the_class_that_loses_most(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_promise_may_be_about_the_class_that_loses_most(
     assert "inputs of each class must be tested" in output
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +82,7 @@ def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     data, prepared, out = reviews(tmp_path / "a.csv"), tmp_path / "prepared", tmp_path / "tuned"
     assert (
@@ -100,6 +104,7 @@ def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint:
     assert rules["promise"]["lost"] < rules["promise"]["max_loss"] == 0.6
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

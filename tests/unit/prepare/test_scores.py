@@ -243,7 +243,7 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
     assert "near the full network's" in said
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "no_picture")
 def test_without_scores_in_the_file_agreement_within_a_tolerance_is_promised(tmp_path: Path) -> None:
     data = tmp_path / "a.csv"
     data.write_text("\n".join(["text", *(text for text, _ in numbered(400, seed=3))]) + "\n")

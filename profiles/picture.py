@@ -1,0 +1,30 @@
+"""What all pictures share: colours that differ in lightness too, frames of two sides, and plain numbers."""
+
+from typing import TYPE_CHECKING
+
+from isobatch.profiles.latency import LatencyTable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE = "#1b6ca8"
+ORANGE = "#d98c3f"
+RED = "#bb3333"
+DARK = "#333333"
+PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
+
+
+def plain(axes: "Axes") -> None:
+    """Give axes a frame of two sides, and the colours of the palette in turn to all later lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_prop_cycle(color=PALETTE)
+
+
+def name(table: LatencyTable) -> str:
+    """
+    >>> from isobatch.profiles.datasheet import datasheet_table
+    >>> from isobatch.profiles.datasheet import bert_base
+    >>> name(datasheet_table(bert_base(), "v100"))
+    'v100, 128 tokens'
+    """
+    return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"
