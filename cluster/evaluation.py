@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
 
+from isobatch.cluster.client import outputs_from
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.checkpoint import usual_dtype
@@ -22,6 +24,7 @@ from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.scores import range_of_scores, true_scores
 from isobatch.deployments.progress import show
+from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import (
     ABSOLUTE_ERROR,
@@ -282,3 +285,27 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
         for start in show(starts, "answering with exits" if exits else "answering in full")
         for each in predict(network, values[start : start + AT_ONCE], exits)
     ]
+
+
+def served(
+    url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task, names: Sequence[str]
+) -> list[PredictedAnswer]:
+    outputs = show(outputs_from(url, values, headers), "asking the server", len(values))
+    try:
+        return [PredictedAnswer(*task.parsed(each, names), each["exit_block"]) for each in outputs]
+    except (LookupError, TypeError) as error:
+        raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
+
+
+def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: ServedModel) -> None:
+    """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
+    labels, num_blocks = network.labels, network.num_blocks
+    for each in answers:
+        name = None
+        with suppress(IndexError):  # it has no such label
+            name = task_of(network).named(each.label, labels)
+        if not (name == each.name and each.exit_block < num_blocks):
+            raise UserError(
+                f"{url} serves another network: it answers {each.name!r} (label {each.label}) at block "
+                f"{each.exit_block}; this one has {num_blocks} blocks and knows {', '.join(labels[:10])}"
+            )

@@ -6,6 +6,7 @@ from isobatch.profiles.latency import LatencyTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 BLUE = "#1b6ca8"
 ORANGE = "#d98c3f"
@@ -18,6 +19,15 @@ def plain(axes: "Axes") -> None:
     """Give axes a frame of two sides, and the colours of the palette in turn to all later lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_prop_cycle(color=PALETTE)
+
+
+def plain_logarithmic(axis: "Axis") -> None:
+    """Number a logarithmic axis in plain numbers, even if it spans less than a power of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def name(table: LatencyTable) -> str:

@@ -9,7 +9,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from isobatch.cluster.commands import Dtype
+from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
@@ -19,6 +19,7 @@ from isobatch.cluster.commands.shared_options import (
     label_names,
     with_options,
 )
+from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.prepare.data import Row
 from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
@@ -35,6 +36,8 @@ def evaluate(
     reading: ReadingOptions,
     model: Annotated[str, typer.Argument(help="Directory, hub id or URL of a checkpoint made by `isobatch prepare`.")],
     data: Annotated[Path, f"Inputs on which it was not prepared, labelled or not: {READS}."],
+    url: Annotated[str | None, "Take the answers with exits from this server, which runs the same network."] = None,
+    api_key_variable: KeyVariable = None,
     labels: Labels = None,
     queries: Queries = False,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
@@ -55,6 +58,8 @@ def evaluate(
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare.report import class_table, warnings
 
+    server = predicts_at(server_at(url)) if url else None
+    key = key_headers(api_key_variable)
     located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     rows, lists = reading.rows_for(located, console, data), None
@@ -63,13 +68,18 @@ def evaluate(
     else:
         sample = sampled(rows, max_rows, seed)
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
-    if not network.ramp_blocks:
+    if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
     if queries and not task.by_score:
         raise UserError(f"--queries is for networks with one output: {model} gives labels")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
-    exits, full = evaluating.answered(network, values), evaluating.answered(network, values, exits=False)
+    if server:  # the server comes first, so that a wrong URL is reported before anything is computed
+        exits = evaluating.served(server, values, key, task, network.labels)
+        evaluating.check_same_network(server, exits, network)
+    else:
+        exits = evaluating.answered(network, values)
+    full = evaluating.answered(network, values, exits=False)
     evaluation = _compared(full, exits, sample, truth, lists, network)
     if as_json:
         print(evaluation.as_json())

@@ -1,4 +1,4 @@
-"""`isobatch load`: sends load to a server, and writes a report of its answers."""
+"""`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     api_key_variable: KeyVariable = None,
-    out: Annotated[Path, "File for the figures."] = Path("load.json"),
+    out: Annotated[Path, "File for the figures; a picture is written beside it."] = Path("load.json"),
 ) -> None:
     """Send requests at a given rate, however fast the server is, and count latency from when each request was due.
 
@@ -105,13 +105,14 @@ def load(
         record = replace(run_noting_polls(run(source)), duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
     report.write(summary, out)
+    report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(summary, slo_ms))
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
     for status, body in sorted(source.errors.items()):
         if body:
             console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
-    console.print(f"written to {out}")
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
     if summary.failed:
         raise typer.Exit(1)
     return None

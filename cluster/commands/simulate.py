@@ -41,6 +41,7 @@ class ClassifierSimulationOptions(CommonOptions):
         "Of a fleet: an application and its inputs per second, as NAME=RATE or NAME=RATE@TRACE. Repeatable.",
     ] = None
     host: Annotated[Path | None, "What serving costs beside the devices: host.json of make bench-fidelity."] = None
+    out: Annotated[Path, "The picture."] = Path("simulation.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,10 @@ def simulate(given: GivenOptions) -> None:
 
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
-    from isobatch.cluster.commands import simulate_fleet, simulate_run
+    from isobatch.cluster.commands import check_writable, simulate_fleet, simulate_run
     from isobatch.cluster.serving.serve_file import arbiters, decoders, only, serve_file
 
+    check_writable(given.values["out"])
     plan = given.values["plan"]
     content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {})
     if name := given.values["application"]:

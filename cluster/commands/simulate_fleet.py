@@ -21,7 +21,7 @@ from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.rehearsal import Member, replan_fleet
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
-from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.report import Report, draw
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
@@ -36,14 +36,20 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
     loads = loads_of(options, [each.name for each in config.applications])
     members = {name: _member(name, load, content) for name, load in loads.items()}
     console, decisions = Console(soft_wrap=True, markup=False), list[FleetDecision]()
+    changes_s = dict[str, list[float]]()
     if options.replan:
         with progress_bar(options.seconds) as progress:
             fleet = replan_fleet(members, options.seconds, Arbiter(config), seed=options.seed, progress=progress)
         reports, decisions = {name: each.report for name, each in fleet.applications.items()}, fleet.moves
+        changes_s = {name: [event.at_s for event in each.changes] for name, each in fleet.applications.items()}
     else:
         reports = {name: run(each.world, loads[name]) for name, each in members.items()}
     for table in _tables(reports, decisions, members, options.replan):
         console.print(table)
+    for name, report in reports.items():
+        picture = options.out.with_stem(f"{options.out.stem}-{name}")
+        draw(report, members[name].world.slo_s, picture, changes_s.get(name, ()))
+        console.print(f"drawn in {picture}")
 
 
 def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> dict[str, "ClassifierSimulationOptions"]:

@@ -23,7 +23,7 @@ from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers
 from isobatch.cluster.simulator.event_loop import HostCosts
-from isobatch.cluster.simulator.report import Report, tables
+from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
 from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
 from isobatch.deployments.config import AppConfig, checked
@@ -138,7 +138,7 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     application = _only(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
-    console = Console(soft_wrap=True, markup=False)
+    console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
     if options.trace_text:
         console.print(options.trace_text, highlight=False)
     if options.replan:
@@ -148,12 +148,14 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         with progress_bar(options.seconds) as progress:
             inputs = inputs_of(world, options)
             replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)
-        report = replanned.report
+        report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
         console.print(decisions(replanned))
     else:
         report = run(world, options)
     for table in tables(report, world.slo_s):
         console.print(table)
+    draw(report, world.slo_s, options.out, changes_s)
+    console.print(f"drawn in {options.out}")
 
 
 def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:

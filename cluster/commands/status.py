@@ -1,9 +1,14 @@
-"""`isobatch status`: shows the state and the decisions of an application's controller, and controls it by hand."""
+"""`isobatch status`: shows the state and the decisions of an application's controller, and controls it by hand.
+
+A picture of the running application shows the same as the page at `/`, from the same `/stats`. With earlier statistics,
+it shows what happened since.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Annotated, Any
@@ -18,6 +23,7 @@ from isobatch.cluster.commands import KeyVariable, key_headers, server_at
 from isobatch.profiles.agreement import Agreement
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import carried
 
 PATH = "/controller"  # the default route prefix of the controller's application
 NO_CONTROLLER = "none: the plan stays as it is"
@@ -25,6 +31,9 @@ SMALLEST_SHARE = 0.0005  # a smaller share would be shown as 0.0 %
 PATIENCE_S = 10.0
 FORCE_PATIENCE_S = 600.0  # for --force: replicas may have to start
 WATCH_EVERY_S = 2.0
+BAR_WIDTH = 24  # characters
+LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
+HEIGHTS = "▁▂▃▄▅▆▇█"
 Stats = dict[str, Any]
 
 
@@ -57,6 +66,7 @@ def status(
             raise _no_controller_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
+    last: Stats | None = None
     while True:
         answer = ask(f"{base}/status", api_key_variable)
         stats = None if as_json and answer else _stats(server, api_key_variable)
@@ -65,10 +75,11 @@ def status(
             raise _no_controller_error(base, stats)
         if watch:
             console.clear()
-        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats)
+        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)
         console.print_json(json.dumps(fleet or answer)) if as_json else console.print(shown)
         if not watch:
             return
+        last = stats
         time.sleep(WATCH_EVERY_S)
 
 
@@ -107,15 +118,19 @@ def _sentence(answer: dict[str, Any]) -> str:
     return f"{answer['what']}: {answer['why']}{change}"
 
 
-def tables(answer: dict[str, Any] | None, stats: Stats | None = None) -> Group:
-    """The controller's state as tables; for an application without a controller, its statistics."""
+def tables(answer: dict[str, Any] | None, stats: Stats | None = None, last: Stats | None = None) -> Group:
+    """The controller's state as tables, with a picture of the running plan from the fronts' statistics.
+
+    `last` are the previous statistics. For an application without a controller, only the statistics are shown.
+    """
     writes_texts = stats is not None and "tokens_per_s" in stats
     if answer is None:
         assert stats, "This is a bug: either the controller or the application has answered."
         if writes_texts:
             return Group(texts_table(stats, NO_CONTROLLER))
-        return Group(_without_controller(stats), _splits(stats))
-    drawn = [texts_table(stats) if writes_texts else _splits(stats)] if stats else []
+        return Group(_without_controller(stats), picture(stats, last, ()))
+    expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
+    drawn = [texts_table(stats) if writes_texts else picture(stats, last, expected)] if stats else []
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]))
 
 
@@ -232,21 +247,35 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _splits(stats: Stats) -> Table:
+def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> Group:
+    """The splits with their devices and the fill of their launches, then the survival beside its forecast."""
+    return Group(_splits(stats, earlier), _survivors(survival(stats, earlier), forecast))
+
+
+def _splits(stats: Stats, earlier: Stats | None) -> Table:
     from isobatch.optimizer.plan import blocks_text
 
-    table = Table("split", "devices", "batch", "filled", "waiting", title="launches", title_justify="left")
+    table = Table("split", "devices", "batch", "filled", "", "waiting", title="launches", title_justify="left")
     for split in stats["splits"]:
         first, end = split["blocks"]
         blocks = f"block{'s' if end - first > 1 else ''} {blocks_text(first, end - 1)}"
         kind = split["group"].rpartition("-")[0] or split["group"]
-        filled = f"{split['fill']:.0%}" if split["launches"] else "no launches"
-        table.add_row(blocks, f"{split['replicas']} x {kind}", str(split["batch"]), filled, f"{split['waiting']:,}")
+        share = fill(split, earlier)
+        filled = ("no launches", "") if share is None else (f"[blue]{bar(share)}[/]", f"{share:.0%}")
+        table.add_row(blocks, f"{split['replicas']} x {kind}", str(split["batch"]), *filled, f"{split['waiting']:,}")
+    return table
+
+
+def _survivors(current: Sequence[float], forecast: Sequence[float]) -> Table:
+    table = Table("", "", "", title="inputs that reach each block", title_justify="left", show_header=False)
+    for name, shares in (("lately", current), ("forecast", forecast)):
+        if shares:
+            table.add_row(name, f"[blue]{sparkline(shares)}[/]", f"{shares[-1]:.0%} reach the last of {len(shares)}")
     return table
 
 
 def texts_table(stats: Stats, controller: str = "") -> Table:
-    """The figures where texts are written.
+    """The figures where texts are written: no picture, because its launches contain tokens of all depths.
 
     `controller`: the text of a row on the controller, if any.
     """
@@ -255,7 +284,7 @@ def texts_table(stats: Stats, controller: str = "") -> Table:
     written = sum(tokens.values())
     depth = sum((block + 1) * count for block, count in tokens.items()) / written if written else 0.0
     pages = stats["pages"]
-    launches = [f"split {each['split']}: {each['fill']:.0%} full" for each in stats["splits"]]
+    launches = [f"split {each['split']} {bar(each['fill'])} {each['fill']:.0%}" for each in stats["splits"]]
     table.add_row("requests", ", ".join(f"{count:,} {outcome}" for outcome, count in stats["requests"].items()))
     table.add_row("replicas", f"{stats['replicas']:,}")
     table.add_row("tokens", f"{written:,}, {depth:.1f} of {len(tokens)} blocks each, {stats['tokens_per_s']:,.0f}/s")
@@ -267,3 +296,52 @@ def texts_table(stats: Stats, controller: str = "") -> Table:
     if controller:
         table.add_row("controller", controller)
     return table
+
+
+def fill(split: Stats, earlier: Stats | None) -> float | None:
+    """How full the launches of a split were since the earlier statistics; None: there were no launches.
+
+    >>> split = {"group": "v100-0", "blocks": [0, 3], "launches": 30, "fill": 0.9}
+    >>> fill(split, None), fill(split, {"splits": [split | {"launches": 20, "fill": 0.85}]})
+    (0.9, 1.0)
+    """
+    same = [each for each in (earlier or {"splits": []})["splits"] if _place(each) == _place(split)]
+    launches, filled = (same[0]["launches"], same[0]["fill"]) if same else (0, 0.0)
+    since = split["launches"] - launches
+    if since <= 0:
+        return None
+    return float(min(1.0, max(0.0, (split["fill"] * split["launches"] - filled * launches) / since)))
+
+
+def _place(split: Stats) -> tuple[str, tuple[int, ...]]:
+    return split["group"], tuple(split["blocks"])
+
+
+def survival(stats: Stats, earlier: Stats | None) -> list[float]:
+    """The share that reached each block since the earlier statistics, or since the start if too few were answered.
+
+    >>> survival({"exits": {"0": 30, "1": 10}, "survival": [1.0, 0.5]}, {"exits": {"0": 0, "1": 0}})
+    [1.0, 0.25]
+    """
+    left = [count - (earlier or {"exits": {}})["exits"].get(block, 0) for block, count in stats["exits"].items()]
+    total = sum(left)
+    if total < LEAST_ANSWERS:
+        return list(stats["survival"])
+    return [sum(left[block:]) / total for block in range(len(left))]
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """
+    >>> bar(0.5, 8)
+    '████░░░░'
+    """
+    full = round(share * width)
+    return "█" * full + "░" * (width - full)
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """
+    >>> sparkline([1.0, 0.6, 0.0])
+    '█▅▁'
+    """
+    return "".join(HEIGHTS[min(len(HEIGHTS) - 1, int(share * len(HEIGHTS)))] for share in shares)

@@ -1,9 +1,10 @@
-"""The report of a load run: counts by outcome, goodput, percentiles."""
+"""The report of a load run: counts by outcome, goodput, percentiles, a picture."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,16 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from isobatch.cluster.load.generator import BROKEN, Floats, LoadRecord
+from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+MOST_BINS = 60  # of the picture
+SHORTEST_BIN_S = 0.2
+REQUESTS_PER_BIN = 20  # on average
+MANY_REQUESTS = 2000  # beyond this number, requests are drawn as smaller points
+COLOURS = (BLUE, ORANGE, RED, DARK)  # of the outcomes, in their order
 TIMER_DELAY_MS = 5.0  # every generator is late by this much now and then
 WARNING_SHARE = 0.1  # the generator's share of the latency from which it warns
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -169,3 +176,50 @@ def table(summary: Summary, slo_ms: float) -> Table:
 
 def write(summary: "DataclassInstance", path: Path) -> None:
     path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
+    """Draw latency over time, and requests per second by outcome."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    answered = record.status == 200
+    latency_ms = 1e3 * (record.ended_s - record.due_s)
+    size, strength = (2, 0.4) if len(record.due_s) > MANY_REQUESTS else (4, 0.7)
+    style = {"color": BLUE, "markersize": size, "alpha": strength}
+    above.plot(record.due_s[answered], latency_ms[answered], ".", **style, label="a request")
+    above.axhline(slo_ms, color=RED, linewidth=1, label=f"SLO {slo_ms:g} ms")
+    above.set(ylabel="latency (ms), from when it was due", yscale="log")
+    plain_logarithmic(above.yaxis)
+    edges = bins(record.due_s)
+    for (name, chosen), colour in zip(_kinds(record, latency_ms, slo_ms).items(), cycle(COLOURS), strict=False):
+        counts, _ = np.histogram(record.due_s[chosen], edges)
+        if chosen.any():
+            below.stairs(counts / edges[1], edges, color=colour, label=name)
+    below.set(xlabel="seconds", ylabel="requests per second", ylim=(0, None))
+    for axes in (above, below):
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
+        plain(axes)
+    figure.savefig(path, dpi=120)
+
+
+def bins(due_s: Floats) -> Floats:
+    """The edges of the time bins of the picture. With too few requests in a bin, its rate would fluctuate.
+
+    >>> bins(np.linspace(0, 10, 40)).tolist(), len(bins(np.linspace(0, 10, 100_000)))
+    ([0.0, 5.0, 10.0], 51)
+    """
+    last_s = due_s.max(initial=1.0)
+    count = min(last_s / SHORTEST_BIN_S, len(due_s) / REQUESTS_PER_BIN)
+    return np.linspace(0, last_s, 1 + int(np.clip(count, 1, MOST_BINS)))
+
+
+def _kinds(record: LoadRecord, latency_ms: Floats, slo_ms: float) -> dict[str, NDArray[np.bool_]]:
+    """The requests that were answered in time, those that were answered late, and the others by their outcome."""
+    answered, within = record.status == 200, latency_ms <= slo_ms
+    kinds = {"in time": answered & within, "late": answered & ~within}
+    for status in np.unique(record.status[~answered]):
+        name = _outcome(status)
+        kinds[name] = kinds.get(name, np.zeros(len(answered), bool)) | (record.status == status)
+    return kinds

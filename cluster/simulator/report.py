@@ -1,16 +1,24 @@
-"""The report of a simulated run: rates, costs and how full batches were, as tables."""
+"""The report of a simulated run: rates, costs and how full batches were, as tables and as a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Table
 
+from isobatch.cluster.load.workloads import Floats
 from isobatch.cluster.simulator.table_devices import group_names
 from isobatch.cluster.simulator.tally import LaunchKey, Tally
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.picture import BLUE, ORANGE, RED, plain, plain_logarithmic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Report:
 
     @property
     def answered(self) -> int:
-        return self.tally.answered
+        return int(self.tally.answered.sum())
 
     @property
     def refused(self) -> int:
@@ -135,3 +143,50 @@ def _fills(report: Report) -> Table:
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
             )  # fmt: skip
     return table
+
+
+UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time axis, with their seconds
+MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller one
+
+
+def draw(report: Report, slo_s: float, path: Path, changes_s: Sequence[float] = ()) -> None:
+    from matplotlib.figure import Figure
+
+    tally = report.tally
+    unit_s, unit = next((each for each in UNITS if tally.seconds >= MANY * each[0]), UNITS[-1])
+    at = (np.arange(len(tally.arrived)) + 0.5) * tally.seconds / len(tally.arrived) / unit_s
+    figure = Figure(figsize=(9, 7.5), layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
+    for draw_one, each in zip((_load, _latency, _lost), axes, strict=True):
+        draw_one(each, at, tally, slo_s)
+        for number, at_s in enumerate(changes_s):
+            each.axvline(at_s / unit_s, color=RED, linewidth=0.7, alpha=0.5, label="" if number else "new plan")
+        each.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
+        plain(each)
+    axes[-1].set_xlabel(f"simulated {unit}")
+    figure.suptitle(f"{report.goodput_per_s:,.0f} inputs per second within {slo_s * 1e3:g} ms, simulated", fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def _load(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
+    axes.fill_between(at, tally.arrived * _per_s(tally), color="#dddddd", label="arrive")
+    axes.plot(at, tally.good * _per_s(tally), color=BLUE, label="answered in time")
+    axes.set(ylabel="inputs per second", ylim=(0, None))
+
+
+def _latency(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
+    axes.axhline(slo_s * 1e3, color=RED, linewidth=0.8, label="SLO")
+    axes.plot(at, tally.quantiles_s(0.5) * 1e3, color=BLUE, label="p50")
+    axes.plot(at, tally.quantiles_s(0.99) * 1e3, color=ORANGE, label="p99")
+    axes.set(ylabel="latency (ms)", yscale="log")
+    plain_logarithmic(axes.yaxis)
+
+
+def _lost(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
+    for name, colour in (("refused", ORANGE), ("expired", RED)):
+        axes.plot(at, getattr(tally, name) * _per_s(tally), color=colour, label=name)
+    axes.set(ylabel="not answered, per second", ylim=(0, max(1.0, axes.get_ylim()[1])))
+
+
+def _per_s(tally: Tally) -> float:
+    return len(tally.arrived) / tally.seconds

@@ -14,7 +14,7 @@ from isobatch.deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, La
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LaunchKey = tuple[str, str, int, int, int]  # group, kind, blocks, size
-WINDOWS = 200  # of equal time
+WINDOWS = 200  # of equal time, for the pictures over time
 FASTEST_S = 1e-6  # latencies below it fall into the first bin
 SLOWEST_S = 1e3  # latencies above it fall into the last bin
 BINS = 4096  # so that a bin is half a percent wide
@@ -35,7 +35,7 @@ class Tally:
         self._full = self._full_weight = 0  # arrivals that asked for the whole network; not in the exits
         self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
         self._certain = self._certain_weight = 0  # exits at the end that no open ramp could have answered
-        self._bins = np.zeros(BINS, np.int64)
+        self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
         self._latencies_s: list[float] = []
@@ -113,7 +113,7 @@ class Tally:
 
     def flush(self) -> None:
         latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))
-        self._bins += np.bincount(_bins(latencies), minlength=BINS)
+        np.add.at(self._bins, (windows, _bins(latencies)), 1)
         self._observed_bins += np.bincount(_observed_bins(latencies), minlength=BINS)
         self.good += np.bincount(windows[latencies <= self.slo_s * (1 + 1e-9)], minlength=WINDOWS)
         self._latencies_s.clear()
@@ -139,22 +139,21 @@ class Tally:
 
     def quantile_s(self, share: float) -> float:
         """This quantile of all answers' latencies; NaN when there are none."""
-        total = self._bins.sum()
-        if not total:
-            return float("nan")
-        at = int(np.searchsorted(np.cumsum(self._bins), share * total))
-        return float(FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((at + 0.5) / (BINS - 1)))
+        return _quantile(self._bins.sum(0), share)
 
     @property
     def mean_s(self) -> float:
         """The mean of all answers' latencies, to half a percent; NaN when there are none."""
-        counts = self._bins
+        counts = self._bins.sum(0)
         middles = FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((np.arange(BINS) + 0.5) / (BINS - 1))
         return float(counts @ middles / counts.sum()) if counts.any() else float("nan")
 
+    def quantiles_s(self, share: float) -> Floats:
+        return np.array([_quantile(row, share) for row in self._bins])
+
     @property
-    def answered(self) -> int:
-        return int(self._bins.sum())
+    def answered(self) -> Ints:
+        return np.asarray(self._bins.sum(1), np.int64)
 
     def _windows(self, at_s: Floats) -> Ints:
         return np.minimum((at_s / self.seconds * WINDOWS).astype(np.int64), WINDOWS - 1)
@@ -170,3 +169,11 @@ def _bins(latencies_s: Floats) -> Ints:
 def _observed_bins(latencies_s: Floats) -> Ints:
     """The bins in which a running application counts latencies, for the controller."""
     return np.asarray(np.log(np.maximum(latencies_s, FINEST_S) / FINEST_S) / np.log(STEP), np.int64)
+
+
+def _quantile(counts: NDArray[np.int32], share: float) -> float:
+    total = counts.sum()
+    if not total:
+        return float("nan")
+    at = int(np.searchsorted(np.cumsum(counts), share * total))
+    return float(FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((at + 0.5) / (BINS - 1)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from isobatch.cluster import evaluation
+from isobatch.cluster import client, evaluation
 from isobatch.cluster.cli import app
 from isobatch.cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
 from isobatch.deployments.demo import demo_directory
@@ -107,6 +107,33 @@ def test_8_bits_are_evaluated_in_8_bits() -> None:
     for exits in (True, False):
         assert len(evaluation.answered(network, digits, exits)) == len(digits)
     assert not network.exported.requested
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PredictedAnswer(7, "LABEL_7", 0.9, 0),
+        PredictedAnswer(0, "great", 0.9, 0),
+        PredictedAnswer(0, "LABEL_0", 0.9, 40),
+    ],
+    ids=["label", "name", "block"],
+)
+def test_a_server_of_others_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer) -> None:
+    monkeypatch.setattr(client, "post", lambda url, body, headers: [vars(other)] * len(body["inputs"]))
+    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
+    with pytest.raises(UserError, match="http://x:1/predict serves another network"):
+        run(*told)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("localhost:8000", "'localhost:8000' must look like http://HOST:PORT"), ("http://127.0.0.1:1", "nobody answers")],
+)
+def test_a_missing_server_is_noticed_first(place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
+    monkeypatch.setattr("isobatch.deployments.models.predict.predict", lambda *_, **__: pytest.fail("it computes"))
+    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", url)
+    with pytest.raises(UserError, match=said):
+        run(*told)
 
 
 def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:

@@ -196,6 +196,7 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
         assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
         assert ("devices moved" in result.stdout) == bool(options)
+    assert Path("simulation-queries.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.status import ask, tables
+from isobatch.cluster.commands.status import ask, sparkline, tables
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
@@ -228,19 +228,24 @@ def test_the_share_that_asks_for_the_whole_network_is_shown_where_there_is_one(t
     assert f"{told['full_share']:.1%} of the inputs" in asked(url)
 
 
-def test_the_splits_of_the_running_plan_are_listed(toy: Toy, url: str) -> None:
+def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str) -> None:
     run(toy.app, toy.loop, 400)
     answer = json.loads(asked(url, "--json"))
     split = {"blocks": [0, 3], "group": "v100-0", "replicas": 2, "batch": 8, "launches": 10, "fill": 0.5, "waiting": 3}
+    earlier = {"splits": [split], "exits": {"0": 100, "1": 0}, "survival": [1.0, 0.0]}
+    stats = earlier | {"splits": [split | {"launches": 20, "fill": 0.75}], "exits": {"0": 150, "1": 50}}
     console = Console(file=io.StringIO(), width=120)
-    console.print(tables(answer, {"splits": [split]}))
+    console.print(tables(answer, stats, earlier))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "blocks 0-2" in shown
     assert "2 x v100" in shown
-    assert "50%" in shown
+    assert "█" * 24 in shown, "the ten new launches were full"
+    assert "100%" in shown
+    assert "█▅" in shown, "half of the new ones reached block 1"
+    assert sparkline(answer["survival"]) in shown
 
 
-def test_without_a_controller_the_splits_are_listed_all_the_same() -> None:
+def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
     with in_a_thread(create_front(Service(config, time.perf_counter))) as url:
         result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", url])

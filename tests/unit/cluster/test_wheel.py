@@ -151,7 +151,7 @@ def test_every_command_runs_installed(installed: Path, tmp_path: Path) -> None:
     ):
         assert outcome[wrong]["code"] == 2
         assert reason in outcome[wrong]["said"]
-    made = ("my-bert-ee/exits.json", "profile.json", "plan.json", "bench.json")
+    made = ("my-bert-ee/exits.json", "profile.json", "plan.json", "simulation.png", "bench.json")
     for name in made:
         assert (tmp_path / name).stat().st_size > 0, name
     assert {Path(file).is_relative_to(installed.parent) for file in result["files"]} == {True}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.commands.simulate_run import run, world_of
-from isobatch.cluster.simulator.report import tables
+from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split
 from isobatch.profiles.errors import UserError
@@ -48,7 +48,7 @@ def cells(rows: object, column: int) -> list[str]:
     return list(rows.columns[column].cells)  # type: ignore[attr-defined]
 
 
-def test_what_is_served_is_simulated(config: AppConfig) -> None:
+def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
     here = world_of(config)
     report = run(here, load(200.0, 10.0))
     summary, fills = tables(report, here.slo_s)
@@ -58,6 +58,8 @@ def test_what_is_served_is_simulated(config: AppConfig) -> None:
     assert cells(fills, 0) == ["0-1", "2-3"]
     first, second = (fill.inputs for fill in report.fills[0].values())
     assert second == pytest.approx(first / 2, rel=0.1)
+    draw(report, here.slo_s, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_without_a_plan_there_is_nothing_to_simulate() -> None:
@@ -65,11 +67,13 @@ def test_without_a_plan_there_is_nothing_to_simulate() -> None:
         world_of(AppConfig())
 
 
-def test_the_command_prints_what_became_of_the_inputs(serve_file: Path) -> None:
-    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--hours", "0.001"]
+def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.png"
+    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--hours", "0.001", "--out", str(out)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "goodput (within 200 ms)" in result.output
+    assert out.exists()
 
 
 def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
@@ -89,6 +93,7 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
         (["--arrivals", "gamma", "--cv", "inf"], "cv = inf must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "nan"], "cv = nan must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "1e-200"], "cv = 1e-200 must be 0.001 to 100"),
+        (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
     ],
 )
 def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
@@ -100,7 +105,7 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("minute,count\n0,600\n")
-    out = ["--hours", "0.01"]
+    out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
     result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), *out])
     assert "give --rate, or --trace" in str(result.exception)
     asked = ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
