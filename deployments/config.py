@@ -226,10 +226,14 @@ class AppConfig(ServedConfig):
         description="The labels that each answer lists with their probabilities. winner: only the answer itself. all: "
         "every label. A number: this many, the most probable first. A request may ask for others.",
     )
+    predict_form: Literal["isobatch", "tei"] = Field(
+        "isobatch",
+        description="The form of POST /predict. tei: requests and answers are those of text-embeddings-inference.",
+    )
     relevant_label: str | None = Field(
         None,
-        description="The label whose probability is the score of a document, for /rerank; none: that path is "
-        "refused, unless the network has one output.",
+        description="The label whose probability is the score of a document, for /rerank and /score; none: these paths "
+        "are refused, unless the network has one output.",
     )
     by_value_bytes: int = Field(
         320 * 2**10, ge=0, description="Survivors of a launch that are larger wait where they were computed."

@@ -38,7 +38,7 @@ COMMAND_S = 2.0  # the time limit of a command to HAProxy
 SILENT_S = 15  # how long a client may fail to send or to receive
 HANGS_MS = 1500  # a front that leaves a check unanswered for this time gets no requests; checks begin every 0.5 s
 CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
-ANSWERING = "/predict /rerank"  # the ends of paths whose deadline is the SLO, or in a header
+ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
 _STARTING = "starting"  # a file with this name exists in the folder until the server is ready

@@ -1,22 +1,72 @@
-"""The HTTP interface of a network that classifies: its life and its paths."""
+"""The HTTP interface of a network that classifies: its life, and its paths, our own and those of other servers."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from fastapi import Request
+from fastapi.responses import Response
 from starlette.types import ASGIApp
 
-from isobatch.deployments.front import openapi, rerank
+from isobatch.deployments.front import openapi
+from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
+from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.open_inference.rest import routes
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.page import show
-from isobatch.deployments.front.predict import OwnForm, Predict
+from isobatch.deployments.front.predict import Form, OwnForm, Predict
+from isobatch.deployments.front.protocols import tei, vllm
+from isobatch.deployments.front.protocols.forms import Body
 from isobatch.deployments.front.schemas import PREDICTIONS
 from isobatch.deployments.front.service import Service
 
-_RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
-_EXAMPLE = {"query": "a question", "documents": ["a text to be classified", "another one"]}
+_PROBLEMS = openapi.PROBLEMS | {
+    424: "The network failed, or it cannot answer such requests.",
+    429: "The deadline cannot be met with the waiting requests; try again later.",
+}
+_BY_GUARD = (401, 403)  # refused before any path is reached, in our own style
+_TEI = (400, 408, 413, 415, 422, 424, 429)
+_VLLM = (400, 404, 408, 413, 415, 500, 503, 504)
+_TEXT, _OTHER = "a text to be classified", "another one"
+_DOCUMENTS: dict[str, Any] = {"query": "a question", "documents": [_TEXT, _OTHER]}
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A path in the document of the interface, and how it answers."""
+
+    path: str
+    about: str
+    forms: tuple[Callable[[Service], Form], ...]
+    body: type[Body]
+    example: Mapping[str, Any]
+    reply: Any
+    statuses: tuple[int, ...]
+    error: Any
+
+
+_CLASSIFY = (vllm.ClassifyForm,), vllm.ClassifyBody, {"input": [_TEXT, _OTHER]}, vllm.ClassifiedTexts, _VLLM
+_SCORE = (vllm.ScoreForm,), vllm.ScoreBody, {"text_1": "a question", "text_2": [_TEXT]}, vllm.ScoredTexts, _VLLM
+_RERANK = (vllm.DocumentsForm,), vllm.DocumentsBody, _DOCUMENTS, vllm.RankedDocuments, _VLLM
+_PATHS = (
+    _Path("/classify", "The probabilities of all labels, as vLLM.", *_CLASSIFY, vllm.VllmError),
+    _Path("/v1/classify", "The probabilities of all labels, as SGLang.", *_CLASSIFY, vllm.VllmError),
+    _Path("/score", "The relevance of texts to texts, as vLLM.", *_SCORE, vllm.VllmError),
+    _Path("/v1/score", "The relevance of texts to texts, as vLLM.", *_SCORE, vllm.VllmError),
+    _Path(
+        "/rerank", "Documents by relevance, as Jina; with `texts`, as TEI.", (vllm.DocumentsForm, tei.RerankForm),
+        vllm.DocumentsBody, _DOCUMENTS, vllm.RankedDocuments | list[tei.Rank], tuple(sorted({*_VLLM, *_TEI})),
+        vllm.RerankError | tei.TeiError,
+    ),
+    _Path("/v1/rerank", "Documents by relevance, as Jina and Cohere.", *_RERANK, vllm.RerankError),
+    _Path("/v2/rerank", "Documents by relevance, as Cohere.", *_RERANK, vllm.RerankError),
+)  # fmt: skip
+_TEI_PREDICT = _Path(
+    "/predict", "The probabilities of all labels, as TEI.", (tei.PredictForm,), tei.PredictBody, {"inputs": _TEXT},
+    list[tei.LabelProbability] | list[list[tei.LabelProbability]], _TEI, tei.TeiError,
+)  # fmt: skip
 
 
 def create_api(service: Service) -> Api:
@@ -38,26 +88,61 @@ def create_api(service: Service) -> Api:
 
 def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
     """Describe the paths in an application's document, and return what answers them."""
-    described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
-    body = openapi.predict_body(service.example.value)
-    _add(api, "/predict", described, body, "Answer one input or a list of them, in order.")
-    direct: dict[str, ASGIApp] = {"/predict": Predict(service, OwnForm(service))}
-    if not service.reads_text or service.task.by_token:
-        return direct
-    described = openapi.documented(rerank.RankedDocuments, *rerank.STATUSES, error=rerank.RerankError)
-    described["responses"] |= openapi.problems(401, 403)  # refused before any path is reached, in our own style
-    shown = openapi.examples(an_example=_EXAMPLE) if service.relevant is not None else {}
-    body = openapi.json_body(openapi.schema_of(rerank.RerankBody), shown)
-    for path in _RERANKING:
-        _add(api, path, described, body, "Documents by relevance, as Jina, Cohere and vLLM.")
-        direct[path] = Predict(service, rerank.RerankForm(service), kind="rerank")
+    classifies_texts = service.reads_text and not service.task.by_token
+    as_tei = classifies_texts and service.config.predict_form == "tei"
+    direct: dict[str, ASGIApp] = {}
+    for each in (*((_TEI_PREDICT,) if as_tei else ()), *(_PATHS if classifies_texts else ())):
+        described = openapi.documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
+        described["responses"] |= openapi.problems(*_BY_GUARD)
+        fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
+        body = openapi.json_body(
+            openapi.schema_of(each.body), openapi.examples(an_example=dict(each.example)) if fits else {}
+        )
+        options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
+        api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)
+        forms = [form(service) for form in each.forms]
+        direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"))
+    if not as_tei:
+        direct["/predict"] = _own_path(api, service, classifies_texts)
+    if service.reads_text:
+        _add_facts(api, service)
     return direct
 
 
-def _add(api: Api, path: str, described: dict[str, Any], body: dict[str, Any], about: str) -> None:
-    extra = openapi.WITH_INPUTS | body
-    api.add_api_route(path, _answered_by_form, methods=["POST"], description=about, openapi_extra=extra, **described)
+def _own_path(api: Api, service: Service, classifies_texts: bool) -> Predict:
+    described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
+    request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value)
+    about = "Answer one input or a list of them, in order."
+    options = {**described, "openapi_extra": request_format, "description": about}
+    api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
+    own = OwnForm(service)
+    return Predict(service, own, tei.PredictForm(service)) if classifies_texts else Predict(service, own)
 
 
 async def _answered_by_form() -> NoReturn:
     raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
+
+
+def _add_facts(api: Api, service: Service) -> None:
+    """Add the paths of TEI that compute nothing."""
+    form = tei.TokenizeForm(service)
+    described = openapi.documented(
+        list[list[tei.SimpleToken]], 400, 408, 413, 415, 422, 424, error=tei.TeiError, about=_PROBLEMS
+    )
+    described["responses"] |= openapi.problems(*_BY_GUARD)
+    body = openapi.json_body(openapi.schema_of(tei.TokenizeBody), openapi.examples(a_text={"inputs": _TEXT}))
+
+    @api.post("/tokenize", **described, openapi_extra=body)
+    async def tokenize(request: Request) -> Response:
+        """The tokens of texts, as TEI."""
+        try:
+            sent = await body_of(dict(request.headers.raw), request.receive, service.config.max_body_bytes)
+            return openapi.in_json(form.tokens(json_in(sent)))
+        except RefusedError as refused:
+            form.restyle(refused)
+            raise
+
+    @api.get("/info", **openapi.documented(tei.ServedInfo, 401))
+    async def info() -> Response:
+        """What is served, as TEI."""
+        return openapi.in_json(tei.info(service).model_dump())

@@ -1,6 +1,6 @@
 """Answers POST requests for predictions in plain ASGI, without FastAPI: this path determines the cost of most requests.
 
-/predict takes requests in our own form, /rerank in that of other servers.
+A path takes requests in one or more forms: /predict in our own, and others in those of other servers (`protocols/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,10 @@ encode = msgspec.json.Encoder().encode
 class Form:
     """One form of requests and their answers."""
 
+    def marked(self, content: object) -> bool:
+        """Whether a body, read as JSON, has a field that only this form of its path has."""
+        return False
+
     def read(self, content: object) -> Content[bytes]:
         """The inputs of a body, and how their answers are written. Raises `RefusedError` for a wrong body."""
         raise NotImplementedError
@@ -35,19 +39,20 @@ class Form:
 class Predict:
     """The ASGI application of a path; it raises `RefusedError` for a request that gets no answer.
 
-    `kind`: the name of the path in costs and traces.
+    A body without the mark of any form is read as the first one. `kind`: the name of the path in costs and traces.
     """
 
-    def __init__(self, service: Service, form: Form, kind: str = "predict") -> None:
-        self._service, self._form, self._kind = service, form, kind
+    def __init__(self, service: Service, *forms: Form, kind: str = "predict") -> None:
+        self._service, self._forms, self._kind = service, forms, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_headers = dict(scope["headers"])
+        form = [self._forms[0]]  # the last item is that of the body, once it was read
         try:
             with self._service.counted(self._kind, request_headers) as span:
-                reply = await self._reply(request_headers, receive)
+                reply = await self._reply(request_headers, receive, form)
         except RefusedError as refused:
-            self._form.restyle(refused)
+            form[-1].restyle(refused)
             raise
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         if span:
@@ -55,10 +60,16 @@ class Predict:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive, form: list[Form]) -> bytes:
         incoming = self._service.register(self._kind, size_of(headers), headers)
         body = await body_of(headers, receive, self._service.config.max_body_bytes)
-        return await self._service.answer(incoming, lambda: self._form.read(content_of(headers, body)), len(body))
+
+        def read() -> Content[bytes]:
+            content = content_of(headers, body)
+            form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
+            return form[-1].read(content)
+
+        return await self._service.answer(incoming, read, len(body))
 
 
 class OwnForm(Form):

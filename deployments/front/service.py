@@ -26,7 +26,7 @@ from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
 from isobatch.deployments.front.stats import state_of, stats_of
-from isobatch.deployments.models.encode import ImageEncoder, is_picture
+from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
 from isobatch.deployments.named import DEMO_NAME, VIRTUAL
 from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.sources import name_of
@@ -160,6 +160,11 @@ class Service:
     @property
     def reads_text(self) -> bool:
         return reads_text(self._model)
+
+    @property
+    def texts(self) -> TextEncoder | None:
+        """The encoder with the network's tokenizer; None: it has none that is known here."""
+        return texts_of(getattr(self._model, "encoder", None))
 
     @property
     def reads_pictures(self) -> bool:

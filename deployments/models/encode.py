@@ -130,6 +130,12 @@ class WordEncoder:
         return replace(encoded, arrays=arrays, words=tuple(words))
 
 
+def texts_of(encoder: object) -> TextEncoder | None:
+    """The part of an encoder that has the tokenizer; None: it reads images, or is of another make."""
+    texts = encoder.texts if isinstance(encoder, WordEncoder) else encoder
+    return texts if isinstance(texts, TextEncoder) else None
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value

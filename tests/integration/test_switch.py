@@ -41,12 +41,18 @@ def test_every_interface_answers_and_a_file_is_answered_through_the_server(
     texts = application("texts", tmp_path / "my-bert", relevant_label="LABEL_1")
     base = deployed(texts, application("pictures", checkpoint, "/pictures"))
 
+    status, classified = ask(base, "POST", "/classify", {"input": ["a good film"]})
+    assert (status, classified["data"][0]["num_classes"]) == (200, 3)
     status, reply = ask(base, "POST", "/predict", {"inputs": "a good film", "scores": "all"})
-    assert (status, len(reply["outputs"][0]["scores"])) == (200, 3)
+    listed = {each["label"]: each["score"] for each in reply["outputs"][0]["scores"]}
+    assert [listed[label] for label in range(3)] == pytest.approx(classified["data"][0]["probs"], abs=1e-5)
     documents = ["a good film", "a dull film"]
     status, ranking = ask(base, "POST", "/v1/rerank", {"query": "good", "documents": documents, "top_n": 1})
     assert (status, len(ranking["results"])) == (200, 1)
-    status, refused = ask(base, "POST", "/rerank", {"texts": documents})
+    assert ask(base, "POST", "/rerank", {"query": "good", "texts": documents})[1][0]["index"] in (0, 1)
+    assert ask(base, "POST", "/score", {"text_1": "good", "text_2": documents})[0] == 200
+    assert ask(base, "POST", "/tokenize", {"inputs": "good"})[0] == ask(base, "GET", "/info")[0] == 200
+    status, refused = ask(base, "POST", "/classify", {"messages": []})
     assert (status, refused["error"]["type"]) == (400, "BadRequestError")
 
     content = BytesIO()

@@ -68,5 +68,26 @@ def test_grpc_says_the_same() -> None:
     assert raw["name"] == b"\0\0\0\0\x03\0\0\0art"
 
 
+def test_vllms_classify_gives_sigmoids_and_the_most_probable_label(client: DocumentedClient) -> None:
+    data = client.post("/classify", json={"input": TEXTS}).json()["data"]
+    for each, row in zip(data, expected(), strict=True):
+        assert each["probs"] == pytest.approx(row.tolist(), abs=1e-5)
+        assert each["label"] == NAMES[int(row.argmax())]
+    raw = client.post("/classify", json={"input": TEXTS, "use_activation": False}).json()["data"]
+    assert [each["probs"] for each in raw] == [pytest.approx(row, abs=1e-4) for row in reference_logits(TEXTS).tolist()]
+
+
+def test_teis_predict_gives_logits_and_refuses_its_softmax_in_one_sentence() -> None:
+    with serving(predict_form="tei") as client:
+        raw = client.post("/predict", json={"inputs": TEXTS[0], "raw_scores": True}).json()
+        reply = client.post("/predict", json={"inputs": TEXTS[0]})
+    row = reference_logits(TEXTS[:1])[0]
+    assert {each["label"]: each["score"] for each in raw} == {
+        name: pytest.approx(float(score), abs=1e-4) for name, score in zip(NAMES, row, strict=True)
+    }
+    assert reply.status_code == 424
+    assert reply.json()["error"].startswith("this network gives several labels, of which the softmax")
+
+
 def test_the_document_describes_labels(client: DocumentedClient) -> None:
     check_interface(client, "labels", "LabelsOutput", "LabelScore")

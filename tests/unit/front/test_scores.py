@@ -58,21 +58,22 @@ def near(expected: Any) -> Any:
 def test_rerank_gives_the_scores_that_the_network_gives_here(client: DocumentedClient, ranks: Path) -> None:
     answers = load(ranks).predict([(QUERY, each) for each in DOCUMENTS])
     assert min(each.exit_block for each in answers) < 3, "some leave early"
-    ranked = client.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS}).json()["results"]
-    assert [each["relevance_score"] for each in ranked] == near(sorted((each.score for each in answers), reverse=True))
+    ranked = client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS}).json()
+    assert [each["score"] for each in ranked] == near(sorted((each.score for each in answers), reverse=True))
     assert ranked[0]["index"] == 2, "it has two words of sport"
     results = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).json()["results"]
-    assert [each["relevance_score"] for each in results] == near([each["relevance_score"] for each in ranked[:2]])
+    assert [each["relevance_score"] for each in results] == near([each["score"] for each in ranked[:2]])
+    data = client.post("/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
+    assert [each["score"] for each in data] == near([each.score for each in answers])
     outputs = client.post("/predict", json={"inputs": [[QUERY, each] for each in DOCUMENTS]}).json()["outputs"]
     assert [each["exit_block"] for each in outputs] == [each.exit_block for each in answers]
 
 
 def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> None:
-    body = {"query": QUERY, "documents": DOCUMENTS}
-    ranked = client.post("/rerank", json=body, headers={"X-Full": "1"}).json()["results"]
+    ranked = client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS}, headers={"X-Full": "1"}).json()
     logits = reference_outputs(reranker(), [[QUERY] * len(DOCUMENTS), DOCUMENTS])
     scores = 1 / (1 + np.exp(-logits))
-    assert {each["index"]: each["relevance_score"] for each in ranked} == {
+    assert {each["index"]: each["score"] for each in ranked} == {
         place: near(score) for place, score in enumerate(scores.tolist())
     }
 
@@ -130,7 +131,7 @@ def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
     early, full = ([each.score for each in model.predict(values, exits)] for exits in (True, False))
     with serving(ranks, answers="early") as client:
         for query, documents, _ in found:
-            client.post("/rerank", json={"query": query, "documents": documents})
+            client.post("/rerank", json={"query": query, "texts": documents})
         stats = client.get("/stats").json()
     measured = (np.abs(np.array(early) - np.array(full)) <= 0.05).mean()
     assert stats["audits"]["agreement"]["audits"] > 50
@@ -141,6 +142,10 @@ def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
 def test_numbers_are_served_as_they_are(numbers: Path) -> None:
     with serving(numbers) as client:
         _check_numbers(client)
+    with serving(numbers, predict_form="tei") as client:
+        (tei,) = client.post("/predict", json={"inputs": DOCUMENTS[0]}, headers={"X-Full": "1"}).json()
+    expected = float(reference_outputs(network_of_numbers(), [DOCUMENTS[:1]])[0])
+    assert tei["score"] == near(1 / (1 + np.exp(-expected))), "TEI always takes the sigmoid"
 
 
 def _check_numbers(numbers: DocumentedClient) -> None:
@@ -151,6 +156,8 @@ def _check_numbers(numbers: DocumentedClient) -> None:
     assert [each["scores"][0]["score"] for each in outputs] == [each["score"] for each in outputs]
     early = numbers.post("/predict", json={"inputs": DOCUMENTS}).json()["outputs"]
     assert [each["score"] for each in early] == pytest.approx(expected.tolist(), abs=6)
+    (probs,) = numbers.post("/classify", json={"input": DOCUMENTS[0]}, headers=full).json()["data"]
+    assert probs["probs"] == pytest.approx(expected[:1].tolist(), abs=1e-4), "vLLM has no activation for regression"
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [4, 1], "data": DOCUMENTS}
     request = {"inputs": [tensor], "outputs": [{"name": "score"}, {"name": "scores"}]}
     reply = numbers.post("/v2/models/scores/infer", json=request, headers=full).json()["outputs"]
