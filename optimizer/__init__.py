@@ -22,13 +22,13 @@ The package, in the order in which a plan comes about:
     tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps
 
 >>> from isobatch.profiles.devices import fleet, links_between
->>> from isobatch.profiles.datasheet import datasheet_table
+>>> from isobatch.profiles.datasheet import datasheet_table, encoder
 >>> from isobatch.profiles.exits import ExitProfile
 >>> from isobatch.profiles.files import Profile
->>> from isobatch.profiles.datasheet import distilbert
 >>> devices = fleet("v100=4")
 >>> exits = ExitProfile((1.0, 0.95, 0.8, 0.4, 0.3, 0.25))
->>> profile = Profile("distilbert", (datasheet_table(distilbert(), "v100"),), exits)
+>>> shape = encoder("distilbert", layers=6, hidden=768, inner=3072, length=128, vocabulary=30522)
+>>> profile = Profile("distilbert", (datasheet_table(shape, "v100"),), exits)
 >>> plan = optimize(profile, devices, links_between(devices), Objective(slo_s=0.1))
 >>> plan.num_blocks, plan.promise.latency_s < 0.08, plan.promise.gap
 (6, True, 0.0)

@@ -31,6 +31,7 @@ class UserError(ValueError):
 
 
 MOST_BYTES = 2**28  # of a text that the user names; the largest profiles have a few MiB
+MOST_YAML_BYTES = 64_000  # PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
@@ -47,6 +48,16 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
         return content.decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file (UTF-8)") from None
+
+
+def read_yaml(path: Path) -> Any:
+    import yaml
+
+    text = read_text(path, MOST_YAML_BYTES)
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
 def read_json(path: Path) -> Any:

@@ -22,7 +22,6 @@ from isobatch.cluster.profiling.block_times import (
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
-from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import (
     INT8,
@@ -44,7 +43,7 @@ from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, differ
+from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name, stopwatch_for
 from isobatch.profiles.model import Batch
@@ -94,7 +93,6 @@ INVENTED = 512  # inputs that are generated where there are no real ones
 class BenchRequest:
     model: str
     data: Path | None = None
-    profile: Profile | None = None
     device: str = "auto"
     dtype: str | None = None  # None: the usual one
     backend: str = "auto"
@@ -134,8 +132,6 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
-    if request.profile:
-        _check_profile(request.profile, folder, exact.num_blocks)
     recorded = _recorded(request, folder)
     network = exact if recorded else with_recorded_exits(exact)
     progress("choosing the backend")
@@ -144,12 +140,13 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     inputs = sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
-    if request.profile is None:
-        make_ready(model, folder, timed_block_ranges(model))
-    table, notes = _table(request, dtype, model, inputs, kind)
-    table = replace(table, launch_s=table.each_stop_s)  # without a replica, a launch costs no more than a stop
+    make_ready(model, folder, timed_block_ranges(model))
+    (measured,) = timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
+    notes: tuple[str, ...] = (str(measured),)
+    # Without a replica, a launch costs no more than a stop.
+    table = replace(measured.table, launch_s=measured.table.each_stop_s)
     progress("counting exits")
-    exits = _counted(model, folder, recorded) if recorded else _known_exits(request, exact)
+    exits = _counted(model, folder, recorded) if recorded else _known_exits(request.model, exact)
     profile = Profile(folder.name, (table,), exits)
     source = _drawn(inputs, exits)
     if recorded:
@@ -163,16 +160,6 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     if request.data:
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
     return PreparedBench(Bench(model, profile, kind, source, watch, largest, make_ready=ready), table, notes)
-
-
-def _check_profile(profile: Profile, folder: Path, num_blocks: int) -> None:
-    """Raise UserError if a profile is of another network: its times would be those of other blocks."""
-    weights = weights_of(folder)
-    if profile.num_blocks != num_blocks or differ(profile.weights, weights):
-        raise UserError(
-            f"--profile is of {profile.model} ({profile.num_blocks} blocks, weights {profile.weights or 'unknown'}), "
-            f"{folder.name} has {num_blocks} blocks and weights {weights}: profile the network that is compared"
-        )
 
 
 def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
@@ -194,31 +181,16 @@ def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
     return 1 if lengths is None else int(np.quantile(lengths, 0.9))
 
 
-def _table(
-    request: BenchRequest, dtype: str, model: BackedModel, inputs: SampleInputs, kind: str
-) -> tuple[LatencyTable, tuple[str, ...]]:
-    if request.profile:
-        known, length = request.profile, inputs.length
-        table = known.table_of(kind, length) if known.lengths else known.table(kind, length)
-        if table.backend and table.backend != model.backend:
-            return table, (f"WARNING: the profile was measured on {table.backend}, not on {model.backend}",)
-        return table, ()
-    (measured,) = timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
-    return measured.table, (str(measured),)
-
-
 def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
     make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
     return count_exits(model, in_batches(model, recorded.values)).exits
 
 
-def _known_exits(request: BenchRequest, exact: TorchModel) -> ExitProfile:
-    if request.profile and request.profile.exits:
-        return request.profile.exits
+def _known_exits(name: str, exact: TorchModel) -> ExitProfile:
     known = exits_from_rules([(rule.block, rule.survival) for rule in exact.ramps.rules.ramps], exact.num_blocks)
     if known is None:
-        raise UserError(f"it is unknown where inputs of {request.model} leave: give --data, or a --profile with exits")
+        raise UserError(f"it is unknown where inputs of {name} leave: give --data")
     return known
 
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from isobatch.cluster.commands import check_writable, numbers_in
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, pairs_of, with_options
 from isobatch.deployments.named import known_backend
-from isobatch.profiles.files import load
 
 
 @with_options(reading=ReadingOptions)
@@ -20,9 +19,6 @@ def bench(
     ],
     data: Annotated[Path | None, f"Real inputs, with or without labels, for realistic exits: {READS}."] = None,
     labels: Labels = None,
-    profile: Annotated[
-        Path | None, "File of `isobatch profile` on this device; none: it is measured first, for --budget."
-    ] = None,
     slo_ms: Annotated[str, "SLOs for which to compare."] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
     device: DeviceHere = "auto",
@@ -43,7 +39,7 @@ def bench(
     Each system is planned separately for each SLO. Batches are computed on the device; queues run in virtual time, so
     neither a front nor a busy machine affects the result. A rate is sustained if 99 % of the inputs are answered in
     time. "bound" is the share of an upper bound from the same launch table, "depth" the share of blocks that an input
-    runs. Without --data, inputs leave as the profile or `isobatch prepare` says, whatever their content.
+    runs. Without --data, inputs leave as `isobatch prepare` says, whatever their content.
 
     Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
     """
@@ -55,9 +51,8 @@ def bench(
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     with console.status("loading") as status:
-        known = load(profile) if profile else None
         request = setup.BenchRequest(
-            model, data, known, device, dtype, backend, length, largest, budget, threads, max_rows,
+            model, data, device, dtype, backend, length, largest, budget, threads, max_rows,
             reading.data_columns, pairs_of(labels),
         )  # fmt: skip
         made = setup.make(request, status.update)

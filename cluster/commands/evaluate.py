@@ -1,7 +1,6 @@
 """`isobatch evaluate`: the quality of a network's answers on new inputs, in full and with exits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +81,7 @@ def evaluate(
     else:
         exits = evaluating.answered(network, values)
     full = evaluating.answered(network, values, exits=False)
-    evaluation = _compared(full, exits, _Known(sample, truth, lists), network)
+    evaluation = _compared(full, exits, sample, truth, lists, network)
     if as_json:
         print(evaluation.as_json())
         return
@@ -95,21 +94,14 @@ def evaluate(
             console.print(warning, style="yellow", highlight=False)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of the inputs: their rows, the right answers, and the numbers of their lists."""
-
-    rows: Sequence[Row]
-    truth: NDArray[Any] | None
-    lists: NDArray[np.int64] | None
-
-
 def _compared(
-    full: "Sequence[PredictedAnswer]", exits: "Sequence[PredictedAnswer]", known: _Known, network: "ServedModel"
-) -> "Evaluation":
+    full: "Sequence[PredictedAnswer]", exits: "Sequence[PredictedAnswer]", sample: Sequence[Row],
+    truth: NDArray[Any] | None, lists: NDArray[np.int64] | None, network: "ServedModel",
+) -> "Evaluation":  # fmt: skip
+    """The figures for the network's task. `lists`: the number of each document's list."""
     from isobatch.cluster import evaluation as evaluating
 
-    task, truth, blocks = task_of(network), known.truth, network.num_blocks
+    task, blocks = task_of(network), network.num_blocks
     if task.by_label:
         return evaluating.evaluated_labels(full, exits, truth, blocks)
     tolerance = network.ramps.rules.tolerance or 0.0
@@ -118,8 +110,8 @@ def _compared(
     if task.by_map:
         return evaluating.evaluated_pixels(full, exits, truth, blocks)
     if task.by_token:
-        words = words_of(known.rows, truth, task)
+        words = words_of(sample, truth, task)
         return evaluating.evaluated_words(full, exits, truth, words, blocks, network.labels)
     if task.by_score:
-        return evaluating.evaluated_scores(full, exits, truth, known.lists, blocks, tolerance, task.numbers)
+        return evaluating.evaluated_scores(full, exits, truth, lists, blocks, tolerance, task.numbers)
     return evaluating.evaluated(full, exits, truth, blocks)

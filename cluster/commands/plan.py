@@ -50,7 +50,6 @@ class ClassifierPlanOptions(_CommonOptions):
         float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."
     ] = None
     believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
-    evaluate: Annotated[Path | None, "Score this plan instead of searching for one."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,6 @@ PANELS = {
         "in_time", "budget", "slack", "no_later", "cut", "one_machine",
     ),
     "Search": ("gap", "seconds", "believed"),
-    "Reports": ("evaluate",),
     "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes"),
 }  # fmt: skip
 

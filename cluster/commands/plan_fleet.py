@@ -15,7 +15,7 @@ from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problems, searched
 from isobatch.cluster.commands.serve import write
 from isobatch.cluster.controller.config import ShareTerms
-from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller, yaml_in
+from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import VIRTUAL
@@ -27,7 +27,7 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 from isobatch.profiles.devices import GB, Device, as_text, fleet
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_yaml
 from isobatch.profiles.files import Profile, load
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # The options of one application's plan that a fleet's file says, or that its division does not know.
 OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
-    "evaluate",
 )  # fmt: skip
 HANDOVER_S = 1.0  # until a replica that stands by is used
 LOOK_EVERY_S = 1.0  # where replicas stand by: what was lent returns when its owner refuses inputs
@@ -80,7 +79,7 @@ class FleetFile(BaseModel):
 
 
 def read_fleet(path: Path) -> FleetFile:
-    content = yaml_in(path)
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: a fleet's file has the fields {', '.join(FleetFile.model_fields)}")
     for entry in content["applications"] if isinstance(content.get("applications"), list) else ():

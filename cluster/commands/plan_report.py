@@ -40,7 +40,7 @@ class PlanResult:
 
     @property
     def times(self) -> SimulatedTimes | None:
-        """What the simulator shows at the promised rate; of a plan from a file, what it showed when that was made."""
+        """What the simulator shows at the promised rate."""
         return self.plan.promise.simulated if self.plan.promise else None
 
     def as_json(self) -> dict[str, object]:
@@ -149,9 +149,7 @@ def _promise(result: PlanResult) -> Table:
     if result.between_per_s:
         low, high = result.between_per_s
         table.add_row("by errors of estimates", f"{low:,.0f} to {high:,.0f} per second, in four of five cases")
-    earlier = "" if result.simulated else ", when it was planned"
-    latency = f"{result.times}{earlier}" if result.times else f"not simulated: {result.not_simulated}"
-    table.add_row("latency, as simulated", latency)
+    table.add_row("latency, as simulated", str(result.times or f"not simulated: {result.not_simulated}"))
     budget = f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)" if objective.slo_s else ""
     table.add_row("full launches all the way", f"{score.latency_s * 1e3:.1f} ms{budget}, to the last block")
     for part, seconds in score.latency_parts_s.items():

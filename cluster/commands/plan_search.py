@@ -25,7 +25,7 @@ from isobatch.cluster.simulator.cores import Cores
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, sustained_in
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
-from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
@@ -148,9 +148,10 @@ def searched(
             first = plan_for_its_ramps(exits, result, lambda each: each.plan)
             survival = exits.planning_survival(opened(first.plan)) if first else survival
     last = result(survival, simulate)
+    why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--believed"
     return replace(
         last,
-        not_simulated=_reason_not_simulated(last, options, simulate),
+        not_simulated="" if last.simulated else why_not,
         batch_gains=(*batch_gains(last.facts, within),),
         between_per_s=_between_per_s(last, within.slo_s),
     )
@@ -192,19 +193,15 @@ def problems(
     options: "ClassifierPlanOptions", devices: str, profile: Profile
 ) -> tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]:
     """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""
-    kinds, scored = fleet(devices), read_plan(options.evaluate) if options.evaluate else None
-    backend = options.backend or (scored.backend if scored else "")
-    dtype = options.dtype or (scored.dtype if scored else "")
-    measured = profile.on(backend, dtype)
+    kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
     for device in kinds:
-        measured.check_has(device.kind, backend, dtype)
-    length = scored.length if scored else measured.length
+        measured.check_has(device.kind, options.backend, options.dtype)
     links = links_between(kinds, one_machine=options.one_machine)
 
     def problem_for(survival: tuple[float, ...]) -> Problem:
-        return problem(measured, kinds, links, survival, length)
+        return problem(measured, kinds, links, survival, measured.length)
 
-    return measured.exits_of(length), problem_for
+    return measured.exits_of(measured.length), problem_for
 
 
 def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
@@ -212,7 +209,7 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
     in_time = options.in_time
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
-    if options.believed or options.evaluate:
+    if options.believed:
         live.allow(1.0)
         return None
 
@@ -249,19 +246,10 @@ def _hurried(seconds: float | None) -> choice.SimulationEffort:
     )
 
 
-def _reason_not_simulated(result: PlanResult, options: "ClassifierPlanOptions", simulate: Simulate | None) -> str:
-    """Why the plan was not simulated; empty where it was."""
-    if result.simulated:
-        return ""
-    if simulate:
-        return choice.why_not_simulated(result.facts, result.objective)
-    return "--believed" if options.believed else "--evaluate"
-
-
 def plan_result(
     options: "ClassifierPlanOptions", facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
 ) -> PlanResult:
-    """The best plan, or the one in a file, beside the baselines. The error says why when no plan fits.
+    """The best plan, beside the baselines. The error says why when no plan fits.
 
     A plan that was simulated need not fit the latency that the planner believes in, and none has to fit it with slack.
     """
@@ -277,7 +265,7 @@ def plan_result(
     def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
         return side_by_side(facts, objective, gap, effort=effort)
 
-    chosen = read_plan(options.evaluate) if options.evaluate else find(facts, objective, options.gap)
+    chosen = find(facts, objective, options.gap)
     first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)
     if first:
         live.estimated(first, evaluate(first, facts).goodput_per_s)

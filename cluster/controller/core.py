@@ -48,14 +48,12 @@ class Controller:
         grow_to: Mapping[str, int] | None = None, budget: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.pinned, self.keeper = pinned, keeper
-        self.device_requests = DeviceRequests(
-            grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s
-        )
+        again_after_s = patience.hold_windows * patience.replan_every_s
+        self.device_requests = DeviceRequests(grow_to or {}, patience.come_within_s, again_after_s)
         self.patience, self.running = patience, running
         self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
-        self.record = self.known.record
-        self.window = CurrentWindow(now_s)
+        self.record, self.window = self.known.record, CurrentWindow(now_s)
         self._trial: Trial | None = None
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
@@ -80,25 +78,25 @@ class Controller:
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
-        if self.peek:  # a peek with enough answers may end early
-            return is_refusing(observed) and observed.answered >= self.patience.enough_inputs
-        return is_refusing(observed) and self._may_relieve(now_s)
+        may_end_peek = observed.answered >= self.patience.enough_inputs
+        return is_refusing(observed) and (may_end_peek if self.peek else self._may_relieve(now_s))
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         observed = self._add(observed)
         if now_s < self.window.began_s:
-            self._restart_clocks(now_s)
+            # The clock was set back, so that the length of the window is unknown: it begins again.
+            self.window.start(now_s)
+            self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
-        steps = (
-            self._end_peek,
-            self._give_up_late_devices,
-            self._change_thresholds,
-            self._judge_trial,
-            self._relieve_overload,
-            self._close_window_if_due,
+        return (
+            self._end_peek(observed, now_s)
+            or self._give_up_late_devices(now_s)
+            or self._change_thresholds(observed, now_s)
+            or self._judge_trial(now_s)
+            or self._relieve_overload(observed, now_s)
+            or self._close_window_if_due(observed, now_s)
         )
-        return next(filter(None, (step(observed, now_s) for step in steps)), None)
 
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
@@ -120,10 +118,7 @@ class Controller:
             self._record("began", "a plan runs that this controller did not roll out", now_s)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:
-        """Begin after a controller whose application had another configuration, so that its knowledge is void.
-
-        A peek that it had begun is ended.
-        """
+        """Begin after a controller whose application had another configuration; a peek that it had begun is ended."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.peek and not self.peek and served_alike(before.running, self.running):
             self.peek = replace(before.peek, number=self.record.number)
@@ -184,8 +179,7 @@ class Controller:
 
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Go on watching, and change nothing until a person resumes."""
-        what: What = "paused" if paused else "resumed"
-        self._record(what, "requested by a person", now_s)
+        self._record("paused" if paused else "resumed", "requested by a person", now_s)
 
     @property
     def ramps(self) -> Collection[int]:
@@ -211,7 +205,7 @@ class Controller:
         self.record.add(event)
         return NextStep(peek.before, event)
 
-    def _give_up_late_devices(self, observed: Observed, now_s: float) -> NextStep | None:
+    def _give_up_late_devices(self, now_s: float) -> NextStep | None:
         late = self.device_requests.update(self.present.counts, now_s)
         return self._close(now_s, f"{late}: ") if late else None
 
@@ -223,7 +217,7 @@ class Controller:
             return self._with_change(change, now_s)
         return None
 
-    def _judge_trial(self, observed: Observed, now_s: float) -> NextStep | None:
+    def _judge_trial(self, now_s: float) -> NextStep | None:
         """Return to the previous plan if the new plan turned out worse."""
         trial = self._trial
         if not trial or trial.observed is None or trial.observed.seconds < self.patience.replan_every_s / 2:
@@ -253,8 +247,7 @@ class Controller:
         counts = {kind: uses.get(kind, 0) for kind in present} if self.known.problem.aim.at_expected_rate else present
         if not (proposal := self._relief.propose(self._snapshot(counts, self.window.observed, now_s))):
             return None
-        plan, verdict = proposal
-        self._granted = False
+        (plan, verdict), self._granted = proposal, False
         event = replace(self._event(now_s, self.window.observed), why=verdict.why, gain_promised=verdict.gain)
         step = self._step(event, plan, verdict)
         self.record.add(step.event)
@@ -262,25 +255,20 @@ class Controller:
 
     def _close_window_if_due(self, observed: Observed, now_s: float) -> NextStep | None:
         """Close the window at its end, or early for a reason."""
-        known, age_s, reason = self.known, now_s - self.window.began_s, ""
+        known, aim, age_s, reason = self.known, self.known.problem.aim, now_s - self.window.began_s, ""
         latest: Observed | None = None
         early = age_s >= self.patience.replan_every_s / EARLY
         if age_s < self.patience.replan_every_s * (1 - 1e-9):
             enough = self.patience.enough_inputs
             if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
-            elif early and self._is_overtaken(observed):
+            elif early and aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
             elif not (
                 self._granted or (self._devices_changed and (early or lost_devices(self.running, self.present.counts)))
             ):
                 return None
         return self._close(now_s, reason, latest)
-
-    def _is_overtaken(self, observed: Observed) -> bool:
-        """Whether more arrives than a plan for the expected rate sustains."""
-        known = self.known
-        return known.problem.aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running))
 
     def _add(self, observed: Observed) -> Observed:
         """Add an observation to the window; returns it in the units that plans count."""
@@ -296,8 +284,8 @@ class Controller:
     def _close(self, now_s: float, reason: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         observed = self.window.observed
         if self._learn(latest, now_s):
-            stay = forced or self.record.paused
-            if self.keeper and not stay and (change := self._loosened(self.keeper, observed, now_s)):
+            keeper = None if forced or self.record.paused else self.keeper
+            if keeper and (change := self._loosened(keeper, observed, now_s)):
                 return self._with_change(change, now_s)
         self.window.start(now_s)
         self._devices_changed = False
@@ -328,15 +316,8 @@ class Controller:
 
     def _with_thresholds(self, plan: Plan) -> Plan:
         """A plan with the thresholds that keep the promise at its ramps."""
-        if not self.keeper:
-            return plan
-        return replace(plan, thresholds=self.keeper.thresholds(plan, self.known.cost_model().facts))
-
-    def _restart_clocks(self, now_s: float) -> None:
-        """The clock was set back, so that the length of the window is unknown: it begins again."""
-        self.window.start(now_s)
-        self._trial = None
-        self._peeks.peeked_s = self._peeks.surprised_s = now_s
+        keeper = self.keeper
+        return replace(plan, thresholds=keeper.thresholds(plan, self.known.cost_model().facts)) if keeper else plan
 
     def _decide(self, observed: Observed, now_s: float, reason: str, forced: bool = False) -> NextStep:
         """Decide on the devices that are present, and request those that would be worth it."""

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_i
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_problem
 from isobatch.optimizer.plan import read_plan
-from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.errors import UserError, read_yaml
 from isobatch.profiles.files import differ
 from isobatch.profiles.text_profile import PROJECT, load_text_profile
 
@@ -31,10 +33,8 @@ ARBITER = "isobatch.cluster.controller.app:arbiter"
 DECODER = "isobatch.deployments.decoding.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
-USUAL_LABELS = ("LABEL_0", "LABEL_1")  # of a config.json that names none
 LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001  # the default, if it is free
-LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
 # The fields that Serve reads. Serve ignores unknown fields; isobatch refuses them.
 OF_FILES = {
@@ -97,10 +97,10 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
 
 def _content(target: str | Path | None, overrides: dict[str, Any]) -> tuple[ServeFile, Path, dict[str, Any]]:
     """The content of a file, or an application for a model; the folder for relative paths; and what `args:` gets."""
-    if target and not Path(target).exists() and str(target) == LLM_DEMO_NAME:
-        target, overrides = built_in(target), {"name": LLM_DEMO_NAME} | overrides
-    elif target and not Path(target).exists() and str(target) == DEMO_NAME:
-        target = None
+    if target and str(target) in (DEMO_NAME, LLM_DEMO_NAME) and not Path(target).exists():
+        is_decoder_demo = str(target) == LLM_DEMO_NAME
+        overrides = ({"name": LLM_DEMO_NAME} if is_decoder_demo else {}) | overrides
+        target = built_in(target) if is_decoder_demo else None
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
     model = _model(target, overrides) if target else None
@@ -152,11 +152,11 @@ def _own_plan(model: str) -> dict[str, str]:
 def _made_for(model: str | None, planned: bool) -> ServeFile:
     """An application for a model or the demo. `planned`: it has a plan, so a classifier gets a controller, too."""
     arguments = {"model": model} if model else {}
-    if model and is_decoder(local(model)):
-        return {"applications": [{"name": NAME, "import_path": DECODER, "args": arguments}]}
-    if not planned:
-        return {"applications": [{"name": NAME, "import_path": APPLICATION, "args": arguments}]}
-    return {"applications": with_controller(NAME, "controller", "", arguments)}
+    decodes = bool(model) and is_decoder(local(model or ""))
+    if planned and not decodes:
+        return {"applications": with_controller(NAME, "controller", "", arguments)}
+    path = DECODER if decodes else APPLICATION
+    return {"applications": [{"name": NAME, "import_path": path, "args": arguments}]}
 
 
 def with_controller(name: str, controller: str, prefix: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -172,11 +172,7 @@ def name_of(application: dict[str, Any]) -> str:
 
 
 def prefix_of(application: dict[str, Any]) -> str:
-    """The prefix of an application's paths, without a slash at its end.
-
-    >>> prefix_of({"name": "a"}), prefix_of({"route_prefix": "/reviews"})
-    ('', '/reviews')
-    """
+    """The prefix of an application's paths, without a slash at its end."""
     return str(application.get("route_prefix") or "/").rstrip("/")
 
 
@@ -186,8 +182,7 @@ def _check_apart(content: ServeFile) -> None:
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
-    names = [name_of(application) for application in served(content)]
-    decoding = [name_of(application) for application in text_writers(content)]
+    names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         controlled = config.application
@@ -195,8 +190,7 @@ def _check_apart(content: ServeFile) -> None:
             wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"
             raise UserError(f"args: application = {controlled!r}: {wrong}")
         if controlled in decoding and (unused := sorted(config.model_fields_set & OF_CLASSIFIERS)):
-            wrong = f"{controlled} is a decoder, whose controller has no use for it: leave it out"
-            raise UserError(f"args: {unused[0]}: {wrong}")
+            raise UserError(f"args: {unused[0]}: {controlled} is a decoder, whose controller has no use for it")
 
 
 def _no_two(field: str, values: list[Any]) -> None:
@@ -205,13 +199,13 @@ def _no_two(field: str, values: list[Any]) -> None:
             raise UserError(f"{field} = {value!r}: two applications cannot have the same")
 
 
-def classifiers(content: ServeFile) -> list[dict[str, Any]]:
-    """The applications that classify. A Serve file may also contain applications of other programs."""
-    return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
+def _at(import_path: str, content: ServeFile) -> list[dict[str, Any]]:
+    """The applications with this import path. A Serve file may also contain applications of other programs."""
+    return [application for application in content["applications"] if application.get("import_path") == import_path]
 
 
-def text_writers(content: ServeFile) -> list[dict[str, Any]]:
-    return [application for application in content["applications"] if application.get("import_path") == DECODER]
+classifiers, text_writers = partial(_at, APPLICATION), partial(_at, DECODER)
+controllers, arbiters = partial(_at, CONTROLLER), partial(_at, ARBITER)
 
 
 def served(content: ServeFile) -> list[dict[str, Any]]:
@@ -224,14 +218,6 @@ def config_of(application: dict[str, Any]) -> AppConfig | DecoderConfig:
     if application["import_path"] == APPLICATION:
         return checked(AppConfig, application["args"])
     return checked(DecoderConfig, application["args"])
-
-
-def controllers(content: ServeFile) -> list[dict[str, Any]]:
-    return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
-
-
-def arbiters(content: ServeFile) -> list[dict[str, Any]]:
-    return [application for application in content["applications"] if application.get("import_path") == ARBITER]
 
 
 def _checked_arbiter(arbiter: dict[str, Any], content: ServeFile) -> ArbiterConfig:
@@ -279,7 +265,7 @@ def key_variable(content: ServeFile) -> str | None:
 
 def with_demo(content: ServeFile) -> ServeFile:
     """The same content, with the built-in demo in applications that name no model."""
-    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    complete = deepcopy(content)
     for application in classifiers(complete):
         if "model" not in application["args"]:
             application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(demo_folder())}
@@ -292,13 +278,13 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
     Other applications serve gRPC if the file gives them a port. A port that the user names is never replaced: if it is
     taken, `check_port` raises later.
     """
-    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    complete = deepcopy(content)
     for application in served(complete)[:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
-            taken = GRPC_PORT in [port for _, port in grpc_addresses(complete)]
-            taken = taken or not is_free(_grpc_host(arguments), GRPC_PORT)
-            port = 0 if taken else GRPC_PORT
+            others = [port for _, port in grpc_addresses(complete)]
+            is_ours = GRPC_PORT not in others and is_free(arguments.get("grpc_host", LOCALHOST), GRPC_PORT)
+            port = GRPC_PORT if is_ours else 0
         chosen = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | chosen).items() if value is not None}
     _no_two("grpc_port", [port for _, port in grpc_addresses(complete)])
@@ -324,38 +310,21 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
 def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
     """Host and port of each isobatch application that serves gRPC."""
     arguments = [application["args"] for application in served(content)]
-    return [(_grpc_host(each), each["grpc_port"]) for each in arguments if each.get("grpc_port")]
-
-
-def _grpc_host(arguments: dict[str, Any]) -> str:
-    return str(arguments.get("grpc_host", LOCALHOST))
-
-
-def yaml_in(path: Path) -> Any:
-    """The YAML in a file that the user named."""
-    import yaml
-
-    text = read_text(path)
-    if len(text) > LONGEST:
-        raise UserError(f"{path} has {len(text):,} characters: such a file has {LONGEST:,} at most")
-    try:
-        return yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    return [(str(each.get("grpc_host", LOCALHOST)), each["grpc_port"]) for each in arguments if each.get("grpc_port")]
 
 
 def _read(path: Path) -> ServeFile:
-    content = yaml_in(path)
+    content = read_yaml(path)
     applications = content.get("applications") if isinstance(content, dict) else None
     if not (isinstance(applications, list) and applications and all(isinstance(entry, dict) for entry in applications)):
         raise UserError(f"{path} is not a Serve file: it needs a list 'applications:', as cluster/serve.yaml has")
-    for place, settings in [("http_options", content), *(("args", application) for application in applications)]:
+    for known, place, settings in [
+        (OF_FILES | {NODES}, "http_options", content), *((OF_APPLICATIONS, "args", each) for each in applications),
+    ]:  # fmt: skip
         fields = settings.get(place) or {}
         if not (isinstance(fields, dict) and all(isinstance(name, str) for name in fields)):
             raise UserError(f"{path}: '{place}:' must be fields with values, got {type(fields).__name__}")
-    _check_fields(path, OF_FILES | {NODES}, content)
-    for application in applications:
-        _check_fields(path, OF_APPLICATIONS, application)
+        _check_fields(path, known, settings)
     return content  # type: ignore[no-any-return]
 
 
@@ -397,10 +366,7 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
     fields |= {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
     if config.model and not config.folder.is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    if isinstance(config, DecoderConfig):
-        _check_decoder(config)
-    else:
-        _check_classifier(config)
+    _check_decoder(config) if isinstance(config, DecoderConfig) else _check_classifier(config)
     key_in(config.api_key_variable)
     return fields
 
@@ -408,7 +374,7 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
 def _check_classifier(config: AppConfig) -> None:
     if config.model and config.loader == LOADER:
         content = checkpoint_json(config.folder)
-        check_problem(config.folder, content.get("problem_type"), len(content.get("id2label", USUAL_LABELS)))
+        check_problem(config.folder, content.get("problem_type"), len(content.get("id2label", ("LABEL_0", "LABEL_1"))))
     check_weights(config)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible
@@ -419,8 +385,7 @@ def _check_decoder(config: DecoderConfig) -> None:
         check_decoder(config.folder, planned.cuts, planned.exits == PROJECT)
     if config.profile:
         load_text_profile(local(config.profile))
-    made_for = read_plan(local(config.plan)).weights if config.plan else ""
-    if made_for and differ(made_for, weights_of(config.folder)):
+    if config.plan and differ(read_plan(local(config.plan)).weights, weights_of(config.folder)):
         raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 

@@ -1,4 +1,4 @@
-"""Carries published latencies over into profiles/published.csv: `python -m experiments.curves.carry`.
+"""Carries published latencies over into experiments/curves/published.csv: `python -m experiments.curves.carry`.
 
 Of each framework the newest release that speaks of a device, of networks whose shape is known. Left out: tokens beyond
 512 an input, precisions that are mixed, calls to a server (Triton's), and what is known to measure a slow host rather
@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from experiments.curves.published import PUBLISHED_FILE
 from experiments.shared.machine import data
-from isobatch.profiles.curves import PUBLISHED_FILE
 
 FILES = ("tensorrt_demobert", "fastertransformer", "deeplearningexamples", "aitemplate", "pytorch_onnxruntime_misc")
 KINDS = {"A100": "a100", "A100-40GB": "a100", "A100-80GB": "a100", "L4": "l4", "RTX3090": "rtx3090", "T4": "t4"}

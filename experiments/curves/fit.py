@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from isobatch.profiles.curves import FILE, Curve, Fitted, Published, estimated, peak, published
-from isobatch.profiles.datasheet import Shape, published_shape
+from experiments.curves.published import Published, published
+from experiments.planner.networks import published_shape
+from isobatch.profiles.curves import FILE, Curve, Fitted, estimated, peak
+from isobatch.profiles.datasheet import Shape
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family

@@ -1,7 +1,7 @@
 """Claim: curves fitted to published latencies tell those of networks and devices that they have not seen.
 
 Held out one network at a time (the curve of the device is fitted to its other networks), one device at a time (its
-curve is estimated from the others'), and one device with all its frameworks. The facts are in profiles/published.csv;
+curve is estimated from the others'), and one device with all its frameworks. The facts are in published.csv;
 nothing else is needed.
 """
 
@@ -14,7 +14,8 @@ from rich.table import Table
 
 from experiments.curves.fit import errors, expected_s, fit, key_of, shape_of
 from experiments.curves.gains import gains
-from isobatch.profiles.curves import BACKENDS, Published, curve_of, fitted, interval, published
+from experiments.curves.published import Published, published
+from isobatch.profiles.curves import BACKENDS, curve_of, fitted, interval
 
 Errors = dict[str, list[float]]  # by backend
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from experiments.planner import networks as shapes
 from experiments.planner.settings import EARLY, HALF, Network
 from experiments.shared.machine import data
 from isobatch.cluster.commands.plan_fleet import HANDOVER_S, LOOK_EVERY_S
@@ -20,7 +21,6 @@ from isobatch.cluster.simulator.simulation import World
 from isobatch.optimizer import Objective
 from isobatch.optimizer.fleets.application import FleetApplication
 from isobatch.optimizer.fleets.division import divide
-from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.exits import ExitProfile

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from experiments.planner import networks as shapes
 from isobatch.optimizer.problem import Problem, problem
-from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.curves import curve_table
-from isobatch.profiles.datasheet import Shape, datasheet_table
+from isobatch.profiles.datasheet import Shape, datasheet_table, encoder
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
@@ -64,7 +64,7 @@ EIGHT_KINDS = ("v100", "p100", "k80", "t4", "a10g", "l4", "a6000", "a100")
 
 def deep(blocks: int) -> Network:
     """An encoder of any depth."""
-    shape = shapes.encoder(f"{blocks} blocks", layers=blocks, hidden=768, inner=3072, length=128, vocabulary=30522)
+    shape = encoder(f"{blocks} blocks", layers=blocks, hidden=768, inner=3072, length=128, vocabulary=30522)
     return Network(shape.name, shape, HALF)
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from experiments.planner.networks import bert_base
 from experiments.promise.audited import SHARE, RecordedDevices
 from experiments.promise.greedy import WINDOW, tuned
 from experiments.promise.tried import drawn
@@ -24,7 +25,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer import Objective, Plan, Problem, problem
 from isobatch.optimizer.early_answers import early_plan
 from isobatch.optimizer.tuning import costs_of, opened
-from isobatch.profiles.datasheet import bert_base, datasheet_table
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome

@@ -8,13 +8,14 @@ from statistics import geometric_mean
 
 import numpy as np
 
+from experiments.planner.networks import distilbert
 from experiments.promise.recordings import Recorded
 from experiments.promise.tried import drawn
 from isobatch import cluster
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.tuning import Tuned, opened, tuned
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from experiments.planner import networks as shapes
 from experiments.planner.settings import Network
 from experiments.regret.judged import scaled
 from experiments.shared.machine import data
@@ -15,7 +16,6 @@ from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, following
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.exits import ExitProfile

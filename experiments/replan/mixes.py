@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from experiments.planner import networks as shapes
 from experiments.planner.settings import Network
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.files import Profile

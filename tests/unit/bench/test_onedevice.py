@@ -22,7 +22,7 @@ from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
@@ -208,12 +208,3 @@ def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: 
 def test_where_nothing_can_be_written_is_found_before_anything_is_measured(checkpoint: Path) -> None:
     result = CliRunner().invoke(app, ["bench", str(checkpoint), "--out", "/nonexistent/bench.json"])
     assert "cannot write /nonexistent/bench.json" in str(result.exception)
-
-
-@pytest.mark.parametrize("blocks", [3, 4])
-def test_the_profile_of_another_network_is_refused(checkpoint: Path, tmp_path: Path, blocks: int) -> None:
-    """Also one of the same depth, by its weights."""
-    table = LatencyTable("cpu", (1,), ((0.001,) * blocks,), ((0.0,) * blocks,), 0.0, (1,) * blocks, (1,) * blocks, "x")
-    save(Profile("other", (table,), None, weights="a1b2"), tmp_path / "other.json")
-    result = CliRunner().invoke(app, ["bench", str(checkpoint), "--profile", str(tmp_path / "other.json")])
-    assert f"--profile is of other ({blocks} blocks, weights a1b2), tiny-ee has" in str(result.exception)

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from typer.testing import CliRunner
 
+from experiments.planner import networks as shapes
 from experiments.planner.settings import BERT_BASE
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.deploy import environment
@@ -37,7 +38,6 @@ from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.ray_settings import PROXY_PROGRAM, node_settings
 from isobatch.deployments.resources import KIND, Resources
-from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import transformers
 
+from experiments.planner.networks import bert_base, distilbert, resnet50, vit_base
 from isobatch.cluster.profiling.datasheets import shape_of, tables
-from isobatch.profiles.datasheet import bert_base, distilbert, resnet50, vit_base
 from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_networks import FAMILIES, TEXT, hugging_face, network
 

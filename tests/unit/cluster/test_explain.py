@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.simulator import explained
 from isobatch.optimizer import Objective
 from isobatch.optimizer.plan import Placement, Plan, Split, read_plan
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save

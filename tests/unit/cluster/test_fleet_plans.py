@@ -10,12 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from experiments.planner.networks import bert_base, distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
 from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, KubernetesPlace, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
-from isobatch.profiles.datasheet import bert_base, datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app, main
 from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
@@ -26,7 +27,7 @@ from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.deployments.prepare.sample import sampled
 from isobatch.profiles.curves import BACKENDS, DTYPES
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile

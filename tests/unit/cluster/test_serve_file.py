@@ -15,7 +15,6 @@ from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
-    LONGEST,
     ROOT,
     beside,
     grpc_addresses,
@@ -29,7 +28,7 @@ from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL
 from isobatch.optimizer.plan import read_plan
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import MOST_YAML_BYTES, UserError
 from isobatch.profiles.files import load, save
 from isobatch.profiles.text_profile import load_text_profile
 
@@ -184,7 +183,7 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         ("just text", "needs a list 'applications:'"),
         ("applications: []", "needs a list 'applications:'"),
         ("applications: [{import_path: 5}]", "import_path = 5: every"),
-        (str(["x"] * LONGEST), "64,000 at most"),
+        (str(["x"] * MOST_YAML_BYTES), "has more than 64,000 bytes"),
         (one() + "\nhttp_options: {ssl_keyfile: k}", "speaks no TLS"),
         (one() + "\ntarget_capacity: 50", "target_capacity has no effect"),
         (one() + "\nhttp_options: {port: 70000}", "http_options: port = 70000: "),

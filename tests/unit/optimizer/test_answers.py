@@ -6,9 +6,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from experiments.planner.networks import bert_base
 from isobatch.optimizer import Objective, Plan, optimize, problem
 from isobatch.optimizer.early_answers import Times, answered_s, best_ramps, check_whole
-from isobatch.profiles.datasheet import bert_base, datasheet_table
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import Tails
@@ -16,7 +17,7 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, no_later
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.curves import DTYPES, curve_table
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -68,8 +69,6 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     assert plan.promise.simulated is not None
     assert f"latency, as simulated {plan.promise.simulated}" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
-    again = in_one_line(run_played(profile, *small, "--evaluate", str(path)))
-    assert f"latency, as simulated {plan.promise.simulated}, when it was planned" in again
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
     assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
 
@@ -127,17 +126,13 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
         run(profile, *options)
 
 
-def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path: Path) -> None:
+def test_a_plan_promises_its_score(profile: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     found = json.loads(run(profile, "--json", "--out", str(path)))
-    scored = json.loads(run(profile, "--json", "--evaluate", str(path)))
-    assert scored["score"] == found["score"]
     assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
     assert {each["name"] for each in found["baselines"]} >= {"no exits"}
     assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
     assert found["plan"]["beside"], "so that it uses both kinds"
-    with pytest.raises(UserError, match="the plan uses device kind 'k80', the fleet has v100"):
-        run(profile, "--evaluate", str(path), "--devices", "v100=2")
 
 
 def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small: tuple[str, ...]) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.planner.networks import distilbert
 from isobatch.deployments.dispatch.route import placements_of, route_of
 from isobatch.optimizer import Objective, evaluate, optimize, problem
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split, read_plan
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.curves.published import published
+from experiments.planner.networks import bert_base, distilbert, published_shape, resnet50
 from isobatch.profiles.curves import (
     BACKENDS,
     DTYPES,
@@ -15,10 +17,9 @@ from isobatch.profiles.curves import (
     interval,
     pace,
     peak,
-    published,
     steady,
 )
-from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
+from isobatch.profiles.datasheet import Kernel
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed_backends_warning

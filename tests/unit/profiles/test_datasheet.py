@@ -3,16 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.datasheet import (
-    Shape,
-    bert_base,
-    bert_large,
-    datasheet_table,
-    distilbert,
-    resnet18,
-    resnet50,
-    vit_base,
-)
+from experiments.planner.networks import bert_base, bert_large, distilbert, resnet18, resnet50, vit_base
+from isobatch.profiles.datasheet import Shape, datasheet_table
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
 

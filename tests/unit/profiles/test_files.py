@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.planner.networks import distilbert
 from isobatch.profiles.curves import curve_table
-from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError, read_text
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
