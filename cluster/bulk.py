@@ -21,7 +21,10 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
 # Of an output that are written.
-_FIELDS = ("label", "name", "score", "labels", "tokens", "entities", "height", "width", "runs", "scores", "exit_block")
+_FIELDS = (
+    "label", "name", "score", "labels", "tokens", "entities", "height", "width", "runs", "points", "scores",
+    "exit_block",
+)  # fmt: skip
 Answerer = Callable[[Sequence[Any]], list[Outputs]]
 
 

@@ -20,7 +20,7 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.preparing import command, prepared_network
 from tests.helpers.tiny_points import GRID, NAMES, READS, SIDES, point_network, spots
 
-TASK, SCENES = Keypoints(GRID, READS), spots(360, seed=3)
+TASK, SCENES = Keypoints(GRID, READS), spots(200, seed=3)
 NEAR = 0.05 * max(GRID)  # as `prepare` has it if the user says nothing
 
 
