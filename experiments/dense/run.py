@@ -68,7 +68,7 @@ BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 20.0
 SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
 TRIAL_S, ROUNDS = 1.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
-KIND, GAP = "host", 0.01
+KIND, GAP = "cpu", 0.01
 LIVE, LIVE_S = "live", 20
 console = Console(stderr=True, width=140)
 Figures = Iterator[tuple[str, float]]
