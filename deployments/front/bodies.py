@@ -88,11 +88,8 @@ class ArrivingBodies:
         """A body that begins to arrive; the code that awaits it runs in its context."""
         return ArrivingBody(self, time.monotonic())
 
-    def add(self, body: "ArrivingBody") -> None:
-        self._bodies.add(body)
-        self._make_room()
-
     def grow(self, body: "ArrivingBody", size: int) -> None:
+        self._bodies.add(body)
         body.size += size
         self._size += size
         self._make_room()
@@ -138,7 +135,6 @@ class ArrivingBody:
         assert task, "This is a bug: bodies are read by tasks."
         self._task = task
         self._alarm = asyncio.get_running_loop().call_later(READ_WITHIN_S, self.give_up)
-        self._others.add(self)
         return self
 
     def pace(self, now_s: float) -> tuple[float, float]:
@@ -146,7 +142,10 @@ class ArrivingBody:
         return self.size / max(now_s - self.begun_s, JUDGED_AFTER_S), self.begun_s
 
     def came(self, size: int) -> None:
-        """Count a part, after which more is awaited."""
+        """Count a part, after which more is awaited: from then on the body is compared with others.
+
+        Before, the proxy has all of a small body, and it is this process that reads it late.
+        """
         self._others.grow(self, size)
 
     def give_up(self) -> None:

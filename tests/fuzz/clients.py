@@ -23,13 +23,18 @@ SILENT_S = 0.05  # whoever has said nothing for so long has nothing to say
 
 
 def judged(reply: Reply) -> str:
-    """The status; no answer is a 5xx but 503 and 504, and every refusal is one sentence in JSON."""
+    """The status; no answer is a 5xx but 503 and 504, and every refusal is one sentence in JSON.
+
+    Only HAProxy's own page is not, which it sends where headers are not HTTP: no front has such a page.
+    """
     status, headers, content = reply
     if status == ENDED:
         return "ended"
     assert status in STATUSES, (status, content[:500])
     if status != 200:
         assert len(content) <= 1024, content[:2000]
+        if status == 400 and content.startswith(b"<html>"):
+            return "400 of HAProxy"
         assert list(json.loads(content)) == ["error"]
     elif b"inference-header-content-length" not in headers:
         json.loads(content, parse_constant=pytest.fail)

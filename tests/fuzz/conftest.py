@@ -52,7 +52,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    if not COUNTS:
+    if not COUNTS or hasattr(terminalreporter.config, "workerinput"):  # what one process counts is only a part
         return
     kinds = sorted({kind for kind, _ in COUNTS})
     told = {kind: {what: n for (of, what), n in sorted(COUNTS.items()) if of == kind} for kind in kinds}

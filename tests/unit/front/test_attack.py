@@ -245,6 +245,21 @@ def test_where_too_many_bodies_arrive_the_slowest_is_given_up(monkeypatch: pytes
     assert left == [0] * 4
 
 
+def test_a_small_body_that_the_front_itself_reads_late_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy front reads hundreds of requests before it comes to their bodies, which arrived with them."""
+    monkeypatch.setattr(bodies, "ARRIVING", arriving := bodies.ArrivingBodies())
+    arriving.places = lambda: 2 * 10
+
+    async def late() -> dict[str, Any]:
+        await asyncio.sleep(2 * bodies.JUDGED_AFTER_S)
+        return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async def scene() -> list[bytes]:
+        return await asyncio.gather(*(bodies.body_of({}, late, 100) for _ in range(50)))
+
+    assert asyncio.run(scene()) == [b"x"] * 50
+
+
 def test_bodies_that_are_too_large_together_are_given_up_the_slowest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "ARRIVING", bodies.ArrivingBodies())
     monkeypatch.setattr(bodies, "MOST_ARRIVING_BYTES", 5_000)
