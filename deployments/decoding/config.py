@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.config import MOST_INSIDE, ServedConfig
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import cache_directory, content_of
@@ -23,6 +23,7 @@ from isobatch.profiles.promise import RULES
 MAX_PENDING = 64
 # The same with `exits: verified`, where clients wait for pending tokens.
 MAX_PENDING_VERIFIED = 16
+MOST_REQUESTS = 2**31 - 1  # Serve counts requests in 32 bits
 SWITCHABLE = ("exits", "cuts", "max_residents", "deep_share", "prompt_rows")  # fields that a running replica can change
 
 
@@ -52,7 +53,9 @@ class DecoderConfig(ServedConfig):
         "behind the ramps that exits.json uses.",
     )
     max_residents: int = Field(32, ge=1, le=MOST_BATCH, description="Sequences that a replica decodes at once.")
-    max_waiting: int = Field(256, ge=1, description="Sequences that may wait for a place at a replica (429 beyond).")
+    max_waiting: int = Field(
+        256, ge=1, le=MOST_INSIDE, description="Sequences that may wait for a place at a replica (429 beyond)."
+    )
     kv_megabytes: int = Field(256, ge=1, description="Memory for keys and values, of each replica.")
     page_tokens: int = Field(16, ge=1, description="Positions in one page of that memory.")
     deep_share: float | None = Field(
@@ -159,7 +162,7 @@ class DecoderConfig(ServedConfig):
     @property
     def max_requests(self) -> int:
         """The most requests at once. It is more than replicas admit, as they refuse with a reason."""
-        return 4 * self.replicas * (self.max_residents + self.max_waiting)
+        return min(4 * self.replicas * (self.max_residents + self.max_waiting), MOST_REQUESTS)
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         return [(kind, each.replicas, each.replica_needs(kind)) for kind, each in self.per_kind().items()]

@@ -106,3 +106,9 @@ def test_drafts_are_put_right_where_the_full_network_does_not_agree() -> None:
     (written,) = doubted.write_all([TextRequest((TOKEN,), 50)])
     assert len(written) == 50
     assert set(written) == {TOKEN, OTHER_TOKEN}
+
+
+def test_serve_can_count_as_many_requests_as_a_decoder_may_hold() -> None:
+    assert DecoderConfig(model="", replicas=1000, max_waiting=2**20).max_requests < 2**31
+    with pytest.raises(ValueError, match="less than or equal to 1048576"):
+        DecoderConfig(model="", max_waiting=2**20 + 1)
