@@ -12,8 +12,8 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from isobatch.deployments.cores import OwnCores, own_cores
 from isobatch.deployments.named import LogFormat
+from isobatch.deployments.own_cores import OwnCores, own_cores
 from isobatch.deployments.ray_facts import inside_replica, node_cpus
 from isobatch.deployments.tracing import tracing_here
 
@@ -109,9 +109,9 @@ class ReplicaProcess:
         self.__del__ = self.close
 
     def compute_on_own_cores(self, threads: float) -> None:
-        self._cores = own_cores(threads, node_cpus())
-        if self._cores:
-            self._cores.keep()
+        if inside_replica() and (cores := own_cores(threads, node_cpus())):
+            self._cores = cores
+            cores.keep()
 
     async def check_health(self) -> None:
         """Serve calls this every HEALTH_CHECK_S, and replaces the replica if it raises an error."""

@@ -32,9 +32,7 @@ def plain_logarithmic(axis: "Axis") -> None:
 
 def name(table: LatencyTable) -> str:
     """
-    >>> from isobatch.profiles.datasheet import datasheet_table
-    >>> from isobatch.profiles.datasheet import bert_base
-    >>> name(datasheet_table(bert_base(), "v100"))
+    >>> name(LatencyTable("v100", (1.0,), ((0.1,),), ((0.0,),), 0.0, (0,), (0,), "measured", length=128))
     'v100, 128 tokens'
     """
     return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"

@@ -17,11 +17,11 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from isobatch.deployments.cores import as_computing
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TokenLogprobs
 from isobatch.deployments.front.load import FadingPeak
+from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
 from isobatch.deployments.transport.connection import Message
 from isobatch.deployments.transport.wire import Wire

@@ -14,7 +14,6 @@ from functools import partial
 from time import monotonic
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.cores import as_computing
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
@@ -26,6 +25,7 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import compute_with, warn_of_ramp_dtype
+from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
 from isobatch.deployments.serve_process import ReplicaProcess
 from isobatch.deployments.tracing import Tracing, part_of

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
-from isobatch.deployments.cores import as_computing
+from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 

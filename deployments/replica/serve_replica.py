@@ -12,8 +12,8 @@ from typing import TextIO
 from msgspec.structs import replace
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.cores import as_computing
 from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
 from isobatch.deployments.replica.loading import load_model, weights_in
 from isobatch.deployments.replica.local_workers import LocalWorkers

@@ -117,7 +117,7 @@ REMEMBERS = "remembers earlier ramps of an input"
         (label_network, "--policy", "voting", f"--policy: policy voting {REMEMBERS}"),
         (pixel_network, "--policy", "patience", f"--policy: policy patience {REMEMBERS}"),
         (label_network, "--label-separator", "", "--label-separator '' is empty: give the sign between labels"),
-        (pixel_network, "--ramp", "pooler", "--ramp and --own-exits are not for a network that labels pixels"),
+        (pixel_network, "--ramp", "pooler", "--ramp and --own-exits are not for a network whose answers are maps"),
     ],
 )
 def test_options_for_another_kind_of_network_are_refused_before_data_is_read(

@@ -22,34 +22,34 @@ from isobatch.deployments.processes import descendants, parent_of
 COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
 LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
 AGAIN_S = 10.0  # how often new processes are looked for
-Cores = frozenset[int]
+CoreSet = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Division:
+class CoreDivision:
     """The cores of each replica, and those of all other threads. Where cores are too few, all threads use all."""
 
-    own: tuple[Cores, ...]
-    others: Cores
+    own: tuple[CoreSet, ...]
+    others: CoreSet
 
 
-def divided(cores: Collection[int], needs: Sequence[int]) -> Division:
+def divided(cores: Collection[int], needs: Sequence[int]) -> CoreDivision:
     """The division of a machine's cores among replicas that need so many each: all get their own, or none does.
 
     A replica that needs 0 uses the cores of all other threads.
 
     >>> divided({0, 1, 2, 3}, [1, 0])
-    Division(own=(frozenset({3}), frozenset({0, 1, 2})), others=frozenset({0, 1, 2}))
+    CoreDivision(own=(frozenset({3}), frozenset({0, 1, 2})), others=frozenset({0, 1, 2}))
     >>> divided({0, 1}, [1, 1])
-    Division(own=(frozenset({0, 1}), frozenset({0, 1})), others=frozenset({0, 1}))
+    CoreDivision(own=(frozenset({0, 1}), frozenset({0, 1})), others=frozenset({0, 1}))
     """
-    left, own = sorted(cores), list[Cores]()
+    left, own = sorted(cores), list[CoreSet]()
     for need in needs if sum(needs) <= (1 - LEFT_SHARE) * len(left) else (0,) * len(needs):
         first = len(left) - need
         own.append(frozenset(left[first:]))
         left = left[:first]
     others = frozenset(left)
-    return Division(tuple(each or others for each in own), others)
+    return CoreDivision(tuple(each or others for each in own), others)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ class OwnCores:
 
     def __init__(self, folder: Path, needed: int, cores: Collection[int], root: int) -> None:
         self._folder, self._cores, self._root = folder, frozenset(cores), root
-        self._division, self._looked_s = Division((), self._cores), 0.0
+        self._division, self._looked_s = CoreDivision((), self._cores), 0.0
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{time.time_ns()}-{os.getpid()}"
         self._path, hidden = folder / name, folder / f".{name}"
@@ -128,7 +128,7 @@ def _is_locked(file: int) -> bool:
     return False
 
 
-def _move(process: int, cores: Cores, computing: bool) -> None:
+def _move(process: int, cores: CoreSet, computing: bool) -> None:
     """Let those threads of a process that compute, or all others, run on these cores."""
     with suppress(OSError):  # the process has ended, or a thread
         for task in Path(f"/proc/{process}/task").iterdir():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.cores import LEFT_SHARE, OwnCores, as_computing, divided
+from isobatch.deployments.own_cores import LEFT_SHARE, OwnCores, as_computing, divided
 
 # A process that starts another one, as Ray's process of a node does; both end when their input does.
 STARTER = """
@@ -102,7 +102,7 @@ def test_what_a_killed_replica_left_is_forgotten(tmp_path: Path) -> None:
     script = f"""
 import os
 from pathlib import Path
-from isobatch.deployments.cores import OwnCores
+from isobatch.deployments.own_cores import OwnCores
 kept = OwnCores(Path({str(tmp_path)!r}), 1, [0, 1], 0)
 os._exit(9)
 """
