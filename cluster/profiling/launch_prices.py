@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -154,7 +155,7 @@ def _launches(
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
     rules = DecoderRules(ramps=(DecoderRamp(block=cut - 1, threshold=0.5),) if cut < num_blocks else ())
-    limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
+    limits = {"max_residents": residents, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
     made = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
     network = _RandomExits(made.network, made.scheduler.splits, Random(seed))
     engine = _TimedEngine(made.scheduler, network, stopwatch, is_over)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
@@ -189,7 +190,7 @@ def texts(model: Any, rules: DecoderRules, requests: Sequence[TextRequest]) -> l
 
 def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine:
     """An engine without limits on the number of waiting sequences and on their times."""
-    limits = {"exits": exits, "max_residents": BATCH, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    limits = {"exits": exits, "max_residents": BATCH, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}
     return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **limits}))
 
 
