@@ -34,7 +34,7 @@ class CoreDivision:
 
 
 def divided(cores: Collection[int], needs: Sequence[int]) -> CoreDivision:
-    """The division of a machine's cores among replicas that need so many each: all get their own, or none does.
+    """How replicas that need these numbers of cores divide a machine's cores: all get their own, or none does.
 
     A replica that needs 0 uses the cores of all other threads.
 
@@ -105,8 +105,7 @@ class OwnCores:
         """Give the cores back."""
         self._path.unlink(missing_ok=True)
         self._file.close()
-        for process in (self._root, *descendants(self._root)):
-            _move(process, divided(self._cores, list(self._needs().values())).others, computing=False)
+        self.keep()  # without this replica
 
     def _needs(self) -> dict[str, int]:
         """How many cores each living replica of this machine needs, in the order in which they started."""

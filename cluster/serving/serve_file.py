@@ -185,12 +185,11 @@ def _check_apart(content: ServeFile) -> None:
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
-        controlled = config.application
-        if controlled not in names:
+        if config.application not in names:
             wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"
-            raise UserError(f"args: application = {controlled!r}: {wrong}")
-        if controlled in decoding and (unused := sorted(config.model_fields_set & OF_CLASSIFIERS)):
-            raise UserError(f"args: {unused[0]}: {controlled} is a decoder, whose controller has no use for it")
+            raise UserError(f"args: application = {config.application!r}: {wrong}")
+        if config.application in decoding and (unused := sorted(config.model_fields_set & OF_CLASSIFIERS)):
+            raise UserError(f"args: {unused[0]}: {config.application} is a decoder, whose controller has no use for it")
 
 
 def _no_two(field: str, values: list[Any]) -> None:

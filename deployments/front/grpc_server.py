@@ -135,7 +135,7 @@ def read_message(name: str, sent: bytes, most_fields: int) -> Any:
 async def first(requests: AsyncIterator[bytes]) -> bytes:
     """The message of a call, which arrives within the limits of an HTTP body."""
     with ARRIVING.body() as arriving:
-        arriving.came(0)
+        arriving.came(0)  # a message comes whole, so a client that sends none is slow from the start
         async for sent in requests:
             return sent
     raise RefusedError(400, "the call holds no request")

@@ -1,12 +1,14 @@
 """A tiny SegFormer that labels every pixel of small drawn scenes, trained in seconds."""
 
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from experiments.shared.scenes import GRID, NAMES, SIDE, drawn, on_grid, scene_network
 
@@ -113,3 +115,9 @@ __all__ = [
     "rows_of",
     "upernet",
 ]
+
+
+def png(picture: np.ndarray) -> bytes:
+    content = BytesIO()
+    Image.fromarray(picture).save(content, "PNG")
+    return content.getvalue()

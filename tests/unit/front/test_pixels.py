@@ -13,15 +13,9 @@ from PIL import Image
 from isobatch.deployments.front.schemas import MapPredictions
 from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
 from tests.helpers.grpc_client import inferred
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, png, reference_logits
 
 PICTURES = drawn(2, seed=9).pictures
-
-
-def png(picture: np.ndarray) -> bytes:
-    content = BytesIO()
-    Image.fromarray(picture).save(content, "PNG")
-    return content.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,17 @@
 """A served network that finds points: they come as transformers has them, over HTTP and as tensors."""
 
 from collections.abc import Iterator
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from isobatch.deployments.front.schemas import PointPredictions
 from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
 from tests.helpers.grpc_client import inferred
+from tests.helpers.tiny_pixels import png
 from tests.helpers.tiny_points import GRID, NAMES, SIDES, point_network, reference, spots
 
 PICTURES = spots(2, seed=9).pictures
-
-
-def png(picture: np.ndarray) -> bytes:
-    content = BytesIO()
-    Image.fromarray(picture).save(content, "PNG")
-    return content.getvalue()
 
 
 @pytest.fixture(scope="module")
