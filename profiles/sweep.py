@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
 
 from isobatch.profiles.latency import LatencyTable, interpolate
 
@@ -136,8 +137,8 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
     """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
     A launch costs what running a block by itself adds, without the work of a replica. A stop costs what is left of the
-    time of all blocks with stops: a launch, the move of inputs, and the next block's first run at another size. The
-    ramp's own time has the part of that which grows with the batch.
+    time of all blocks with stops: a launch, the move of inputs, and the next blocks' first run at another size. The
+    part of that which grows with the number of inputs is added to the ramp's own time.
     """
     known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
@@ -149,14 +150,14 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         blocks[row] = _block_s(rounds[size], launch_s)
         p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
         ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
-    stops_s = _stops_s(rounds, blocks, launch_s, facts.ramp_blocks)
-    ramps[:, list(facts.ramp_blocks)] += (stops_s - stops_s.min())[:, None]
+    stop_s, each_input_s = _stop_s(rounds, blocks, launch_s, facts.ramp_blocks)
+    ramps[:, list(facts.ramp_blocks)] += each_input_s * np.array(sizes)[:, None]
     return LatencyTable(
         batch_sizes=tuple(sizes),
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
         launch_s=_digits(launch_s),
-        stop_s=_digits(float(stops_s.min())),
+        stop_s=_digits(stop_s),
         block_p95_s=_rounded(p95),
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         **known,
@@ -170,24 +171,29 @@ def _launches_s(rounds: Rounds) -> Floats:
     return extra / (count - 1) if count > 1 else np.zeros_like(extra)
 
 
-def _stops_s(rounds: Mapping[float, Rounds], blocks: Floats, launch_s: float, ramps: Sequence[int]) -> Floats:
-    """What a stop costs at each batch size, at least a launch: what all blocks with stops take beyond their own times.
-
-    `blocks`: seconds by size and block.
+def _stop_s(
+    rounds: Mapping[float, Rounds], blocks: Floats, launch_s: float, ramps: Sequence[int]
+) -> tuple[float, float]:
+    """What a stop costs, at least a launch, and what each input before the stop adds: the two that fit best to what all
+    blocks with stops take beyond their own times. `blocks`: seconds by size and block.
     """
-    sizes, stops_s = sorted(rounds), np.full(len(rounds), launch_s)
     if not ramps:
-        return stops_s
+        return launch_s, 0.0
+    sizes, known, beyond = sorted(rounds), list[tuple[float, float]](), list[float]()
     begins = [0, *(ramp + 1 for ramp in ramps), blocks.shape[1]]
-    for row, size in enumerate(sizes):
+    for size in sizes:
         count = max(1, round(size))
-        own_s = launch_s
-        for number, share in enumerate([1.0, *(each / count for each in staying(count, len(ramps)))]):
-            own_s += sum(
-                np.interp(size * share, sizes, blocks[:, block]) for block in range(*begins[number : number + 2])
-            )
-        stops_s[row] = max(launch_s, float(np.median(rounds[size].stopping) - own_s) / len(ramps))
-    return stops_s
+        between = size * np.array([1.0, *(each / count for each in staying(count, len(ramps)))])
+        taken_s = float(np.median(rounds[size].stopping))
+        own_s = launch_s * (1 + len(ramps)) + sum(
+            np.interp(here, sizes, blocks[:, block])
+            for here, blocks_here in zip(between, pairwise(begins), strict=True)
+            for block in range(*blocks_here)
+        )
+        known.append((len(ramps) / taken_s, float(between[:-1].sum()) / taken_s))  # each size counts the same
+        beyond.append((taken_s - own_s) / taken_s)
+    (more_s, each_input_s), _ = nnls(np.array(known), np.array(beyond))
+    return launch_s + float(more_s), float(each_input_s)
 
 
 def staying(count: int, stops: int) -> list[int]:
