@@ -1,9 +1,15 @@
 """The exit profile of a network under a workload: the share of inputs that is still inside, block by block."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,21 @@ class ExitProfile:
         if total <= 0:
             raise ValueError(f"no survival can be computed from {total} inputs")
         return cls(tuple((total - gone) / total for gone in accumulate(left[:-1], initial=0)))
+
+    @classmethod
+    def from_sure(cls, sure: Flags, ramps: Integers, num_blocks: int, weights: Integers) -> "ExitProfile":
+        """The profile of inputs that would leave at these of the `ramps`: `sure` has a row for each input.
+
+        >>> sure = np.array([[True, False], [False, True], [False, False]])
+        >>> ExitProfile.from_sure(sure, np.array([0, 1]), 3, np.array([1, 1, 2])).sure
+        (((), 0.5), ((1,), 0.25), ((0,), 0.25))
+        """
+        first = np.where(sure.any(axis=1), np.append(ramps, 0)[sure.argmax(axis=1)] if sure.size else 0, num_blocks - 1)
+        left = np.bincount(first, weights=weights, minlength=num_blocks).astype(np.int64)
+        patterns, of_input = np.unique(sure, axis=0, return_inverse=True)
+        shares = np.bincount(of_input.ravel(), weights=weights) / weights.sum()
+        sets = (tuple(ramps[pattern].tolist()) for pattern in patterns)
+        return replace(cls.from_counts(left.tolist()), sure=tuple(zip(sets, shares.tolist(), strict=True)))
 
     @property
     def num_blocks(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
@@ -224,7 +225,7 @@ def facts_of(
 
 @dataclass(frozen=True)
 class CountedExits:
-    """The blocks after which inputs leave when every ramp is active, from this number of `inputs`."""
+    """Where this number of `inputs` would leave."""
 
     exits: ExitProfile
     by_tokens: ExitProfile | None  # of texts, each weighted by its tokens
@@ -234,20 +235,29 @@ class CountedExits:
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
     """Count exits. Ctrl-C ends it with the inputs counted so far, if there are any."""
-    interrupted = False
-    left, tokens = np.zeros(model.num_blocks, np.int64), np.zeros(model.num_blocks, np.int64)
+    sure_at, lengths, interrupted = list[NDArray[np.bool_]](), list[NDArray[np.int64]](), False
     try:
         for batch in batches:
-            exits = model.run(batch, model.num_blocks, model.ramp_blocks).exits
-            left += np.bincount(exits.blocks, minlength=model.num_blocks)
-            if batch.lengths is not None:
-                np.add.at(tokens, exits.blocks, batch.lengths[exits.rows])
+            sure_at.append(_sure_at(model, batch))
+            lengths += [] if batch.lengths is None else [batch.lengths]
     except KeyboardInterrupt:
-        if not left.any():
+        if not sure_at:
             raise
         interrupted = True
-    by_tokens = ExitProfile.from_counts(tokens.tolist()) if tokens.any() else None
-    return CountedExits(ExitProfile.from_counts(left.tolist()), by_tokens, int(left.sum()), interrupted)
+    sure = np.concatenate(sure_at)
+    ramps, blocks, each_one = np.array(model.ramp_blocks, np.int64), model.num_blocks, np.ones(len(sure), np.int64)
+    by_tokens = ExitProfile.from_sure(sure, ramps, blocks, np.concatenate(lengths)[: len(sure)]) if lengths else None
+    return CountedExits(ExitProfile.from_sure(sure, ramps, blocks, each_one), by_tokens, len(sure), interrupted)
+
+
+def _sure_at(model: SplitModel, batch: Batch) -> NDArray[np.bool_]:
+    """By input and ramp, whether the input would leave there if no ramp before were open."""
+    everybody, sure = np.arange(len(batch)), np.zeros((len(batch), len(model.ramp_blocks)), bool)
+    for column, ramp in enumerate(model.ramp_blocks):
+        launched = model.run(batch, ramp + 1, (ramp,), everybody)
+        assert launched.survivors is not None, "This is a bug: all inputs stay."
+        sure[launched.exits.rows, column], batch = True, launched.survivors
+    return sure
 
 
 def _size(batch: Batch, length: int | None) -> float:

@@ -174,7 +174,8 @@ class LoadGenerator:
         self._most, self._right, self._connection = connections, right, connection
         self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
         self._rows: NDArray[Any] = np.empty(0, ROW)
-        self._open = 0
+        self._open = self._sent = 0
+        self._started_s = time.perf_counter()
         self._idle: list[Carrier] = []
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None

@@ -203,9 +203,10 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
 
 
 def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile:
-    """The exit profile with the ramps at which inputs are sure, if an exit table lies beside the checkpoint."""
+    """The exit profile with the ramps at which inputs are sure, if it has none and an exit table lies beside the
+    checkpoint."""
     path = folder / EVIDENCE
-    if not path.is_file():
+    if exits.sure or not path.is_file():
         return exits
     evidence = Evidence.read(path)
     if evidence.shape.num_ramps != exits.num_blocks - 1:

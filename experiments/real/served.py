@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.shared.live import NAME, Live, answer_at, application, named
 from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
@@ -15,22 +17,27 @@ from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.plan_choice import LIMITS, best_simulated
-from isobatch.cluster.simulator.sustained import sustained_per_s
+from isobatch.cluster.simulator.sustained import IN_TIME_SHARE, sustained_per_s
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes
 from isobatch.optimizer import Objective, Plan, Problem
 from isobatch.optimizer.model.work import work
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import problem
+from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.files import Profile
 
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}
 SLACK = 0.2
-KEPT = 0.98  # of the requests in time: then a rate is sustained
-LOW, HIGH, STEPS = 0.5, 1.2, 5  # of what a plan promises
+# SLOs that a run lasts: an overload shows only once its queue is as long as the SLO, so that a run of n SLOs passes
+# a rate that is up to 1 / n too high. Plans are played for 100, from which live ones differ by 1.5 %.
+RUN_SLOS = 40
+LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many inputs are lost
+LOW, HIGH, STEPS = 0.6, 1.15, 5  # of what a plan promises
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
+ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
 ALONE = 0.3  # of what it promises, in requests of a whole batch: launches of the same size without a rush beside them
 REPLICA = "ServeReplica:live."  # in the command line of a replica
@@ -98,10 +105,18 @@ class RealCase:
 def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZE.largest) -> list[PlannedSystem]:
     """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
     devices = fleet(f"{known.kinds[0]}={count}")
-    objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
-    facts = problem(known, devices, links_between(devices), length=known.length)
-    chosen = best_simulated(_planned(facts, objective), facts, objective, side_by_side)
-    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
+    objective, exits = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest), known.exits_of(known.length)
+    facts = problem(known, devices, links_between(devices), exits.survival, known.length)
+
+    def planned(survival: tuple[float, ...]) -> Plan:
+        plan = side_by_side(facts.surviving(survival), objective)
+        assert plan, "This is a bug: one replica is enough for some plan."
+        return plan
+
+    first = plan_for_its_ramps(exits, planned, lambda plan: plan)
+    own = facts.surviving(exits.planning_survival(opened(first))) if first else facts
+    chosen = best_simulated(planned(own.survival), own, objective, side_by_side)
+    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, own)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
@@ -109,12 +124,6 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
         best = max(rates, key=lambda plan: rates[plan])
         found.append(PlannedSystem(short, best, rates[best], facts))
     return found
-
-
-def _planned(facts: Problem, objective: Objective) -> Plan:
-    plan = side_by_side(facts, objective)
-    assert plan, "This is a bug: one replica is enough for some plan."
-    return plan
 
 
 @dataclass(frozen=True)
@@ -131,20 +140,45 @@ class AskedServer:
         best: float = 0.0
         for _ in range(STEPS):
             rate_per_s = (low_per_s + high_per_s) / 2
-            seen = summary(await self.ask(rate_per_s, seconds, seed), self.slo_ms)
-            if seen.good_share >= KEPT:
-                low_per_s, best = rate_per_s, max(best, seen.goodput_per_s)
+            if goodput_per_s := await self._goodput_per_s(rate_per_s, seconds, seed):
+                low_per_s, best = rate_per_s, max(best, goodput_per_s)
             else:
                 high_per_s = rate_per_s
         return best
 
+    async def _goodput_per_s(self, per_s: float, seconds: float, seed: int) -> float:
+        """The inputs a second in time at this rate, in a run of at least so many seconds; 0 if too many are lost."""
+        due_s = arrivals("poisson", per_s, max(seconds, RUN_SLOS * self.slo_ms / 1e3), seed)
+        generator = self._generator(1)
+        running = asyncio.ensure_future(generator.at(due_s, self._patience_s))
+        while not running.done():
+            await asyncio.wait({running}, timeout=LOOK_S)
+            if self._lost(generator.so_far(), generator.now_s()) > (1 - IN_TIME_SHARE) * len(due_s):
+                generator.stop()
+        record = await running
+        return summary(record, self.slo_ms).goodput_per_s if len(record.status) == len(due_s) else 0.0
+
+    def _lost(self, record: LoadRecord, now_s: float) -> int:
+        """The inputs that were refused or are late."""
+        ended = ~np.isnan(record.ended_s)
+        took_s = np.where(ended, record.ended_s, now_s) - record.due_s
+        return int(((ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)).sum())
+
     async def ask(self, per_s: float, seconds: float, seed: int = 0, at_once: int = 1) -> LoadRecord:
         """`per_s` and `at_once` count texts; requests of several come evenly."""
-        texts, process = profiled_texts(self.words), "poisson" if at_once == 1 else "uniform"
+        process = "poisson" if at_once == 1 else "uniform"
+        due_s = arrivals(process, per_s / at_once, seconds, seed)
+        return await self._generator(at_once).at(due_s, self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return 2 * self.slo_ms / 1e3
+
+    def _generator(self, at_once: int) -> LoadGenerator:
+        texts = profiled_texts(self.words)
         groups = [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
         bodies = [json.dumps({"inputs": group if self.is_listed else group[0]}).encode() for group in groups]
-        due_s = arrivals(process, per_s / at_once, seconds, seed)
-        return await LoadGenerator(self.url, bodies).at(due_s, patience_s=2 * self.slo_ms / 1e3)
+        return LoadGenerator(self.url, bodies)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.profiles.model import Batch, Exits, Launched
+from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 LAUNCH_S = 0.002
 RAMP_S = 0.0005
@@ -26,7 +26,7 @@ class FakeModel:
     def block_s(self, block: int, size: int) -> float:
         return 0.001 * (block + 1) * max(1.0, size / self._floor)
 
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         self.calls += 1
         active = [ramp for ramp in ramps if batch.cursor <= ramp < stop]
         blocks_s = sum(self.block_s(block, len(batch)) for block in range(batch.cursor, stop))
@@ -37,6 +37,7 @@ class FakeModel:
             leaves[:] = True
         rows = np.flatnonzero(leaves)
         exits = Exits(rows, blocks[rows], np.zeros((len(rows), self.num_labels), np.float32))
+        leaves[kept] = stop == self.num_blocks
         return Launched(
             exits, None if leaves.all() else self.select(batch_at(stop, len(batch)), np.flatnonzero(~leaves))
         )

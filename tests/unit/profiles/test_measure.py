@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from isobatch.profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
-from isobatch.profiles.model import Batch, Launched
+from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 from isobatch.profiles.sweep import NetworkFacts, knee, whole_s
 from tests.helpers import timed_model as fake
 from tests.helpers.timed_model import FakeModel
@@ -51,10 +52,10 @@ class ChangedSize(FakeModel):
     ramp_blocks = (0, 1)
     SLOWER_S, _before = 0.0002, 0
 
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         self.now_s += self.SLOWER_S * self._before * (len(batch) < self._before)
         self._before = len(batch)
-        return super().run(batch, stop, ramps)
+        return super().run(batch, stop, ramps, kept)
 
 
 def test_a_stop_costs_a_launch_and_what_it_makes_of_the_next_block() -> None:
@@ -137,6 +138,26 @@ def test_exits_are_counted_over_all_batches() -> None:
     counted = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
     assert counted.exits.survival == (1.0, 1.0, 0.5)
     assert (counted.inputs, counted.interrupted) == (10, False)
+
+
+class LeavesByNumber(FakeModel):
+    """The inputs that leave at the first ramp are the even ones, and at the second ramp the first half."""
+
+    ramp_blocks = (0, 1)
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+        (ramp,) = ramps
+        rows = np.arange(0, len(batch), 2) if ramp == 0 else np.arange(len(batch) // 2)
+        exits = Exits(rows, np.full(len(rows), ramp), np.zeros((len(rows), self.num_labels), np.float32))
+        return Launched(exits, self.select(fake.batch_at(stop, len(batch)), np.arange(len(batch))))
+
+
+def test_inputs_that_would_leave_at_a_closed_ramp_are_counted_at_those_behind_it() -> None:
+    """In this network, inputs that leave at the first ramp do not all leave at the second one."""
+    counted = count_exits(LeavesByNumber(), [fake.batch_at(0, 4), fake.batch_at(0, 4)])
+    assert counted.exits.survival == (1.0, 0.5, 0.25)
+    assert dict(counted.exits.sure) == {(0, 1): 0.25, (0,): 0.25, (1,): 0.25, (): 0.25}
+    assert counted.exits.survival_with({1}) == (1.0, 1.0, 0.5)
 
 
 def test_ctrl_c_keeps_what_is_counted_and_says_how_much_that_is() -> None:
