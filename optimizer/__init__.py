@@ -84,9 +84,9 @@ def optimize(
     (`Plan.length`). Where the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
+    asked = problem(profile, devices, links, exits.survival, profile.length, exits)
 
-    def find(survival: tuple[float, ...]) -> Plan:
-        facts = problem(profile, devices, links, survival, length=profile.length)
+    def find(facts: Problem) -> Plan:
         if objective.ramp_budget is not None:
             return facts.annotated(early_plan(facts, objective))
         plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
@@ -94,9 +94,9 @@ def optimize(
             raise UserError(reason(facts, objective))
         return facts.annotated(plan)
 
-    plan = plan_for_its_ramps(exits, find, lambda plan: plan)
-    assert plan, "This is a bug: where there is no plan, an error says why."
-    return plan
+    planned = plan_for_its_ramps(asked, objective, find)
+    assert planned, "This is a bug: where there is no plan, an error says why."
+    return planned[0]
 
 
 if __name__ != "isobatch.optimizer":  # under a second name, each class would exist twice

@@ -1,7 +1,8 @@
 """The facts of one planning problem, taken from the profile, the fleet and the links."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.profiles.devices import Device, Link
@@ -21,6 +22,8 @@ class Problem:
     links: dict[tuple[str, str], Link]
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
+    exits: ExitProfile | None = None  # where known, `survival` is that of the plan that is looked at
+    keeps_open: bool = False  # plans open every ramp at which inputs leave
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -44,11 +47,19 @@ class Problem:
     @property
     def without_exits(self) -> "Problem":
         """The same problem with no active ramp."""
-        return replace(self, survival=(1.0,) * self.num_blocks)
+        return replace(self, survival=(1.0,) * self.num_blocks, exits=None)
 
     def surviving(self, survival: Sequence[float]) -> "Problem":
-        """The same problem with other shares of survivors."""
-        return replace(self, survival=ExitProfile(tuple(survival)).survival)
+        """The same problem with other shares of survivors, whichever ramps a plan opens."""
+        return replace(self, survival=ExitProfile(tuple(survival)).survival, exits=None)
+
+    def opening(self, ramps: Collection[int]) -> "Problem":
+        """The same problem with the survivors that these ramps cause, as far as that is known."""
+        return replace(self, survival=_survival(self.exits, frozenset(ramps))) if self.exits else self
+
+    def opened_by(self, plan: Plan) -> "Problem":
+        """The same problem with the survivors that this plan causes, as far as that is known."""
+        return self.opening({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})
 
     def with_devices(self, devices: Sequence[Device]) -> "Problem":
         """The same problem on other devices, of kinds that have a table here."""
@@ -91,6 +102,11 @@ class Problem:
         )
 
 
+@lru_cache(maxsize=1024)
+def _survival(exits: ExitProfile, ramps: frozenset[int]) -> tuple[float, ...]:
+    return exits.planning_survival(ramps)
+
+
 def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
     """A split with all its ramps at which inputs leave (`inner`), or with only the one at its end."""
     share = facts.survival
@@ -107,8 +123,11 @@ def problem(
     links: Sequence[Link],
     survival: Sequence[float] | None = None,
     length: int | None = None,
+    exits: ExitProfile | None = None,
 ) -> Problem:
     """Gather the facts of a problem. Kinds without devices are left out; without known exits, all inputs survive.
+
+    `exits`: what survivors each plan causes, if that is known; `survival` is then that of the first plan.
 
     With a `length`, everything counts tokens, and an input is a text of this many tokens.
     """
@@ -119,4 +138,5 @@ def problem(
     if survival is None:
         survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
-    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, profile.edges)
+    known = exits if exits and exits.sure else None
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, profile.edges, known)

@@ -13,15 +13,18 @@ All this is rated on the table that may be used any number of times; the promise
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 
 if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan does not need
@@ -29,28 +32,46 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
+LOST = 0.01  # more inputs than this share go on where a ramp before is closed: then closing ramps loses exits
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
 LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
 
-Result = TypeVar("Result")
 
+def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tuple[Plan, Problem] | None:
+    """A plan that opens the ramps which cause the survival that it was found for, and the problem with this survival.
 
-def plan_for_its_ramps(
-    exits: ExitProfile, find: Callable[[tuple[float, ...]], Result | None], plan_of: Callable[[Result], Plan]
-) -> Result | None:
-    """The result of `find` whose plan opens the ramps that cause the survival it was found for.
-
-    From one plan to the next ramps may open and close. If that does not end, ramps only close from then on.
+    Where inputs that would leave at a closed ramp do not all leave at the next, the best plan that opens all ramps is
+    compared with the best one that may close some.
     """
-    if not exits.sure:
-        return find(exits.survival)
+    if not facts.exits:
+        return (plan, facts) if (plan := find(facts)) else None
+    everywhere = facts.opening(range(facts.num_blocks - 1))
+    if not (some := _closing_some(facts.exits, facts, find)):
+        return None
+    if _loses_exits(some, facts, everywhere):
+        keeping = replace(everywhere, keeps_open=True)
+        with suppress(UserError):  # there may be no plan that opens all ramps
+            opening = find(keeping)
+            if opening and best_of([some, opening], facts, objective) == opening:
+                return opening, keeping
+    return some, facts.opened_by(some)
+
+
+def _loses_exits(plan: Plan, facts: Problem, everywhere: Problem) -> bool:
+    """Whether more inputs go on behind a ramp that the plan opens than if all ramps were open."""
+    own = facts.opened_by(plan).survival
+    return any(own[ramp + 1] > (1 + LOST) * everywhere.survival[ramp + 1] for ramp in opened(plan))
+
+
+def _closing_some(exits: ExitProfile, facts: Problem, find: Find) -> Plan | None:
+    """From one plan to the next ramps may open and close. If that does not end, ramps only close from then on."""
     ramps, tried = list(range(exits.num_blocks - 1)), set[tuple[int, ...]]()
     survival_of: Callable[[Collection[int]], tuple[float, ...]] = exits.planning_survival
     while True:
         survival = survival_of(ramps)
-        result = find(survival)
-        if result is None or survival == survival_of(after := opened(plan_of(result))):
-            return result
+        plan = find(replace(facts, survival=survival))
+        if plan is None or survival == survival_of(after := opened(plan)):
+            return plan
         if tuple(after) in tried or len(tried) == TURNS:
             survival_of = exits.survival_with
         tried.add(tuple(after))
@@ -72,20 +93,24 @@ def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) 
 
     None if there are none. `find` gives the best plan for a problem.
     """
-    before = _consistent_plan(facts, evidence, evidence.prepared, find)
+    before = _consistent_plan(facts, objective, evidence, evidence.prepared, find)
     if before is None:
         return None
     best = _climbed(facts, objective, evidence, before, find)
     chosen = evidence.proven_candidates(opened(best), costs_of(best, facts))
-    after = _consistent_plan(facts, evidence, chosen, find)
+    after = _consistent_plan(facts, objective, evidence, chosen, find)
     if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
 
-def _consistent_plan(facts: Problem, evidence: Evidence, chosen: Indices, find: Find) -> Plan | None:
+def _consistent_plan(
+    facts: Problem, objective: Objective, evidence: Evidence, chosen: Indices, find: Find
+) -> Plan | None:
     exits = evidence.exits(chosen)
-    return plan_for_its_ramps(exits, lambda survival: find(facts.surviving(survival)), lambda plan: plan)
+    known = replace(facts, survival=exits.survival, exits=exits)
+    found = plan_for_its_ramps(known, objective, find)
+    return found[0] if found else None
 
 
 def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:

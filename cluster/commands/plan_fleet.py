@@ -25,7 +25,7 @@ from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, v
 from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
-from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import GB, Device, as_text, fleet
 from isobatch.profiles.errors import UserError, read_yaml
 from isobatch.profiles.files import Profile, load
@@ -114,16 +114,12 @@ class Planned:
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if cost else None)
         objective = objective_of(own)
         exits, problem_for = problems(own, _text(here), profile)
-        survival = exits.survival
-        if exits.sure:
-
-            def find(survival: tuple[float, ...]) -> Plan | None:
-                return side_by_side(problem_for(survival), objective.for_most_goodput, CANDIDATE_GAP)
-
-            first = plan_for_its_ramps(exits, find, lambda plan: plan)
-            survival = exits.planning_survival(opened(first)) if first else survival
+        facts, most = problem_for(exits.survival), objective.for_most_goodput
+        if facts.exits:
+            first = plan_for_its_ramps(facts, most, lambda facts: side_by_side(facts, most, CANDIDATE_GAP))
+            facts = first[1] if first else facts
         asks = FleetApplication(
-            entry.name, problem_for(survival), objective, entry.weight, entry.rate_per_s, entry.least_per_s,
+            entry.name, facts, objective, entry.weight, entry.rate_per_s, entry.least_per_s,
             entry.priority,
         )  # fmt: skip
         return cls(entry, path, profile, own, asks)

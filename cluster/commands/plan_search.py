@@ -33,7 +33,7 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, baselines
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
-from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -139,15 +139,15 @@ def searched(
     within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
     simulate = _simulation(options, live)
 
-    def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
-        return plan_result(options, problem_for(survival), within, live, simulate)
+    def result(facts: Problem, simulate: Simulate | None = None) -> PlanResult:
+        return plan_result(options, facts, within, live, simulate)
 
-    survival = exits.survival
-    if exits.sure:
+    facts = problem_for(exits.survival)
+    if facts.exits:
         with suppress(UserError):  # the last search says why there is no plan
-            first = plan_for_its_ramps(exits, result, lambda each: each.plan)
-            survival = exits.planning_survival(opened(first.plan)) if first else survival
-    last = result(survival, simulate)
+            first = plan_for_its_ramps(facts, within, lambda facts: result(facts).plan)
+            facts = first[1] if first else facts
+    last = result(facts, simulate)
     why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--believed"
     return replace(
         last,
@@ -196,12 +196,12 @@ def problems(
     kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
     for device in kinds:
         measured.check_has(device.kind, options.backend, options.dtype)
-    links = links_between(kinds, one_machine=options.one_machine)
+    links, exits = links_between(kinds, one_machine=options.one_machine), measured.exits_of(measured.length)
 
     def problem_for(survival: tuple[float, ...]) -> Problem:
-        return problem(measured, kinds, links, survival, measured.length)
+        return problem(measured, kinds, links, survival, measured.length, exits)
 
-    return measured.exits_of(measured.length), problem_for
+    return exits, problem_for
 
 
 def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:

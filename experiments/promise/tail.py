@@ -5,6 +5,7 @@ They are played beside the network without exits, at four shares of what that su
 virtual time, with thresholds of `isobatch prepare`; and so are plans for the most goodput, whatever their latency.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
 from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.optimizer.tuning import plan_for_its_ramps
 
 MAX_BATCH, INPUTS, SLO_S = 32, 12_000, 2.0
 
@@ -31,11 +32,10 @@ def tail(name: str, recording: str) -> dict[str, float]:
     facts, exits, most = fleet_of(name).facts(), evidence.exits(evidence.prepared), Objective(max_batch=MAX_BATCH)
 
     def planned(objective: Objective) -> tuple[Plan, Problem]:
-        plan = plan_for_its_ramps(
-            exits, lambda survival: side_by_side(facts.surviving(survival), objective), lambda plan: plan
-        )
-        assert plan, "This is a bug: the network without exits is a plan."
-        return plan, facts.surviving(exits.planning_survival(opened(plan)))
+        known = replace(facts, survival=exits.survival, exits=exits)
+        planned = plan_for_its_ramps(known, objective, lambda facts: side_by_side(facts, objective))
+        assert planned, "This is a bug: the network without exits is a plan."
+        return planned
 
     stock = baseline_plan(NO_EXITS, facts, most), facts.without_exits
     devices = partial(RecordedDevices, table=others.known, evidence=evidence, prepared=evidence.prepared)

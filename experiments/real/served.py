@@ -24,7 +24,7 @@ from isobatch.optimizer.model.work import work
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import problem
-from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.files import Profile
 
@@ -106,16 +106,11 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
     """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
     devices = fleet(f"{known.kinds[0]}={count}")
     objective, exits = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest), known.exits_of(known.length)
-    facts = problem(known, devices, links_between(devices), exits.survival, known.length)
-
-    def planned(survival: tuple[float, ...]) -> Plan:
-        plan = side_by_side(facts.surviving(survival), objective)
-        assert plan, "This is a bug: one replica is enough for some plan."
-        return plan
-
-    first = plan_for_its_ramps(exits, planned, lambda plan: plan)
-    own = facts.surviving(exits.planning_survival(opened(first))) if first else facts
-    chosen = best_simulated(planned(own.survival), own, objective, side_by_side)
+    facts = problem(known, devices, links_between(devices), exits.survival, known.length, exits)
+    first = plan_for_its_ramps(facts, objective, lambda facts: side_by_side(facts, objective))
+    assert first, "This is a bug: one replica is enough for some plan."
+    planned, own = first
+    chosen = best_simulated(planned, own, objective, side_by_side)
     found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, own)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]

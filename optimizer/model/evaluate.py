@@ -77,10 +77,8 @@ class Score:
 
 def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:
     """Goodput, latency and cost of a plan, and the limits of the objective that it breaks."""
-    objective = objective or Objective()
-    if plan.beside:
-        return _together(plan, facts, objective)
-    return _alone(plan, facts, objective)
+    objective, own = objective or Objective(), facts.opened_by(plan)
+    return _together(plan, own, objective) if plan.beside else _alone(plan, own, objective)
 
 
 def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan] = ()) -> Score:

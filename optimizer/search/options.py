@@ -153,8 +153,14 @@ class Builder:
         work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
         leaving = self._leaving(self._survival[start], self._survival[start + 1 :])
         possible = ~leaving | np.isin(np.arange(start, self.facts.num_blocks), sorted(self.facts.ramp_blocks))
+        if self.facts.keeps_open:
+            possible &= ~self._shrinks(start)
         quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
         return quiet
+
+    def _shrinks(self, start: int) -> Bools:
+        """Whether inputs may leave inside a split, by its last block."""
+        return np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))
 
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
@@ -173,7 +179,7 @@ class Builder:
 
     def _shrinking_s(self, start: int) -> tuple[Floats, Floats]:
         """The same if every ramp inside is active: on average, and as an input sees it that stays."""
-        shrinks = np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))  # by last block of a split
+        shrinks = self._shrinks(start)
         shares, reach, size = self._survival, self._survival[start], self._batches[:, None]
         if not (shrinks.any() and reach > 0):
             never = np.full((len(self._launch_s), len(self._batches), len(shrinks)), np.inf)

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
+from isobatch.optimizer import Objective, Problem, evaluate, problem
 from isobatch.optimizer.search.exact import search
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps, tuned
 from isobatch.profiles.devices import fleet, links_between
@@ -74,18 +74,19 @@ def exits(seed: int) -> ExitProfile:
 def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
     asked, objective, known = facts("v100=4,k80=2"), Objective(max_batch=8, slo_s=0.5), exits(seed)
 
-    def told(survival: tuple[float, ...]) -> Plan | None:
-        return search(asked.surviving(survival), objective)
-
-    plan = plan_for_its_ramps(known, told, lambda plan: plan)
-    assert plan is not None
+    planned = plan_for_its_ramps(
+        replace(asked, survival=known.survival, exits=known), objective, partial(search, objective=objective)
+    )
+    assert planned is not None
+    plan, for_its_ramps = planned
+    assert for_its_ramps.survival == known.planning_survival(opened(plan))
     assert plan.promise is not None
     truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan))), objective)
     assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
     assert not truth.broken
     best = 0.0
     for ramps in chain.from_iterable(combinations(range(3), count) for count in range(4)):
-        other = told(known.survival_with(ramps))
+        other = search(asked.surviving(known.survival_with(ramps)), objective)
         if (
             other
             and not (score := evaluate(other, asked.surviving(known.survival_with(opened(other))), objective)).broken
