@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
@@ -102,10 +104,19 @@ class ExitProfile:
 
     def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The share of the inputs in `sure` that enter each block if these ramps are open."""
-        left = [0.0] * self.num_blocks
-        for sure_at, share in self.sure:
-            left[min((ramp for ramp in sure_at if ramp in ramps), default=self.num_blocks - 1)] += share
-        return (1.0, *(max(0.0, 1 - gone) for gone in accumulate(left[:-1])))
+        sure, shares = self._sure_by_ramp
+        leaves = sure & np.isin(np.arange(self.num_blocks - 1), list(ramps))
+        leaves = np.column_stack((leaves, np.ones(len(leaves), bool)))  # all leave at the end
+        left = np.bincount(leaves.argmax(axis=1), weights=shares, minlength=self.num_blocks)
+        return (1.0, *np.maximum(0.0, 1 - left[:-1].cumsum()).tolist())
+
+    @cached_property
+    def _sure_by_ramp(self) -> tuple[Flags, Floats]:
+        """`sure` as a table with a row for each set and a column for each ramp, and the share of each set."""
+        sure = np.zeros((len(self.sure), self.num_blocks - 1), bool)
+        for row, (ramps, _) in enumerate(self.sure):
+            sure[row, list(ramps)] = True
+        return sure, np.array([share for _, share in self.sure])
 
 
 def survival_after(
