@@ -34,7 +34,7 @@ from isobatch.profiles.sweep import whole_s
 
 USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
 COUNTED_AT_ONCE = 32  # recorded inputs that are encoded at a time
-JOINED = 8  # inputs of each launch in a replica that is timed
+JOINED = 4  # parts of each launch in a replica that is timed
 TIMES = 25  # launches in a replica that are timed
 HELD_S = 3600.0  # for which a replica holds inputs: longer than timing takes
 SHORT = 0.25  # of the mean length: the shortest text that is timed alone, if texts differ in length
@@ -134,8 +134,7 @@ def timed(
                 progress=partial(advance, index),
             )  # fmt: skip
             own = sweep.run(facts)
-            joined = each.batch(min(JOINED, own.table.largest))
-            added_s = replica_adds_s(model, joined, host_clock_for(device))
+            added_s = replica_adds_s(model, each.batch(own.table.largest), host_clock_for(device))
             p95_s = None if own.table.launch_p95_s is None else own.table.launch_p95_s + added_s
             table = replace(own.table, launch_s=own.table.launch_s + added_s, launch_p95_s=p95_s)
             measured.append(replace(own, table=table))
@@ -145,12 +144,12 @@ def timed(
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
-    """Seconds that a replica adds to a launch of the last block, beside the time of the network alone."""
+    """Seconds that a replica adds to a launch of the last block, which it joins of several, beside the network alone."""
     replica, last = SplitReplica(model), model.num_blocks - 1
     inside = model.run(batch, last, ()).survivors if last else batch
     assert inside is not None, "This is a bug: no input leaves before the last block."
-    halves = [model.select(inside, rows) for rows in np.array_split(np.arange(len(inside)), min(2, len(inside)))]
-    held = [replica.holdings.hold(half, HELD_S) for half in halves]
+    parts = np.array_split(np.arange(len(inside)), min(JOINED, len(inside)))
+    held = [replica.holdings.hold(model.select(inside, rows), HELD_S) for rows in parts]
     order = Order(model.num_blocks, frozenset(), tuple(Share(each, np.arange(len(each))) for each in held))
 
     def served() -> None:
