@@ -3,6 +3,7 @@
 Meanwhile the best plan so far is shown on a line that changes, until the time is over or Ctrl-C is pressed.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -41,8 +43,7 @@ from isobatch.profiles.files import Profile
 
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
 # to simulate the best plan with other inputs, which make its promise.
-SEARCHING, CHOOSING = 0.3, 0.6
-CHANGES_S = 0.2  # between two changes of the line on a terminal
+SEARCHING, CHOOSING = 0.25, 0.5
 
 
 class LivePlan:
@@ -50,10 +51,10 @@ class LivePlan:
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._seconds, self._began_s = clock, inf if seconds is None else seconds, clock()
-        self._until_share, self._stopped = SEARCHING, False
-        self._console = Console(stderr=True)
-        self._status: Status | None = self._console.status("planning") if self._console.is_terminal else None
-        self._due_s = self._began_s + (0.0 if self._status else FIRST_LINE_S)
+        self._until_share, self._stopped, self._confirming = SEARCHING, False, False
+        console = Console(stderr=True)
+        self._status: Status | None = console.status(self) if console.is_terminal else None  # which renders it anew
+        self._due_s = self._began_s + FIRST_LINE_S
         self._best = "planning"
         self._before: Any = None  # the handler of Ctrl-C
 
@@ -73,7 +74,8 @@ class LivePlan:
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""
         self._show()
-        return self._stopped or self._clock() - self._began_s >= self._until_share * self._seconds
+        self._confirming = self._stopped or self._clock() - self._began_s >= self._until_share * self._seconds
+        return self._confirming
 
     def is_stopped(self) -> bool:
         return self._stopped
@@ -85,29 +87,31 @@ class LivePlan:
 
     def allow(self, share: float) -> None:
         """What follows may go on until this share of `seconds` is over."""
-        self._until_share = share
+        self._until_share, self._confirming = share, self._stopped
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
         """A plan that sustains more in the simulator than all before."""
         self._best = f"{rate_per_s:,.0f} per second, as simulated: {_splits(plan)}; {tried} other plans tried"
         self._show()
 
+    def __rich__(self) -> str:
+        """The line on a terminal."""
+        return f"{self._line()}; {'confirming it with other inputs' if self._confirming else 'Ctrl-C keeps it'}"
+
+    def _line(self) -> str:
+        return f"{self._best}; {self._clock() - self._began_s:.0f} s"
+
     def _show(self) -> None:
-        if (now_s := self._clock()) < self._due_s:
-            return
-        line = f"{self._best}; {now_s - self._began_s:.0f} s"
-        if self._status:
-            keeps = "confirming it with other inputs" if self._stopped else "Ctrl-C keeps it"
-            self._status.update(f"{line}; {keeps}")
-        else:
-            print(f"planning: {line}", file=sys.stderr, flush=True)
-        self._due_s = now_s + (CHANGES_S if self._status else EVERY_S)
+        """Print the line now and then where there is no terminal."""
+        if self._status is None and (now_s := self._clock()) >= self._due_s:
+            print(f"planning: {self._line()}", file=sys.stderr, flush=True)
+            self._due_s = now_s + EVERY_S
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""
         if self._stopped:
             raise KeyboardInterrupt
-        self._stopped, self._due_s = True, 0.0
+        self._stopped = self._confirming = True
 
 
 def _splits(plan: Plan) -> str:
@@ -128,7 +132,6 @@ if TYPE_CHECKING:
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
-FEWEST_IN_CELL = 200  # within an SLO
 
 
 def searched(
@@ -162,15 +165,19 @@ def _between_per_s(result: PlanResult, slo_s: float | None) -> tuple[float, floa
     facts, promised = result.facts, result.plan.promise
     if promised is None or not any(facts.table(kind).interval for kind in result.plan.devices()):
         return None
-    ends = []
-    for end in (1, 0):
-        other = replace(facts, tables=tuple(table.at_end_of_interval(end) for table in facts.tables))
-        rate_per_s = evaluate(result.plan, other).goodput_per_s
-        if result.simulated and slo_s:
-            world = world_of(result.plan, other, slo_s, 2 * FEWEST_IN_CELL, 4 * FEWEST_IN_CELL)
-            rate_per_s = sustained_in(world, rate_per_s, FEWEST_INPUTS, slos=SHORT_SLOS)
-        ends.append(rate_per_s)
-    return min(ends[0], promised.goodput_per_s), max(ends[1], promised.goodput_per_s)
+    problems = [replace(facts, tables=tuple(table.at_end_of_interval(end) for table in facts.tables)) for end in (1, 0)]
+    if result.simulated and slo_s:
+        with Cores(min(len(problems), os.cpu_count() or 1)) as cores:
+            low, high = cores.each(partial(_roughly_sustained_per_s, result.plan, slo_s), problems)
+    else:
+        low, high = (evaluate(result.plan, each).goodput_per_s for each in problems)
+    return min(low, promised.goodput_per_s), max(high, promised.goodput_per_s)
+
+
+def _roughly_sustained_per_s(plan: Plan, slo_s: float, facts: Problem) -> float:
+    """By few inputs, in a small cell."""
+    world = world_of(plan, facts, slo_s, choice.HURRIED_CELL, 2 * choice.HURRIED_CELL)
+    return sustained_in(world, evaluate(plan, facts).goodput_per_s, FEWEST_INPUTS, slos=SHORT_SLOS)
 
 
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
@@ -239,10 +246,10 @@ def _hurried(seconds: float | None) -> choice.SimulationEffort:
     return replace(
         effort,
         inputs=inputs,
-        cell=max(FEWEST_IN_CELL, share * effort.cell),
+        cell=max(choice.HURRIED_CELL, share * effort.cell),
         slos=min(effort.slos, max(SHORT_SLOS, share * effort.slos)),
         last_inputs=max(inputs, int(share * effort.last_inputs)),
-        last_slos=min(effort.last_slos, max(SHORT_SLOS, share * effort.last_slos)),
+        last_slos=min(effort.last_slos, max(2 * SHORT_SLOS, share * effort.last_slos)),
     )
 
 

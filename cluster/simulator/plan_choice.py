@@ -50,6 +50,7 @@ OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been 
 LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_SEED make the promise
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 PASSED = 4  # earlier best plans that are simulated with other inputs too
+HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
 SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
 # The first simple plans, which are the baselines with slack and without: they are simulated with other inputs.
 RIVALS = 6
@@ -73,7 +74,7 @@ class SimulationEffort:
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-    hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short too
+    hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short and small too
     better: Callable[[Plan, float, int], None] = ignore
     each: Each = map  # simulates what does not depend on each other
     tails: Tails | None = None  # the latencies that plans must keep; None: any
@@ -137,7 +138,9 @@ class BestSoFar:
     def __post_init__(self) -> None:
         self._first, effort, world = self.best, self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
-        first_per_s = sustained_in(world, believed_per_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
+        first_per_s = sustained_in(
+            world, believed_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
+        )
         self.first_per_s = self.rate_per_s = first_per_s
         self._tried.add(self.best)
         effort.better(self.best, self.rate_per_s, 0)
@@ -147,10 +150,12 @@ class BestSoFar:
 
         Which plan that is does not depend on how many are simulated at once.
         """
+        if self._is_over():
+            return None
         ahead, left = tee(self._promising(plans))
         results = self.effort.each(sustains, (self._trial(plan, self._from_per_s(plan) * (1 + STEP)) for plan in ahead))
         for plan in left:
-            if self.simulated >= self.effort.most or self.effort.out_of_time():
+            if self._is_over():
                 return None
             self._tried.add(plan)
             self.tried += 1
@@ -158,6 +163,9 @@ class BestSoFar:
                 self.effort.better(plan, self.rate_per_s, self.tried)
                 return left
         return None
+
+    def _is_over(self) -> bool:
+        return self.simulated >= self.effort.most or self.effort.out_of_time()
 
     def improve_by_all(self, plans: Iterator[Plan]) -> None:
         while left := self.improve(plans):
@@ -260,7 +268,14 @@ class BestSoFar:
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, world: World, rate_per_s: float) -> int:
-        return inputs_of(world, rate_per_s, self.effort.last_inputs, self.effort.last_slos)
+        return inputs_of(world, rate_per_s, *self._last_runs())
+
+    def _last_runs(self) -> tuple[int, float]:
+        """The least inputs of a run that makes the promise, and its least duration in SLOs."""
+        effort = self.effort
+        if effort.hurries():
+            return effort.inputs, min(effort.last_slos, effort.slos)
+        return effort.last_inputs, effort.last_slos
 
     def _rate_above(self, plan: Plan, rate_per_s: float) -> float:
         """The rate that a plan sustains with other inputs, if it is clearly above this rate; else 0."""
@@ -292,14 +307,11 @@ class BestSoFar:
     def _confirmed_in(self, world: World, rate_per_s: float, seed: int) -> float:
         if not rate_per_s:
             return 0.0
-        effort = self.effort
-        inputs, slos = effort.last_inputs, effort.last_slos
-        if effort.hurries():
-            inputs, slos = effort.inputs, min(slos, SHORT_SLOS)
-        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, effort.in_time, effort.each)
+        inputs, slos = self._last_runs()
+        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, self.effort.in_time, self.effort.each)
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
-        size = self.effort.cell
+        size = min(self.effort.cell, HURRIED_CELL) if self.effort.hurries() else self.effort.cell
         return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
 
 

@@ -11,6 +11,7 @@ from isobatch.cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exi
 from isobatch.cluster.simulator.cores import Each
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.optimizer.effort import never
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -46,8 +47,9 @@ def sustained_per_s(
 
 
 def sustained_in(
-    world: World, promised_per_s: float, inputs: int, seed: int = 0, slos: float = SLOS, in_time: float = IN_TIME_SHARE
-) -> float:
+    world: World, promised_per_s: float, inputs: int, seed: int = 0, slos: float = SLOS, in_time: float = IN_TIME_SHARE,
+    out_of_time: Callable[[], bool] = never,
+) -> float:  # fmt: skip
     """The rate of the fleet that this world is or that it is a cell of; 0: no rate is sustained, however low.
 
     `promised_per_s`: the planner's estimate. The search begins near the goodput of a short overloaded run.
@@ -59,7 +61,7 @@ def sustained_in(
     def run_at(rate: float) -> Report | None:
         return run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time)
 
-    best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
+    best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most, out_of_time)
     return best.goodput_per_s / world.share if best else 0.0
 
 
@@ -83,8 +85,12 @@ def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
     return max(least, int(slos * world.slo_s * rate_per_s * world.share))
 
 
-def highest_run(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:
+def highest_run(
+    run_at: Callable[[float], Run | None], guess: float, most: float, out_of_time: Callable[[], bool] = never
+) -> Run | None:
     """The result of `run_at` at the highest rate with one: steps from the guess double, then intervals are halved.
+
+    When the time is over, the highest one so far.
 
     >>> [round(highest_run(lambda rate: rate if rate < 70 else None, guess, most=110), 1) for guess in (100, 71, 50)]
     [69.8, 69.9, 69.8]
@@ -99,7 +105,7 @@ def highest_run(run_at: Callable[[float], Run | None], guess: float, most: float
             high = rate
         else:
             best, low = result, rate
-        if low >= (1 - NEAR) * min(high, most) or high <= LOWEST * most:
+        if low >= (1 - NEAR) * min(high, most) or high <= LOWEST * most or (best and out_of_time()):
             return best
         if low and high < inf:
             rate = (low + high) / 2

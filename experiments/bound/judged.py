@@ -74,10 +74,11 @@ def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
 
 
 def _hindsight_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
+    """The product's own rule is one to choose from, so no gain is below 0."""
     for number, load in enumerate(LOADS):
         at = [plan.hindsight[number] for plan in plans]
         name = f"{load:g}".replace(".", "_")
-        yield f"hindsight_gain_{name}x", float(np.mean([each.gain for each in at]))
+        yield f"hindsight_gain_{name}x", float(np.mean([max(0.0, each.gain) for each in at]))
         yield f"hindsight_gain_max_{name}x", max(each.gain for each in at)
         yield f"late_admitted_{name}x", float(np.mean([each.late for each in at]))
 

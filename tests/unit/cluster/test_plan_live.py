@@ -24,8 +24,10 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     assert not live.is_over()
     clock.now_s += 0.02
     assert live.is_over()
+    assert live.__rich__() == "planning; 3 s; confirming it with other inputs"
     live.allow(CHOOSING)
     assert not live.is_over()
+    assert live.__rich__() == "planning; 3 s; Ctrl-C keeps it"
     clock.now_s += 10.0 * (CHOOSING - SEARCHING)
     assert live.is_over()
     forever = LivePlan(None, clock)

@@ -15,6 +15,7 @@ from isobatch.cluster.simulator.plan_choice import (
     best_simulated,
     why_not_simulated,
 )
+from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import (
     confirmed_rate_per_s,
@@ -60,6 +61,22 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
     kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
     assert found.after_per_s > 1.05 * found.before_per_s
+
+
+def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[int]()
+
+    def counted(world: World, rate_per_s: float, inputs: int, seed: int) -> Report:
+        counts.append(inputs)
+        return run(world, rate_per_s, inputs, seed)
+
+    for module in ("plan_choice", "sustained"):
+        monkeypatch.setattr(f"isobatch.cluster.simulator.{module}.run", counted)
+    hurried = replace(HASTY, last_inputs=100_000, out_of_time=lambda: True, hurries=lambda: True)
+    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
+    assert found.tried == 0
+    assert found.after_per_s > 0
+    assert max(counts) < hurried.last_inputs / 10
 
 
 def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:
