@@ -154,10 +154,6 @@ class Service:
             await asyncio.to_thread(self._tracing.close)
 
     @property
-    def most_calls(self) -> int:
-        return 2 * self.config.most_inside
-
-    @property
     def reads_text(self) -> bool:
         return reads_text(self._model)
 

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import grpc
+import uvloop
 
 from experiments.shared.machine import free_port
 from isobatch.deployments.config import AppConfig
@@ -59,7 +60,7 @@ def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
         await service.close()
         return result
 
-    return asyncio.run(act())
+    return uvloop.run(act())  # as Serve does
 
 
 def inferred(folder: Path, shape: list[int], values: list[bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:

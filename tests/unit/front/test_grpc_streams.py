@@ -95,17 +95,17 @@ async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, fre
 
 async def test_streams_are_told_apart_by_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Whatever they say of themselves."""
-    seen: list[str] = []
+    seen: list[bytes] = []
     take = Places.take
 
-    async def noted(self: Places, client: str) -> None:
+    async def noted(self: Places, client: bytes) -> None:
         seen.append(client)
         await take(self, client)
 
     monkeypatch.setattr(Places, "take", noted)
 
     async with front_at(free_port) as (channel, _):
-        for told in ((), ((CLIENT, "10.0.0.7"),)):
+        for told in ((), ((CLIENT.decode(), "10.0.0.7"),)):
             call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
             assert len(await everything(call)) == 1
-    assert seen == ["127.0.0.1"] * 2
+    assert seen == [b"127.0.0.1"] * 2
