@@ -33,9 +33,9 @@ class Client:
         )
         return await call(request(**fields), timeout=_timeout_s, metadata=_metadata)
 
-    async def say(self, method: str, sent: bytes) -> Any:
+    async def say(self, method: str, sent: bytes, compression: grpc.Compression | None = None) -> Any:
         """Whatever bytes."""
-        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent)
+        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent, compression=compression)
 
     async def stream(self, *requests: Any) -> list[Any]:
         """Messages, or whatever bytes."""
