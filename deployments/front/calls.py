@@ -124,9 +124,8 @@ class Call:
 
     async def send(self, message: bytes) -> None:
         """Send a message back, before others; waits while the client does not read."""
-        self._transport.write(b"" if self.begun else _BEGUN)
+        self._transport.write((b"" if self.begun else _BEGUN) + _chunk(message))
         self.begun = True
-        self._transport.write(_chunk(message))
         if self.writable:
             await self.writable
 
@@ -236,7 +235,8 @@ class CallConnection(asyncio.Protocol):
             refused = RefusedError(500, f"{call.path.rpartition('/')[2]} failed: {type(error).__name__}")
         if alarm:
             alarm.cancel()
-        call.end(last, refused)
+        if not self._transport.is_closing():
+            call.end(last, refused)
 
     def _method(self, call: Call) -> Method:
         if sum(map(len, call.headers)) + sum(map(len, call.headers.values())) > _MOST_METADATA:
