@@ -176,6 +176,13 @@ def spare_start(dashboard: bool) -> Iterator[None]:
         yield
 
 
+def print_no_errors() -> None:
+    """Keep Ray from printing other processes' tracebacks: commands say in one sentence what failed."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = False
+
+
 # This process in Serve
 
 

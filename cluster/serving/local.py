@@ -40,7 +40,7 @@ from isobatch.deployments.processes import (
     reap,
     running_below,
 )
-from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
+from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, print_no_errors, spare_start
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from isobatch.deployments.resources import Resources
 from isobatch.profiles.errors import UserError
@@ -270,6 +270,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     os.environ.update({name: os.environ.get(name, value) for name, value in NODE_SETTINGS.items()})
     import ray
 
+    print_no_errors()
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
@@ -292,6 +293,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
     """
     import ray
 
+    print_no_errors()
     for attempt in reversed(range(RAY_ATTEMPTS)):
         try:
             with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))), spare_start(dashboard):

@@ -72,10 +72,6 @@ class DecoderFront:
     grammars: Grammars | None = None
     _retries: RetryTimes = field(default_factory=RetryTimes)
 
-    @property
-    def most_calls(self) -> int:
-        return self.config.max_requests
-
     def burden(self) -> Burden:
         """The load of this front, for the limits of the proxies before it."""
         return self.meter.burden()

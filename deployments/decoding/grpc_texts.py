@@ -7,12 +7,11 @@ in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fie
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
@@ -21,6 +20,7 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from isobatch.deployments.front.calls import Call
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
 from isobatch.deployments.front.open_inference.schemas import BYTES
@@ -59,53 +59,57 @@ class _TextCalls:
         self._model = DescribedModel(front.name, _INPUTS, _OUTPUTS, ["model_configuration"], decoupled)
 
     def methods(self) -> grpc_server.Methods:
-        whole, streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
         return {
             **grpc_server.question_methods(self._front, self._model, MOST_FIELDS),
-            "ModelInfer": grpc.stream_unary_rpc_method_handler(self._whole, None, whole.SerializeToString),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._streamed, None, streamed.SerializeToString),
+            "ModelInfer": self._whole,
+            "ModelStreamInfer": self._streamed,
         }
 
-    async def _whole(self, requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with grpc_server.aborting(context, "ModelInfer"):
-            with self._counted(context) as begun_s:
-                infer = await self._read(
-                    grpc_server.read_message("ModelInferRequest", await grpc_server.first(requests), MOST_FIELDS),
-                    stream=False,
-                )
-                if infer.stream:
-                    raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
-                text = await self._front.whole(infer.text, infer.stops)
-                self._front.meter.answered(begun_s)
-                return message("ModelInferResponse")(**self._fields(infer, text))
+    async def _whole(self, call: Call) -> bytes:
+        with self._counted(call) as begun_s:
+            request = grpc_server.read_message("ModelInferRequest", await call.request(), MOST_FIELDS)
+            infer = await self._read(request, stream=False)
+            if infer.stream:
+                raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
+            text = await self._front.whole(infer.text, infer.stops)
+            self._front.meter.answered(begun_s)
+            return grpc_server.serialized(message("ModelInferResponse")(**self._fields(infer, text)))
 
-    async def _streamed(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def _streamed(self, call: Call) -> None:
         """Answer requests of one stream at the same time. After a refusal the stream goes on."""
         response = message("ModelStreamInferResponse")
         # If its client does not read them, no more are written, and further requests are not read.
         responses: asyncio.Queue[grpc_server.Fields | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
         places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
 
-        async def write_all() -> None:
+        async def write_all() -> RefusedError | None:
+            """Returns why the stream cannot be read to its end, if that is so."""
+            unreadable = None
             async with asyncio.TaskGroup() as tasks:
-                async for sent in requests:
-                    await places.acquire()
-                    task = tasks.create_task(self._write(sent, context, responses))
-                    task.add_done_callback(lambda _: places.release())
+                try:
+                    while (sent := await call.message()) is not None:
+                        await places.acquire()
+                        task = tasks.create_task(self._write(sent, call, responses))
+                        task.add_done_callback(lambda _: places.release())
+                except RefusedError as refused:
+                    unreadable = refused
             await responses.put(None)
+            return unreadable
 
         writing = asyncio.create_task(write_all())
         try:
             while fields := await responses.get():
-                yield response(**fields)
+                await call.send(grpc_server.serialized(response(**fields)))
+            if unreadable := await writing:
+                raise unreadable
         finally:  # the client may have disconnected
             writing.cancel()
 
-    async def _write(self, sent: bytes, context: Any, responses: "asyncio.Queue[grpc_server.Fields | None]") -> None:
+    async def _write(self, sent: bytes, call: Call, responses: "asyncio.Queue[grpc_server.Fields | None]") -> None:
         """Answer one request of a stream, with the pieces of its text or with the whole text."""
         request_id = ""
         try:
-            with self._counted(context) as begun_s:
+            with self._counted(call) as begun_s:
                 request = grpc_server.read_message("ModelInferRequest", sent, MOST_FIELDS)
                 request_id = request.id[:LONGEST_NAME]
                 infer = await self._read(request, stream=True)
@@ -122,11 +126,11 @@ class _TextCalls:
             await responses.put({"error_message": refused.sentence, "infer_response": {"id": request_id}})
 
     @contextmanager
-    def _counted(self, context: Any) -> Iterator[float]:
+    def _counted(self, call: Call) -> Iterator[float]:
         """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
-        front, headers = self._front, grpc_server.as_headers(dict(context.invocation_metadata() or ()))
+        front = self._front
         try:
-            with span_of_request(front.tracing, "completion", headers), front.counted():
+            with span_of_request(front.tracing, "completion", call.headers), front.counted():
                 yield front.meter.clock()
         except asyncio.CancelledError:
             front.meter.ended("cancelled")

@@ -61,10 +61,6 @@ class GuardedNetwork(Protocol):
     def key(self) -> bytes | None:
         """The key that requests must show, if there is one."""
 
-    @property
-    def most_calls(self) -> int:
-        """The most gRPC calls at once: more than are admitted, since refusals have reasons."""
-
     async def missing(self) -> list[str]:
         """The parts of the network that have no replica now."""
 

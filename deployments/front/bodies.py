@@ -174,7 +174,7 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
     with ARRIVING.body() as arriving:
         body = await _read(receive, max_bytes, arriving)
-    return _decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
+    return decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
 
 
 async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> bytes:
@@ -192,7 +192,7 @@ async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> byt
         arriving.came(len(part))
 
 
-def _decompressed(body: bytes, max_bytes: int) -> bytes:
+def decompressed(body: bytes, max_bytes: int) -> bytes:
     """Decompress at most `max_bytes`, however large the content of a small body is."""
     unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:

@@ -1,9 +1,10 @@
 """The front's own HAProxy before its gRPC server: Serve's carries no gRPC, and refusing is too slow in Python.
 
-It listens for clients, and passes their calls on over a Unix socket. Inferences have as many places in the front as
-`ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of their own. Streams have
-others, since they stay open; the requests in them take places in the front (`Places`). HAProxy lives exactly as long as
-the front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
+It listens for clients, and passes their calls on over a Unix socket, as HTTP/1.1 (`calls`). Inferences have as many
+places in the front as `ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of
+their own. Streams have others, since they stay open; the requests in them take places in the front (`Places`). HAProxy
+lives exactly as long as the front: it is restarted if it ends earlier, and the kernel kills it when the front's process
+ends.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT
+from isobatch.deployments.front.headers import CLIENT, STARTED
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     FEW,
@@ -56,8 +57,6 @@ CALLS_OF_ONE_ADDRESS = 4096
 STREAMS = 1024
 # Streams from one address.
 STREAMS_OF_ONE_ADDRESS = STREAMS // 2
-# Calls on one connection to the front: high, so that HAProxy needs few connections.
-CALLS_TO_FRONT = 1024
 # Bytes of a call that has arrived completely before it takes a place. Longer ones have places of their own.
 WHOLE_BYTES = 61_440
 # Bytes of a call about the server, which always arrives completely before it takes a place.
@@ -77,6 +76,8 @@ _ENDS_WITHIN_S = 0.3
 # The wait before HAProxy is started again.
 _RESTART_AFTER_S = 0.5
 _HEALTH = f"{{ path /{SERVICE}/ServerLive /{SERVICE}/ServerReady }}"
+# A refusal by the front of a call that has not come completely: as HAProxy's own, since that ends the call.
+_UNFINISHED = 'content-type application/grpc hdr grpc-status %[var(txn.status)] hdr grpc-message "%[var(txn.message)]"'
 _CROWDED = "there are too many calls now: try again later"
 _GONE = "this front stops: connect again"
 _ENDED = "the front ended before it answered"
@@ -195,14 +196,12 @@ def _configuration(folder: Path, host: str, port: int) -> str:
     return f"""# isobatch: complete, where the program is a script that edits what Serve writes
 global
     nbthread 1
-    maxconn {connections}
+    maxconn {allowed_connections(CONNECTIONS + MOST)}
     stats socket {folder}/admin.sock mode 600 level admin
     # Large windows, for large requests. Every answer fits, so no client blocks the answers of another.
     tune.h2.fe.initial-window-size 1048576
-    tune.h2.be.initial-window-size 65535
     tune.bufsize 73728
     tune.h2.fe.max-concurrent-streams {CALLS}
-    tune.h2.be.max-concurrent-streams {CALLS_TO_FRONT}
 defaults
     mode http
     timeout connect 100
@@ -217,6 +216,7 @@ defaults
 {errors}
 frontend calls
     bind {address} proto h2
+    maxconn {connections}
 {clients}
     acl infers path /{SERVICE}/ModelInfer
     acl streams path /{SERVICE}/ModelStreamInfer
@@ -224,10 +224,8 @@ frontend calls
     acl unavailable status 503
     acl turned_to_front srv_id -m found
     http-request del-header {started}
-    http-request del-header {TIMEOUT}
     http-request set-header {started} t=%[date(0,us)] if infers
-    http-request set-header {TIMEOUT} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
-    http-request set-header {CLIENT} %[src] if streams
+    http-request set-header {CLIENT.decode()} %[src] if streams
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
     http-request track-sc1 src,ipmask(32,64) table inferences if infers
@@ -236,6 +234,9 @@ frontend calls
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
     http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {too_slow()}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
+    http-response set-var(txn.status) res.fhdr(grpc-status)
+    http-response set-var(txn.message) res.fhdr(grpc-message)
+    http-response return status 200 {_UNFINISHED} if {{ status 408 }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
     http-after-response set-header grpc-message "{_CROWDED}" if unavailable
@@ -248,18 +249,18 @@ frontend calls
     use_backend streams if streams
     default_backend {QUESTIONS}
 backend {FEW}
-    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST}
 backend {LONG}
-    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST}
 backend inferences
     stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST}
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock proto h2 maxconn {STREAMS}
+    server front unix@{folder}/front.sock maxconn {STREAMS}
 backend {QUESTIONS}
     timeout queue {QUESTIONS_MS}
-    server front unix@{folder}/front.sock proto h2 maxconn {QUESTIONS_AT_ONCE}
+    server front unix@{folder}/front.sock maxconn {QUESTIONS_AT_ONCE}
 """
 
 

@@ -1,59 +1,36 @@
 """The gRPC server of a front, for every network: its key, its limits, errors, and the methods about the server.
 
-A HAProxy stands before it (`grpc_proxy`). Serve has a gRPC proxy, but its replicas would listen on every interface, and
-would not know the clients' deadlines (docs/overload.md).
+A HAProxy stands before it (`grpc_proxy`), and turns calls into HTTP/1.1 (`calls`). Serve has a gRPC proxy, but its
+replicas would listen on every interface, and would not know the clients' deadlines (docs/overload.md).
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from isobatch.deployments.front import grpc_proxy
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import GuardedNetwork
-from isobatch.deployments.front.bodies import ARRIVING, LONGEST_NAME, MOST_NAMED
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from isobatch.deployments.front.calls import Call, CallConnection, Method
 from isobatch.deployments.front.grpc_proxy import GrpcProxy
-from isobatch.deployments.front.headers import DEADLINE, FULL, NO_KEY, STARTED, is_shown
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import SERVICE, has_few_fields, message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
 from isobatch.deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
+from isobatch.deployments.front.proxy import MOST
 from isobatch.deployments.ray_settings import haproxy_program
-from isobatch.deployments.tracing import PARENT
 from isobatch.profiles.errors import UserError
 
-log = logging.getLogger(__name__)
 Fields = dict[str, Any]
-Methods = Mapping[str, grpc.RpcMethodHandler]
+Methods = Mapping[str, Method]
 Answering = Callable[[Any], Awaitable[Fields]]  # the fields of the response to a message
 
-CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.UNAVAILABLE,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-_HEADERS = (DEADLINE, STARTED, FULL, PARENT.encode())
 # Methods for load balancers, which need no key.
 _OPEN = {f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")}
-_OPTIONS = [
-    ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
-    # With its protection, gRPC also counts calls that have just been answered, and refuses one in forty calls of a
-    # client that keeps to the limit below.
-    ("grpc.http.overload_protection", 0),
-    ("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT),  # HAProxy limits the connections of clients
-]
 
 
 def check_port(host: str, port: int) -> None:
@@ -81,45 +58,19 @@ async def serve(served: GuardedNetwork, methods: Callable[[Callable[[], int]], M
         raise UserError("grpc_port: HAProxy is missing: reinstall ray[serve], which contains it")
     proxy = GrpcProxy(program, config.grpc_host, served.config.grpc_port, config.drain_s, served.burden)
     served.proxies.watch(proxy.limit)
-    options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OPTIONS]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=served.most_calls + grpc_proxy.STREAMS)
-    server.add_generic_rpc_handlers((_Handlers(served.key, methods(lambda: proxy.limit.value)),))
-    server.add_insecure_port(f"unix:{proxy.socket}")
-    await server.start()
+    answering = {f"/{SERVICE}/{name}": method for name, method in methods(lambda: proxy.limit.value).items()}
+
+    def connection() -> CallConnection:
+        return CallConnection(answering, served.key, _OPEN, config.max_body_bytes)
+
+    server = await asyncio.get_running_loop().create_unix_server(connection, proxy.socket, backlog=MOST)
     try:
         await asyncio.to_thread(proxy.open)
         yield
     finally:
         await asyncio.to_thread(proxy.drain)
-        await server.stop(None)
+        server.close()
         await asyncio.to_thread(proxy.close)
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
-    """Finds the method of a call by its name. A call without the key is refused before its message is read."""
-
-    def __init__(self, key: bytes | None, methods: Methods) -> None:
-        self._key = key
-        self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
-
-    def service(self, call: Any) -> grpc.RpcMethodHandler | None:
-        if self._key and call.method not in _OPEN:
-            texts = ((name, value) for name, value in call.invocation_metadata if isinstance(value, str))
-            if not is_shown(self._key, [(name.encode(), value.encode()) for name, value in texts]):
-                return _REFUSED
-        return self._methods.get(call.method)
-
-
-async def _refuse(requests: Any, context: Any) -> None:
-    await abort(context, RefusedError(401, NO_KEY))
-
-
-_REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
-
-
-def as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
-    """The metadata of a call as the headers of an HTTP request."""
-    return {name: value.encode() for name in _HEADERS if (value := metadata.get(name.decode()))}
 
 
 def read_message(name: str, sent: bytes, most_fields: int) -> Any:
@@ -130,34 +81,6 @@ def read_message(name: str, sent: bytes, most_fields: int) -> Any:
         return message(name).FromString(sent)
     except (DecodeError, ValueError) as error:
         raise RefusedError(400, f"this is not a {name}: {error}") from error
-
-
-async def first(requests: AsyncIterator[bytes]) -> bytes:
-    """The message of a call, which arrives within the limits of an HTTP body."""
-    with ARRIVING.body() as arriving:
-        arriving.came(0)  # a message comes whole, so a client that sends none is slow from the start
-        async for sent in requests:
-            return sent
-    raise RefusedError(400, "the call holds no request")
-
-
-@asynccontextmanager
-async def aborting(context: Any, name: str) -> AsyncIterator[None]:
-    """Abort the call with a gRPC status if the code in this context raises an exception."""
-    try:
-        yield
-    except RefusedError as refused:
-        await abort(context, refused)
-    except Exception as error:
-        log.exception("%s could not be answered", name)
-        await abort(context, RefusedError(500, f"{name} failed: {type(error).__name__}"))
-
-
-async def abort(context: Any, refused: RefusedError) -> None:
-    """Abort the call. A push-back is gRPC's Retry-After, which clients with a retry policy obey."""
-    after_s = refused.retry_after_s
-    metadata = (("grpc-retry-pushback-ms", str(round(1000 * after_s))),) if after_s else ()
-    await context.abort(CODES.get(refused.status, grpc.StatusCode.INTERNAL), refused.sentence, metadata)
 
 
 def question_methods(served: GuardedNetwork, model: DescribedModel, most_fields: int, **others: Answering) -> Methods:
@@ -198,14 +121,19 @@ def question_methods(served: GuardedNetwork, model: DescribedModel, most_fields:
     return {name: _unary(name, answer, most_fields) for name, answer in (answers | others).items()}
 
 
-def _unary(name: str, answer: Answering, most_fields: int) -> grpc.RpcMethodHandler:
+def _unary(name: str, answer: Answering, most_fields: int) -> Method:
     response = message(f"{name}Response")
 
-    async def handle(sent: bytes, context: Any) -> Any:
-        async with aborting(context, name):
-            return response(**await answer(read_message(f"{name}Request", sent, most_fields)))
+    async def handle(call: Call) -> bytes:
+        request = read_message(f"{name}Request", await call.request(), most_fields)
+        return serialized(response(**await answer(request)))
 
-    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+    return handle
+
+
+def serialized(response: Any) -> bytes:
+    result: bytes = response.SerializeToString()
+    return result
 
 
 def check_infer(model: DescribedModel, request: Any) -> None:

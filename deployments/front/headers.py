@@ -18,10 +18,8 @@ DEADLINE = DEADLINE_HEADER.encode()
 STARTED = b"x-request-start"
 FULL = b"x-full"
 PRIORITY = b"x-priority"
-# How long the client of a gRPC call waits from then on: a copy of grpc-timeout, which gRPC hides from the application.
-TIMEOUT = "x-grpc-timeout"
 # The address of a stream's client, as our HAProxy saw it.
-CLIENT = "x-client-address"
+CLIENT = b"x-client-address"
 # A request that seems to have waited longer comes from a machine with another clock.
 _MOST_WAITED_S = 60.0
 # The longest deadline, a day: timers have limits, and no client waits longer.
@@ -33,8 +31,8 @@ _BEARER = b"bearer "
 # Digits, as HAProxy reads them too: it knows neither exponents nor Python's underscores.
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _PRIORITY = re.compile(rb"-?\d{1,2}")
-_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
-_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 def path_below(scope: Mapping[str, Any]) -> str:
@@ -156,13 +154,13 @@ def priority_by(value: bytes | None) -> int:
     return int(value)
 
 
-def timeout_s_by(timeout: str | None) -> float | None:
+def timeout_s_by(timeout: bytes | None) -> float | None:
     """The seconds of a grpc-timeout header: how long the client of a call waits.
 
-    >>> timeout_s_by("250m"), timeout_s_by("forever"), timeout_s_by(None)
+    >>> timeout_s_by(b"250m"), timeout_s_by(b"forever"), timeout_s_by(None)
     (0.25, None, None)
     """
-    match = _TIMEOUT.fullmatch(timeout or "")
+    match = _TIMEOUT.fullmatch(timeout or b"")
     return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 

@@ -114,6 +114,7 @@ class _Turn:
 
     entered: "asyncio.Future[None]"
     work_s: float
+    weight: int
     latest_s: float  # the last moment to enter in time
 
 
@@ -131,7 +132,7 @@ class RequestQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: deque[_Turn] = deque()
-        self._ahead_s = 0.0  # the work of waiting requests
+        self._ahead_s, self.weight = 0.0, 0  # the work and the inputs' weight of waiting requests
         self._left_s = SLICE_S  # the work that this turn of the event loop may still let in
         self._entered_s = 0.0  # the work that entered in this turn
         self._turning = False  # whether the next turn is scheduled
@@ -162,13 +163,14 @@ class RequestQueue:
         if late_s > 0:
             raise _refused(late_s)
 
-    async def turn(self, work_s: float, latest_s: float) -> None:
+    async def turn(self, work_s: float, latest_s: float, weight: int = 1) -> None:
         """Wait until the request may enter. Raises `RefusedError` if that takes until after `latest_s`."""
         if not self._waiting and self._left_s > 0:
             return self._enter(work_s)
-        turn = _Turn(asyncio.get_running_loop().create_future(), work_s, latest_s - work_s)
+        turn = _Turn(asyncio.get_running_loop().create_future(), work_s, weight, latest_s - work_s)
         self._waiting.append(turn)
         self._ahead_s += work_s
+        self.weight += weight
         self._turn_again()
         return await turn.entered
 
@@ -193,6 +195,7 @@ class RequestQueue:
         while self._waiting and self._left_s > 0:
             turn = self._waiting.popleft()
             self._ahead_s = self._ahead_s - turn.work_s if self._waiting else 0.0
+            self.weight -= turn.weight
             if turn.entered.done():  # cancelled: its client has gone
                 continue
             if now_s > turn.latest_s:

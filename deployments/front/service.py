@@ -154,10 +154,6 @@ class Service:
             await asyncio.to_thread(self._tracing.close)
 
     @property
-    def most_calls(self) -> int:
-        return 2 * self.config.most_inside
-
-    @property
     def reads_text(self) -> bool:
         return reads_text(self._model)
 
@@ -187,7 +183,11 @@ class Service:
         work_s = costs.work_s.expected(size)
         weight = max(1, round(costs.weight.expected(size)))
         # The time after reading: for the network, and for writing the answer.
-        rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
+        rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight)
+        if queue.weight:  # the network also computes what waits here, and begins while this request waits
+            all_s = dispatcher.needed_s(now_s, deadline_s - now_s, queue.weight + weight)
+            rest_s = max(rest_s, all_s - queue.expected_s(work_s))
+        rest_s += self._after_s(deadline_s)
         try:
             if dispatcher.inside or not queue.idle:
                 queue.check(work_s, deadline_s - rest_s)
@@ -219,7 +219,7 @@ class Service:
     async def _answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> Format:
         costs = self._costs[incoming.kind]
         try:
-            await self._request_queue.turn(incoming.work_s, incoming.latest_s)
+            await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
         except RefusedError as refused:

@@ -5,16 +5,18 @@ SLO as its deadline: first what can be done at best, then 1.5, 3 and 10 times th
 if it was read within the SLO, and late if it was not. That may be the generator's doing, where it waits for a core:
 `late_by_server` counts what was not there yet when the generator looked, an SLO after it had sent the request. Refusals
 are timed both ways, too. Clients wait for answers beyond the deadline that they tell. A request is lost if its
-connection ends without an answer, or if for seconds nobody has one.
+connection ends without an answer, or if for seconds nobody has one. Where the system allows it, the generator gets a
+core as soon as it needs one, as a client on another machine would; otherwise it reads answers late.
 `goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a decoy: what
 the generator and HAProxy take of the cores by themselves counts against neither.
 """
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +72,8 @@ class Flooded:
 
 def measure(seconds: int = 3, fronts: int = 2, only: str = "") -> dict[str, float]:
     figures: dict[str, float] = {}
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     with decoy() as refusing:
         for count in range(1, fronts + 1):
             with _demo(count) as (url, grpc_port):

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import grpc
+import uvloop
 
 from experiments.shared.machine import free_port
 from isobatch.deployments.config import AppConfig
@@ -32,9 +33,9 @@ class Client:
         )
         return await call(request(**fields), timeout=_timeout_s, metadata=_metadata)
 
-    async def say(self, method: str, sent: bytes) -> Any:
+    async def say(self, method: str, sent: bytes, compression: grpc.Compression | None = None) -> Any:
         """Whatever bytes."""
-        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent)
+        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent, compression=compression)
 
     async def stream(self, *requests: Any) -> list[Any]:
         """Messages, or whatever bytes."""
@@ -59,7 +60,7 @@ def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
         await service.close()
         return result
 
-    return asyncio.run(act())
+    return uvloop.run(act())  # as Serve does
 
 
 def inferred(folder: Path, shape: list[int], values: list[bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:

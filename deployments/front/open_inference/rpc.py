@@ -3,18 +3,18 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
-import grpc
 from numpy.typing import NDArray
 
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
-from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT, timeout_s_by, waited_s_by
+from isobatch.deployments.front.calls import Call
+from isobatch.deployments.front.headers import CLIENT
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.schemas import InputTensor
@@ -40,22 +40,6 @@ def serving(service: Service) -> AbstractAsyncContextManager[None]:
     return grpc_server.serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods())
 
 
-class _Call(NamedTuple):
-    """The facts of a call besides its message."""
-
-    headers: dict[bytes, bytes]
-    left_s: float | None  # how long its client still waits
-
-    @classmethod
-    def of(cls, context: Any) -> "_Call":
-        """gRPC counts its own timeout from here on, so the time that the call spent in HAProxy is subtracted."""
-        metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
-        headers, waits_s = grpc_server.as_headers(metadata), timeout_s_by(metadata.get(TIMEOUT))
-        if left_s is not None and waits_s is not None:
-            left_s = min(left_s, waits_s - waited_s_by(headers.get(STARTED)))
-        return cls(headers, left_s)
-
-
 class _Inferences:
     """The methods of one service. `most_of_streams`: the most requests of streams that run at once."""
 
@@ -67,13 +51,12 @@ class _Inferences:
         self._whole, self._streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
 
     def methods(self) -> grpc_server.Methods:
-        whole, streamed = self._whole.SerializeToString, self._streamed.SerializeToString
         return {
             **grpc_server.question_methods(
                 self._service, self._model, self._most_fields, ModelStatistics=self._statistics
             ),
-            "ModelInfer": grpc.stream_unary_rpc_method_handler(self._infer, None, whole),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream, None, streamed),
+            "ModelInfer": self._infer,
+            "ModelStreamInfer": self._stream,
         }
 
     async def _statistics(self, request: Any) -> grpc_server.Fields:
@@ -81,24 +64,23 @@ class _Inferences:
         protocol.check(self._model, request.name or self._model.name, request.version)
         return await protocol.statistics(self._service)
 
-    async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with grpc_server.aborting(context, "ModelInfer"):
-            call = _Call.of(context)
-            with self._service.counted("grpc", call.headers):
-                sent = await grpc_server.first(requests)
-                incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
-                return await self._service.answer(incoming, lambda: self._content(self._read(sent)))
+    async def _infer(self, call: Call) -> bytes:
+        with self._service.counted("grpc", call.headers):
+            sent = await call.request()
+            incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
+            answer = await self._service.answer(incoming, lambda: self._content(self._read(sent)))
+            return grpc_server.serialized(answer)
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, call: Call) -> None:
         """Requests of one stream run together; replies keep their order."""
-        client = str(dict(context.invocation_metadata())[CLIENT])  # its address, as HAProxy says
+        client = call.headers[CLIENT]  # its address, as HAProxy says
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_RUNNING)
 
         async def begin() -> None:
             try:
-                async for sent in requests:
+                while (sent := await call.message()) is not None:
                     await self._places.take(client)
-                    task = asyncio.create_task(self._answer_in_stream(sent, context))
+                    task = asyncio.create_task(self._answer_in_stream(sent, call))
                     task.add_done_callback(lambda done: self._places.leave(client, _is_answer(done)))
                     await begun.put(task)
             finally:
@@ -107,16 +89,17 @@ class _Inferences:
         reading = asyncio.create_task(begin())
         try:
             while reply := await begun.get():
-                yield await reply
+                await call.send(grpc_server.serialized(await reply))
+            await reading
         finally:  # if the client has gone, the other replies are not needed
             reading.cancel()
             while not begun.empty():
                 if reply := begun.get_nowait():
                     reply.cancel()
 
-    async def _answer_in_stream(self, sent: bytes, context: Any) -> Any:
+    async def _answer_in_stream(self, sent: bytes, call: Call) -> Any:
         """The reply to one request of a stream. A refusal is a reply, too, and the stream goes on."""
-        call, request_id = _Call.of(context), ""
+        request_id = ""
         try:
             with self._service.counted("grpc", call.headers):
                 incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
@@ -174,14 +157,14 @@ class Places:
         self._limit, self._slo_s, self._clock = limit, slo_s, clock
         self._paced = LEAST_PACED
         self._began_s, self._answered, self._refused = clock(), 0, 0  # the present window, and its requests
-        self._taken = Counter[str]()  # by client
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; the one served last is last
+        self._taken = Counter[bytes]()  # by client
+        self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}  # by client; the one served last is last
 
     @property
     def most(self) -> int:
         return min(self._paced, self._limit())
 
-    async def take(self, client: str) -> None:
+    async def take(self, client: bytes) -> None:
         if not self._waiting and self._taken.total() < self.most:
             self._taken[client] += 1
             return
@@ -194,7 +177,7 @@ class Places:
                 self.leave(client, answered=False)
             raise
 
-    def leave(self, client: str, answered: bool) -> None:
+    def leave(self, client: bytes, answered: bool) -> None:
         self._taken[client] -= 1
         if not self._taken[client]:
             del self._taken[client]

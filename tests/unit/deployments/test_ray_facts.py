@@ -103,6 +103,7 @@ def test_rays_internals_still_exist(module: str, path: str, parameters: Sequence
         ("_private/node.py", "self.start_monitor()", "ray_facts.spare_start"),
         ("_private/node.py", "self.start_log_monitor()", "ray_facts.spare_start"),
         ("_private/services.py", "process = ConsolePopen(", "ray_facts.spare_start"),
+        ("_private/worker.py", "if not _worker_logs_enabled:", "ray_facts.print_no_errors"),
         ("_private/serialization.py", "serialization_addons.apply(self)", "ray_settings.import_serve"),
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],

@@ -256,6 +256,30 @@ def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() ->
     assert labels(fourth.infer_response) == [1, 1]
 
 
+def test_compressed_messages_are_read_within_the_limit() -> None:
+    long = pairs() | {"parameters": [{"key": "x", "value": {"string_param": "x" * 100_000}}]}
+    request, response = message("ModelInferRequest"), message("ModelInferResponse")
+
+    async def scene(client: Client) -> list[str]:
+        codes = []
+        for sent, kind in ((pairs(), "Gzip"), (pairs(), "Deflate"), (long, "Gzip")):
+            try:
+                reply = await client.say("ModelInfer", request(**sent).SerializeToString(), grpc.Compression[kind])
+                assert labels(response.FromString(reply)) == [7, 3]
+                codes.append("OK")
+            except grpc.aio.AioRpcError as error:
+                codes.append(error.code().name)
+        return codes
+
+    assert play(scene, max_body_bytes=10_000) == ["OK", "OK", "RESOURCE_EXHAUSTED"]
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="there is no method") as error:
+        play(lambda client: client.say("Nothing", b""))
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_refused_requests_are_counted() -> None:
     async def scene(client: Client) -> Any:
         with pytest.raises(grpc.aio.AioRpcError):

@@ -7,13 +7,13 @@ import time
 import grpc
 import pytest
 
-from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.headers import CLIENT
 from isobatch.deployments.front.open_inference import rpc
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import ProxyLimit
-from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, front_at, refusal, until
+from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, frame, front_at, headers, refusal, until
 
 
 async def test_streams_and_questions_take_no_calls_places(
@@ -95,17 +95,34 @@ async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, fre
 
 async def test_streams_are_told_apart_by_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Whatever they say of themselves."""
-    seen: list[str] = []
+    seen: list[bytes] = []
     take = Places.take
 
-    async def noted(self: Places, client: str) -> None:
+    async def noted(self: Places, client: bytes) -> None:
         seen.append(client)
         await take(self, client)
 
     monkeypatch.setattr(Places, "take", noted)
 
     async with front_at(free_port) as (channel, _):
-        for told in ((), ((CLIENT, "10.0.0.7"),)):
+        for told in ((), ((CLIENT.decode(), "10.0.0.7"),)):
             call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
             assert len(await everything(call)) == 1
-    assert seen == ["127.0.0.1"] * 2
+    assert seen == [b"127.0.0.1"] * 2
+
+
+async def test_a_stream_with_an_unfinished_message_ends_after_what_came_before(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
+    whole = bytes(1) + len(REQUEST).to_bytes(4, "big") + REQUEST
+    async with front_at(free_port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0) + frame(1, 4, headers(STREAM)))
+        writer.write(frame(0, 0, whole + whole[:-1]))
+        came = b""
+        while b"did not arrive" not in came:
+            came += (part := await reader.read(65_536))
+            assert part
+        assert b"label" in came, "the first request was answered"
+        writer.close()

@@ -11,8 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.load import SLICE_S
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from tests.helpers.toy_model import Toy
 
@@ -74,6 +76,22 @@ async def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
         clock.ahead_s += 1.0
         with pytest.raises(RefusedError, match="before the whole request arrived"):
             await service.answer(incoming, lambda: pytest.fail("it was read"))
+
+
+async def test_inputs_that_wait_unread_take_time_of_the_network_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatcher, "needed_s", lambda _, now_s, left_s, weight: 0.1 * weight)
+    async with opened() as (service, _):
+        service._costs[""].work_s.learn(0, SLICE_S)
+
+        async def one() -> None:
+            await service.answer(service.register("", 0, within(60.0)), content(service))
+
+        waiting = [asyncio.create_task(one()) for _ in range(20)]
+        await asyncio.sleep(0)
+        service.register("", 0, within(5.0))
+        with pytest.raises(RefusedError):
+            service.register("", 0, within(1.5))
+        await asyncio.gather(*waiting)
 
 
 async def test_an_answer_that_is_ready_too_late_is_refused() -> None:
