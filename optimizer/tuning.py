@@ -109,8 +109,8 @@ def _consistent_plan(
 ) -> Plan | None:
     exits = evidence.exits(chosen)
     known = replace(facts, survival=exits.survival, exits=exits)
-    found = plan_for_its_ramps(known, objective, find)
-    return found[0] if found else None
+    planned = plan_for_its_ramps(known, objective, find)
+    return planned[0] if planned else None
 
 
 def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:

@@ -144,7 +144,7 @@ def timed(
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
-    """Seconds that a replica adds to a launch of the last block, which it joins of several, beside the network alone."""
+    """Seconds that a replica adds to a launch of the last block that it joins of several, beside the network alone."""
     replica, last = SplitReplica(model), model.num_blocks - 1
     inside = model.run(batch, last, ()).survivors if last else batch
     assert inside is not None, "This is a bug: no input leaves before the last block."

@@ -58,7 +58,7 @@ class CallLoad(LoadGenerator):
     async def _one_more(self) -> None:
         loop = asyncio.get_running_loop()
         self._open += CALLS
-        _, connection = await loop.create_connection(lambda: CallConnection(self._headers), *self._place)
+        _, connection = await loop.create_connection(lambda: CallingConnection(self._headers), *self._place)
         for _ in range(CALLS):
             self._release(Slot(connection))
 
@@ -66,7 +66,7 @@ class CallLoad(LoadGenerator):
 class Slot:
     """Carries one call at a time, as a connection of HTTP carries one request."""
 
-    def __init__(self, connection: "CallConnection") -> None:
+    def __init__(self, connection: "CallingConnection") -> None:
         self._connection = connection
 
     @property
@@ -77,7 +77,7 @@ class Slot:
         self._connection.call(request, done)
 
 
-class CallConnection(asyncio.Protocol):
+class CallingConnection(asyncio.Protocol):
     def __init__(self, headers: bytes) -> None:
         self._headers = headers
         self._calls: dict[int, Callable[[int, bytes], Any]] = {}

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
+from math import prod
 
 import numpy as np
 import pytest
@@ -93,3 +94,25 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
         ):
             best = max(best, score.goodput_per_s)
     assert truth.goodput_per_s >= 0.9 * best
+
+
+def by_chance(survival: tuple[float, ...]) -> ExitProfile:
+    """Whether an input would leave at a ramp says nothing of the other ramps."""
+    leave = [1 - after / here for here, after in pairwise(survival)]
+    sets = list(chain.from_iterable(combinations(range(len(leave)), count) for count in range(len(leave) + 1)))
+    shares = [prod(p if ramp in ramps else 1 - p for ramp, p in enumerate(leave)) for ramps in sets]
+    return ExitProfile(survival, tuple(zip(sets, shares, strict=True)))
+
+
+@pytest.mark.parametrize("after", [0.9, 0.7, 0.5])
+def test_where_closed_ramps_lose_exits_no_plan_that_opens_all_is_better(after: float) -> None:
+    known, objective = by_chance((1.0, after, after**2, after**3)), Objective(max_batch=8)
+    asked = replace(facts(), survival=known.survival, exits=known)
+    planned = plan_for_its_ramps(asked, objective, partial(search, objective=objective))
+    everywhere = search(replace(asked, keeps_open=True), objective)
+    assert planned and everywhere
+    assert opened(everywhere) == [0, 1, 2]
+    plan, for_its_ramps = planned
+    truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan)))).goodput_per_s
+    assert truth >= evaluate(everywhere, asked.surviving(known.survival)).goodput_per_s * (1 - 1e-9)
+    assert evaluate(plan, asked).goodput_per_s == evaluate(plan, for_its_ramps).goodput_per_s == pytest.approx(truth)
