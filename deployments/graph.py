@@ -14,9 +14,8 @@ from isobatch.deployments.folders import weights_of
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import first_plan
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.optimizer.plan import Plan, opened, read_plan
 from isobatch.optimizer.problem import Problem, problem
-from isobatch.optimizer.tuning import opened
 from isobatch.profiles.devices import Device, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load

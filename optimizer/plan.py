@@ -249,3 +249,8 @@ def read_plan(path: Path) -> Plan:
         return Plan.from_json(text)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def opened(plan: Plan) -> list[int]:
+    """The ramps that at least one of the pipelines opens."""
+    return sorted({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})

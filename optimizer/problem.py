@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.plan import Plan, Split, opened
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -22,8 +21,8 @@ class Problem:
     links: dict[tuple[str, str], Link]
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
-    exits: ExitProfile | None = None  # where known, `survival` is that of the plan that is looked at
-    keeps_open: bool = False  # plans open every ramp at which inputs leave
+    exits: ExitProfile | None = None  # if set, scores and simulations take the survival of their plan's ramps from here
+    keeps_open: bool = False  # no plan may close a ramp inside a split
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -53,13 +52,18 @@ class Problem:
         """The same problem with other shares of survivors, whichever ramps a plan opens."""
         return replace(self, survival=ExitProfile(tuple(survival)).survival, exits=None)
 
-    def opening(self, ramps: Collection[int]) -> "Problem":
-        """The same problem with the survivors that these ramps cause, as far as that is known."""
-        return replace(self, survival=_survival(self.exits, frozenset(ramps))) if self.exits else self
+    def for_ramps(self, ramps: Collection[int]) -> "Problem":
+        """The same problem with the survival that these open ramps cause, if that is known."""
+        return replace(self, survival=self.exits.planning_survival(ramps)) if self.exits else self
 
-    def opened_by(self, plan: Plan) -> "Problem":
-        """The same problem with the survivors that this plan causes, as far as that is known."""
-        return self.opening({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})
+    def for_plan(self, plan: Plan) -> "Problem":
+        """The same problem with the survival that the ramps of this plan cause, if that is known."""
+        return self.for_ramps(opened(plan))
+
+    @property
+    def given(self) -> "Problem":
+        """The same problem with its present survival for every plan, as a search needs it."""
+        return replace(self, exits=None)
 
     def with_devices(self, devices: Sequence[Device]) -> "Problem":
         """The same problem on other devices, of kinds that have a table here."""
@@ -102,11 +106,6 @@ class Problem:
         )
 
 
-@lru_cache(maxsize=1024)
-def _survival(exits: ExitProfile, ramps: frozenset[int]) -> tuple[float, ...]:
-    return exits.planning_survival(ramps)
-
-
 def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
     """A split with all its ramps at which inputs leave (`inner`), or with only the one at its end."""
     share = facts.survival
@@ -138,5 +137,5 @@ def problem(
     if survival is None:
         survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
-    known = exits if exits and exits.sure else None
+    known = exits if exits and exits.sure and exits.survival[-1] < 1 else None
     return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, profile.edges, known)

@@ -22,7 +22,7 @@ import numpy as np
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.spread import best_of
-from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan, opened
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
-LOST = 0.01  # more inputs than this share go on where a ramp before is closed: then closing ramps loses exits
+LOST = 0.01  # closing ramps loses exits if this share more inputs go on
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
 LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
 
@@ -45,22 +45,22 @@ def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tupl
     """
     if not facts.exits:
         return (plan, facts) if (plan := find(facts)) else None
-    everywhere = facts.opening(range(facts.num_blocks - 1))
-    if not (some := _closing_some(facts.exits, facts, find)):
+    if not (closing := _closing_some(facts.exits, facts, find)):
         return None
-    if _loses_exits(some, facts, everywhere):
-        keeping = replace(everywhere, keeps_open=True)
+    all_open = facts.for_ramps(range(facts.num_blocks - 1))
+    if objective.ramp_budget is None and _loses_exits(closing, facts, all_open):
+        must_open = replace(all_open, keeps_open=True)
         with suppress(UserError):  # there may be no plan that opens all ramps
-            opening = find(keeping)
-            if opening and best_of([some, opening], facts, objective) == opening:
-                return opening, keeping
-    return some, facts.opened_by(some)
+            opening = find(must_open.given)
+            if opening and best_of([closing, opening], facts, objective) == opening:
+                return opening, must_open.for_plan(opening)
+    return closing, facts.for_plan(closing)
 
 
-def _loses_exits(plan: Plan, facts: Problem, everywhere: Problem) -> bool:
-    """Whether more inputs go on behind a ramp that the plan opens than if all ramps were open."""
-    own = facts.opened_by(plan).survival
-    return any(own[ramp + 1] > (1 + LOST) * everywhere.survival[ramp + 1] for ramp in opened(plan))
+def _loses_exits(plan: Plan, facts: Problem, all_open: Problem) -> bool:
+    """Whether more inputs go on somewhere than if all ramps were open."""
+    own = facts.for_plan(plan).survival
+    return any(mine > (1 + LOST) * least for mine, least in zip(own, all_open.survival, strict=True))
 
 
 def _closing_some(exits: ExitProfile, facts: Problem, find: Find) -> Plan | None:
@@ -69,7 +69,7 @@ def _closing_some(exits: ExitProfile, facts: Problem, find: Find) -> Plan | None
     survival_of: Callable[[Collection[int]], tuple[float, ...]] = exits.planning_survival
     while True:
         survival = survival_of(ramps)
-        plan = find(replace(facts, survival=survival))
+        plan = find(facts.surviving(survival))
         if plan is None or survival == survival_of(after := opened(plan)):
             return plan
         if tuple(after) in tried or len(tried) == TURNS:
@@ -125,11 +125,6 @@ def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Pla
             break
         best = better
     return best
-
-
-def opened(plan: Plan) -> list[int]:
-    """The ramps that at least one of the pipelines opens."""
-    return sorted({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})
 
 
 def costs_of(plan: Plan, facts: Problem) -> Floats:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+LEAST = 1e-9  # a smaller share of inputs comes from rounding
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -58,7 +59,7 @@ class ExitProfile:
 
     @classmethod
     def from_sure(cls, sure: Flags, ramps: Integers, num_blocks: int, weights: Integers) -> "ExitProfile":
-        """The profile of inputs that would leave at these of the `ramps`: `sure` has a row for each input.
+        """The profile by the ramps at which inputs would leave: in `sure`, a row for each input, a column for each ramp.
 
         >>> sure = np.array([[True, False], [False, True], [False, False]])
         >>> ExitProfile.from_sure(sure, np.array([0, 1]), 3, np.array([1, 1, 2])).sure
@@ -97,10 +98,17 @@ class ExitProfile:
         At a closed ramp it has the inputs that would leave there if it were open as well, as long as more inputs stay
         than leave at the ramps behind it. Without `sure`, it is `survival`, whichever ramps are open.
         """
+        if known := self._planned.get(opened := frozenset(ramps)):
+            return known
         shares = [1.0] * self.num_blocks
         for ramp in range(self.num_blocks - 1):
             shares[ramp + 1] = self.survival_with({*ramps, ramp})[ramp + 1]
-        return tuple(accumulate(reversed(shares), max))[::-1]
+        self._planned[opened] = tuple(accumulate(reversed(shares), max))[::-1]
+        return self._planned[opened]
+
+    @cached_property
+    def _planned(self) -> dict[frozenset[int], tuple[float, ...]]:
+        return {}
 
     def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The share of the inputs in `sure` that enter each block if these ramps are open."""
@@ -108,7 +116,8 @@ class ExitProfile:
         leaves = sure & np.isin(np.arange(self.num_blocks - 1), list(ramps))
         leaves = np.column_stack((leaves, np.ones(len(leaves), bool)))  # all leave at the end
         left = np.bincount(leaves.argmax(axis=1), weights=shares, minlength=self.num_blocks)
-        return (1.0, *np.maximum(0.0, 1 - left[:-1].cumsum()).tolist())
+        inside = 1 - left[:-1].cumsum()
+        return (1.0, *np.where(inside < LEAST, 0.0, inside).tolist())
 
     @cached_property
     def _sure_by_ramp(self) -> tuple[Flags, Floats]:

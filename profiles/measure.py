@@ -225,7 +225,7 @@ def facts_of(
 
 @dataclass(frozen=True)
 class CountedExits:
-    """Where this number of `inputs` would leave."""
+    """The exits counted over this number of `inputs`."""
 
     exits: ExitProfile
     by_tokens: ExitProfile | None  # of texts, each weighted by its tokens
@@ -235,19 +235,18 @@ class CountedExits:
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
     """Count exits. Ctrl-C ends it with the inputs counted so far, if there are any."""
-    sure_at, lengths, interrupted = list[NDArray[np.bool_]](), list[NDArray[np.int64]](), False
+    counted, interrupted = list[tuple[NDArray[np.bool_], NDArray[np.int64] | None]](), False
     try:
         for batch in batches:
-            sure_at.append(_sure_at(model, batch))
-            lengths += [] if batch.lengths is None else [batch.lengths]
+            counted.append((_sure_at(model, batch), batch.lengths))
     except KeyboardInterrupt:
-        if not sure_at:
+        if not counted:
             raise
         interrupted = True
-    sure = np.concatenate(sure_at)
-    ramps, blocks, each_one = np.array(model.ramp_blocks, np.int64), model.num_blocks, np.ones(len(sure), np.int64)
-    by_tokens = ExitProfile.from_sure(sure, ramps, blocks, np.concatenate(lengths)[: len(sure)]) if lengths else None
-    return CountedExits(ExitProfile.from_sure(sure, ramps, blocks, each_one), by_tokens, len(sure), interrupted)
+    sure, lengths = np.concatenate([each for each, _ in counted]), [each for _, each in counted if each is not None]
+    profile = partial(ExitProfile.from_sure, sure, np.array(model.ramp_blocks, np.int64), model.num_blocks)
+    by_tokens = profile(np.concatenate(lengths)) if lengths else None
+    return CountedExits(profile(np.ones(len(sure), np.int64)), by_tokens, len(sure), interrupted)
 
 
 def _sure_at(model: SplitModel, batch: Batch) -> NDArray[np.bool_]:

@@ -174,8 +174,9 @@ def _launches_s(rounds: Rounds) -> Floats:
 def _stop_s(
     rounds: Mapping[float, Rounds], blocks: Floats, launch_s: float, ramps: Sequence[int]
 ) -> tuple[float, float]:
-    """What a stop costs, at least a launch, and what each input before the stop adds: the two that fit best to what all
-    blocks with stops take beyond their own times. `blocks`: seconds by size and block.
+    """Seconds of a stop, at least a launch, and seconds that each input before it adds, fitted by least squares.
+
+    `blocks`: seconds by size and block.
     """
     if not ramps:
         return launch_s, 0.0
@@ -192,6 +193,8 @@ def _stop_s(
         )
         known.append((len(ramps) / taken_s, float(between[:-1].sum()) / taken_s))  # each size counts the same
         beyond.append((taken_s - own_s) / taken_s)
+    if len(sizes) == 1:
+        return launch_s + max(0.0, beyond[0] / known[0][0]), 0.0
     (more_s, each_input_s), _ = nnls(np.array(known), np.array(beyond))
     return launch_s + float(more_s), float(each_input_s)
 

@@ -59,7 +59,8 @@ class ComparedSystem:
 def alone(profile: Profile, kind: str) -> Problem:
     """The planning problem for one device of this kind, whose memory and price do not matter."""
     devices = [Device(kind, 1, ROOMY_BYTES, price_per_hour=1.0)]
-    return problem(profile, devices, [Link(kind, kind, UNLIMITED_GBIT_PER_S, 0.0)])
+    links, exits = [Link(kind, kind, UNLIMITED_GBIT_PER_S, 0.0)], profile.exits_of(None)
+    return problem(profile, devices, links, exits.survival, exits=exits)
 
 
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
@@ -128,7 +129,7 @@ class Bench:
     def _best(self, ways: Sequence[Plan], facts: Problem, slo_s: float, seconds: float, seed: int) -> BestPlan:
         best = BestPlan(None, DeviceTrial(seconds, slo_s))
         for plan in ways:
-            route = route_of(plan, facts, [GROUP])
+            route = route_of(plan, facts.for_plan(plan), [GROUP])
 
             def at(rate: float, route: Route = route) -> DeviceTrial:
                 due_s = arrivals("poisson", rate, max(seconds, self.least / rate), seed)

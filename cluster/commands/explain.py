@@ -80,7 +80,7 @@ def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]
     """The problem that the plan solves, and where texts have lengths the same one with padding."""
     from isobatch.deployments.planning import device
     from isobatch.optimizer import problem
-    from isobatch.optimizer.tuning import opened
+    from isobatch.optimizer.plan import opened
 
     devices = [device(kind, count) for kind, count in plan.devices().items()]
     measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)

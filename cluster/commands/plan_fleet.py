@@ -116,10 +116,10 @@ class Planned:
         exits, problem_for = problems(own, _text(here), profile)
         facts, most = problem_for(exits.survival), objective.for_most_goodput
         if facts.exits:
-            first = plan_for_its_ramps(facts, most, lambda facts: side_by_side(facts, most, CANDIDATE_GAP))
+            first = plan_for_its_ramps(facts, most, lambda given: side_by_side(given, most, CANDIDATE_GAP))
             facts = first[1] if first else facts
         asks = FleetApplication(
-            entry.name, facts, objective, entry.weight, entry.rate_per_s, entry.least_per_s,
+            entry.name, facts.given, objective, entry.weight, entry.rate_per_s, entry.least_per_s,
             entry.priority,
         )  # fmt: skip
         return cls(entry, path, profile, own, asks)

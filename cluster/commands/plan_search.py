@@ -148,7 +148,7 @@ def searched(
     facts = problem_for(exits.survival)
     if facts.exits:
         with suppress(UserError):  # the last search says why there is no plan
-            first = plan_for_its_ramps(facts, within, lambda facts: result(facts).plan)
+            first = plan_for_its_ramps(facts, within, lambda given: result(given).plan)
             facts = first[1] if first else facts
     last = result(facts, simulate)
     why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--believed"
@@ -270,7 +270,7 @@ def plan_result(
     effort = replace(EFFORT, out_of_time=live.is_over)
 
     def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
-        return side_by_side(facts, objective, gap, effort=effort)
+        return side_by_side(facts.given, objective, gap, effort=effort)
 
     chosen = find(facts, objective, options.gap)
     first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)

@@ -31,9 +31,8 @@ from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import read_plan
+from isobatch.optimizer.plan import opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
-from isobatch.optimizer.tuning import opened
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths

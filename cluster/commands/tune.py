@@ -82,7 +82,7 @@ def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evide
 
 
 def _as_text(result: "Tuned") -> str:
-    from isobatch.optimizer.tuning import opened
+    from isobatch.optimizer.plan import opened
 
     after, before = result.plan.promise, result.before.promise
     assert after, "This is a bug: the planner promises something of each plan."

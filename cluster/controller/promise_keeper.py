@@ -16,9 +16,9 @@ from isobatch.cluster.controller.record import What
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.early_answers import answered_s
 from isobatch.optimizer.model.evaluate import evaluate
-from isobatch.optimizer.plan import Plan, Thresholds
+from isobatch.optimizer.plan import Plan, Thresholds, opened
 from isobatch.optimizer.problem import Problem
-from isobatch.optimizer.tuning import costs_of, opened
+from isobatch.optimizer.tuning import costs_of
 from isobatch.profiles.agreement import (
     DOUBT_ALLOWANCE,
     MIN_AUDITS,

@@ -144,7 +144,7 @@ def timed(
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
-    """Seconds that a replica adds to a launch of the last block that it joins of several, beside the network alone."""
+    """Seconds that a replica adds to a launch of the last block for which it joins several parts."""
     replica, last = SplitReplica(model), model.num_blocks - 1
     inside = model.run(batch, last, ()).survivors if last else batch
     assert inside is not None, "This is a bug: no input leaves before the last block."
@@ -202,8 +202,7 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
 
 
 def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile:
-    """The exit profile with the ramps at which inputs are sure, if it has none and an exit table lies beside the
-    checkpoint."""
+    """The exit profile with `sure` of the exit table beside the checkpoint, unless it has its own, or there is none."""
     path = folder / EVIDENCE
     if exits.sure or not path.is_file():
         return exits

@@ -51,7 +51,7 @@ class World:
     def __post_init__(self) -> None:
         if not 0 <= self.jitter < inf:
             raise UserError(f"jitter = {self.jitter} must be 0 or more and finite")
-        object.__setattr__(self, "facts", self.facts.opened_by(self.plan))
+        object.__setattr__(self, "facts", self.facts.for_plan(self.plan))
 
 
 def simulate(

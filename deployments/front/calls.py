@@ -179,6 +179,9 @@ class CallConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            log.exception("a call could not be read")
+            self._transport.close()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._transport.close()
 
@@ -207,6 +210,7 @@ class CallConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._call = Call(self._path.decode("latin-1"), self._headers, self._transport, self._most)
+        self._headers = {}  # trailers are not metadata: a client could replace what HAProxy has added
         self._task = asyncio.get_running_loop().create_task(self._run(self._call))
 
     def on_body(self, part: bytes) -> None:
@@ -226,6 +230,7 @@ class CallConnection(asyncio.Protocol):
             if self._transport.is_closing():  # the client has gone
                 return
             if not (alarm and alarm.when() <= asyncio.get_running_loop().time()):
+                self._transport.close()  # otherwise the client would wait for an answer
                 raise
             refused = RefusedError(504, "the deadline passed before the answer was ready")
         except RefusedError as error:

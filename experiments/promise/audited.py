@@ -28,7 +28,7 @@ from isobatch.cluster.simulator.table_devices import TableDevices
 from isobatch.deployments.dispatch.messages import Launch, Limits, Place
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer import Objective, Plan, optimize
-from isobatch.optimizer.tuning import opened
+from isobatch.optimizer.plan import opened
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable

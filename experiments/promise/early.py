@@ -24,7 +24,8 @@ from isobatch.cluster.simulator.simulation import Simulation, World
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer import Objective, Plan, Problem, problem
 from isobatch.optimizer.early_answers import early_plan
-from isobatch.optimizer.tuning import costs_of, opened
+from isobatch.optimizer.plan import opened
+from isobatch.optimizer.tuning import costs_of
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence

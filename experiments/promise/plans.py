@@ -14,7 +14,8 @@ from experiments.promise.tried import drawn
 from isobatch import cluster
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.tuning import Tuned, opened, tuned
+from isobatch.optimizer.plan import opened
+from isobatch.optimizer.tuning import Tuned, tuned
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence

@@ -33,7 +33,7 @@ def tail(name: str, recording: str) -> dict[str, float]:
 
     def planned(objective: Objective) -> tuple[Plan, Problem]:
         known = replace(facts, survival=exits.survival, exits=exits)
-        planned = plan_for_its_ramps(known, objective, lambda facts: side_by_side(facts, objective))
+        planned = plan_for_its_ramps(known, objective, lambda given: side_by_side(given, objective))
         assert planned, "This is a bug: the network without exits is a plan."
         return planned
 

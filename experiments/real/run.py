@@ -57,7 +57,7 @@ def measure(
     parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
     seconds: int = 8, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of a search for what each system sustains, in steps of `seconds`, for each precision.
+    """`rounds` of a search for what each system sustains, in runs of at least `seconds`, for each precision.
 
     Only the first precision takes all rounds; the others, and all parts but `launches` and `live`, take a third.
     `again=1`: measure also what the same code has measured on this machine before.

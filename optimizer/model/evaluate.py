@@ -77,8 +77,10 @@ class Score:
 
 def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:
     """Goodput, latency and cost of a plan, and the limits of the objective that it breaks."""
-    objective, own = objective or Objective(), facts.opened_by(plan)
-    return _together(plan, own, objective) if plan.beside else _alone(plan, own, objective)
+    objective = objective or Objective()
+    if plan.beside:
+        return _together(plan, facts, objective)
+    return _alone(plan, facts.for_plan(plan), objective)
 
 
 def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan] = ()) -> Score:
@@ -108,7 +110,7 @@ def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     for number, pipeline in zip(numbers, plan.pipelines, strict=True):
         lanes[number].append(pipeline)
     scores = [
-        _alone(pipeline, facts, Objective(), lanes[number])
+        _alone(pipeline, facts.for_plan(pipeline), Objective(), lanes[number])
         for number, pipeline in zip(numbers, plan.pipelines, strict=True)
     ]
     goodput_per_s = sum(score.goodput_per_s for score in scores)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from isobatch.optimizer import Objective, Problem, evaluate, problem
+from isobatch.optimizer.plan import opened
 from isobatch.optimizer.search.exact import search
-from isobatch.optimizer.tuning import opened, plan_for_its_ramps, tuned
+from isobatch.optimizer.tuning import plan_for_its_ramps, tuned
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import outcome
