@@ -59,7 +59,8 @@ class ExitProfile:
 
     @classmethod
     def from_sure(cls, sure: Flags, ramps: Integers, num_blocks: int, weights: Integers) -> "ExitProfile":
-        """The profile by the ramps at which inputs would leave: `sure` has a row for each input, a column for each one.
+        """The profile by where inputs would leave: `sure` has a row for each input and a column for each ramp, and an
+        input counts by its weight.
 
         >>> sure = np.array([[True, False], [False, True], [False, False]])
         >>> ExitProfile.from_sure(sure, np.array([0, 1]), 3, np.array([1, 1, 2])).sure

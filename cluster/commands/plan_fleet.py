@@ -12,7 +12,7 @@ from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
 from isobatch.cluster.commands.plan_report import PlanResult
-from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problems, searched
+from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
@@ -113,8 +113,7 @@ class Planned:
         rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if cost else None
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if cost else None)
         objective = objective_of(own)
-        exits, problem_for = problems(own, _text(here), profile)
-        facts, most = problem_for(exits.survival), objective.for_most_goodput
+        facts, most = problem_of(own, _text(here), profile), objective.for_most_goodput
         if facts.exits:
             first = plan_for_its_ramps(facts, most, lambda given: side_by_side(given, most, CANDIDATE_GAP))
             facts = first[1] if first else facts

@@ -38,7 +38,6 @@ from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
@@ -138,14 +137,13 @@ def searched(
     options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective, live: LivePlan
 ) -> PlanResult:
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
-    exits, problem_for = problems(options, devices, profile)
-    within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
+    facts = problem_of(options, devices, profile)
+    within = no_later(facts, objective) if options.no_later else objective
     simulate = _simulation(options, live)
 
     def result(facts: Problem, simulate: Simulate | None = None) -> PlanResult:
         return plan_result(options, facts, within, live, simulate)
 
-    facts = problem_for(exits.survival)
     if facts.exits:
         with suppress(UserError):  # the last search says why there is no plan
             first = plan_for_its_ramps(facts, within, lambda given: result(given).plan)
@@ -196,19 +194,13 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
     )
 
 
-def problems(
-    options: "ClassifierPlanOptions", devices: str, profile: Profile
-) -> tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]:
-    """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""
+def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile) -> Problem:
+    """The planning problem while all ramps are open."""
     kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
     for device in kinds:
         measured.check_has(device.kind, options.backend, options.dtype)
     links, exits = links_between(kinds, one_machine=options.one_machine), measured.exits_of(measured.length)
-
-    def problem_for(survival: tuple[float, ...]) -> Problem:
-        return problem(measured, kinds, links, survival, measured.length, exits)
-
-    return exits, problem_for
+    return problem(measured, kinds, links, exits.survival, measured.length, exits)
 
 
 def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
