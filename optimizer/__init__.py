@@ -71,19 +71,19 @@ def optimize(
     links: Sequence[Link],
     objective: Objective,
     *,
-    survival: Sequence[float] | None = None,
+    exits: ExitProfile | None = None,
     gap: float = 0.0,
     side_by_side: bool = True,
 ) -> Plan:
     """The best plan there is. When there is none, the error names the limit that binds and the nearest feasible value.
 
-    `survival` replaces that of the profile, for a forecast; without it, the plan is made for the survival that its own
-    ramps cause, as far as the profile knows it (`ExitProfile.sure`). `gap` lets the search stop when no plan can be
+    `exits` replace those of the profile, for a forecast. The plan is made for the survival that its own ramps cause, as
+    far as that is known (`ExitProfile.sure`). `gap` lets the search stop when no plan can be
     better by more than this share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is
     better, unless `side_by_side` is False. Where the profile knows the lengths of texts, the plan counts tokens
     (`Plan.length`). Where the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
-    exits = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
+    exits = exits or profile.exits_of(profile.length)
     asked = problem(profile, devices, links, exits.survival, profile.length, exits)
 
     def find(facts: Problem) -> Plan:

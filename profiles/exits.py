@@ -66,7 +66,7 @@ class ExitProfile:
         >>> ExitProfile.from_sure(sure, np.array([0, 1]), 3, np.array([1, 1, 2])).sure
         (((), 0.5), ((1,), 0.25), ((0,), 0.25))
         """
-        first = np.where(sure.any(axis=1), np.append(ramps, 0)[sure.argmax(axis=1)] if sure.size else 0, num_blocks - 1)
+        first = np.append(ramps, num_blocks - 1)[first_ramp(sure)]
         left = np.bincount(first, weights=weights, minlength=num_blocks).astype(np.int64)
         patterns, of_input = np.unique(sure, axis=0, return_inverse=True)
         shares = np.bincount(of_input.ravel(), weights=weights) / weights.sum()
@@ -86,8 +86,7 @@ class ExitProfile:
         (1.0, 1.0, 0.2)
         """
         if self.sure:
-            now, then = self._table_survival(range(self.num_blocks - 1)), self._table_survival(ramps)
-            return survival_after(self.survival, now, then)
+            return survival_after(self.survival, self._all_open, self._table_survival(ramps))
         shares = [1.0]
         for block in range(1, self.num_blocks):
             shares.append(self.survival[block] if block - 1 in ramps else shares[-1])
@@ -107,26 +106,80 @@ class ExitProfile:
         self._planned[opened] = tuple(accumulate(reversed(shares), max))[::-1]
         return self._planned[opened]
 
+    def with_survival(self, survival: Sequence[float]) -> "ExitProfile":
+        """The exits of other inputs, of which these shares enter each block while all ramps are open.
+
+        The inputs that leave at a ramp would leave in the same proportions behind it if it were closed.
+
+        >>> exits = ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25)))
+        >>> exits.with_survival((1.0, 0.2, 0.1)).sure
+        (((0,), 0.8), ((1,), 0.1), ((), 0.1))
+        """
+        changed = ExitProfile(tuple(survival))
+        if not self.sure:
+            return changed
+        leave, before = (-np.diff([*shares, 0.0]) for shares in (changed.survival, self._all_open))
+        sets = [(tuple(range(ramp, self.num_blocks - 1)), leave[ramp]) for ramp in np.flatnonzero(before <= LEAST)]
+        for ramps, share in self.sure:
+            ramp = min(ramps, default=self.num_blocks - 1)
+            if before[ramp] > LEAST:
+                sets.append((ramps, share * leave[ramp] / before[ramp]))
+        return replace(changed, sure=tuple((ramps, min(1.0, float(share))) for ramps, share in sets if share > 0))
+
+    def spread(self, left: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
+        """Counts of inputs by the ramp at which they left, if all ramps had been open.
+
+        `left` are the counts while only `ramps` were open. An input that left at one of these, or at the end, may have
+        passed closed ramps at which it would have left.
+
+        >>> ExitProfile((1.0, 0.8, 0.6, 0.4)).spread((0, 0, 60, 40), ramps=(2,))
+        (20, 20, 20, 40)
+        """
+        sure, shares = self.by_set
+        first, now = first_ramp(sure), first_ramp(sure & np.isin(np.arange(self.num_blocks - 1), list(ramps)))
+        counts = np.zeros(self.num_blocks, np.int64)
+        for block, count in enumerate(left):
+            weights = np.bincount(first[now == block], shares[now == block], minlength=self.num_blocks)
+            if weights.sum() > 0:
+                counts += np.diff(np.round(count * np.cumsum(weights) / weights.sum()).astype(np.int64), prepend=0)
+            else:
+                counts[block] += count
+        return tuple(counts.tolist())
+
     @cached_property
     def _planned(self) -> dict[frozenset[int], tuple[float, ...]]:
         return {}
 
+    @cached_property
+    def _all_open(self) -> tuple[float, ...]:
+        return self._table_survival(range(self.num_blocks - 1))
+
     def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The share of the inputs in `sure` that enter each block if these ramps are open."""
-        sure, shares = self._sure_by_ramp
-        leaves = sure & np.isin(np.arange(self.num_blocks - 1), list(ramps))
-        leaves = np.column_stack((leaves, np.ones(len(leaves), bool)))  # all leave at the end
-        left = np.bincount(leaves.argmax(axis=1), weights=shares, minlength=self.num_blocks)
+        sure, shares = self.by_set
+        first = first_ramp(sure & np.isin(np.arange(self.num_blocks - 1), list(ramps)))
+        left = np.bincount(first, weights=shares, minlength=self.num_blocks)
         inside = 1 - left[:-1].cumsum()
         return (1.0, *np.where(inside < LEAST, 0.0, inside).tolist())
 
     @cached_property
-    def _sure_by_ramp(self) -> tuple[Flags, Floats]:
-        """`sure` as a table with a row for each set and a column for each ramp, and the share of each set."""
+    def by_set(self) -> tuple[Flags, Floats]:
+        """`sure` as a table with a row for each set and a column for each ramp, and the share of each set.
+
+        Without `sure`, an input that leaves at a ramp would also leave at each one behind it.
+        """
+        if not self.sure:
+            nested = np.triu(np.ones((self.num_blocks, self.num_blocks - 1), bool))
+            return nested, -np.diff([*self.survival, 0.0])
         sure = np.zeros((len(self.sure), self.num_blocks - 1), bool)
         for row, (ramps, _) in enumerate(self.sure):
             sure[row, list(ramps)] = True
         return sure, np.array([share for _, share in self.sure])
+
+
+def first_ramp(sure: Flags) -> Integers:
+    """The first ramp of each row at which its inputs leave; where there is none, the last block."""
+    return np.column_stack((sure, np.ones(len(sure), bool))).argmax(axis=1)
 
 
 def survival_after(

@@ -84,8 +84,13 @@ def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> Worl
 def controlled_world(
     config: AppConfig, controller: ControllerConfig, world: World
 ) -> tuple[World, ClassifierPlanningProblem]:
-    """The same world with all devices that the controller may use, and the controller's planning problem."""
-    problem = classifier_problem(controller, config, profile_of(config))
+    """The same world with all devices that the controller may use, and the controller's planning problem.
+
+    A simulated input that would leave at a closed ramp leaves at the next open one, so the controller expects no other.
+    """
+    exits = ExitProfile(world.facts.survival)
+    profile = replace(profile_of(config), exits=exits, token_exits=exits if world.facts.length else None)
+    problem = classifier_problem(controller, config, profile)
     facts = problem.in_units_of(world.plan).facts(world.facts.survival, Corrections())
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 

@@ -67,7 +67,7 @@ class Standing:
             controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s
         )
         return cls(
-            facts=known.cost_model().facts,
+            facts=known.cost_model().facts.for_plan(controller.running).given,
             objective=known.problem.objective,
             expected_per_s=(
                 window.recent_per_s if is_quick(known.record.start_s) else snapshot.demand.for_rate(RESERVE, 1.0)

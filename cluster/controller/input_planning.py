@@ -54,7 +54,7 @@ class ClassifierPlanningProblem:
 
     @property
     def prior(self) -> ExitProfile:
-        return ExitProfile(self.profile.survival(self.profile.length))
+        return self.profile.exits_of(self.profile.length)
 
     def updated_by(self, observed: Observed) -> "ClassifierPlanningProblem":
         """The same problem: a window of a classifier changes the survival estimate only."""
@@ -92,7 +92,8 @@ class ClassifierPlanningProblem:
         """
         links = links_between(self.fleet, one_machine=self.one_machine, gbit_per_s=self.links)
         profile, length = corrections.applied(self.profile), self.profile.length
-        facts = problem(profile, self.fleet, links, _worth_planning(survival), length=length)
+        exits = self.prior.with_survival(_worth_planning(survival))
+        facts = problem(profile, self.fleet, links, exits.survival, length, exits)
         return facts.without_exits if self.answers_early else facts
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> LaunchTableCosts:
@@ -101,7 +102,8 @@ class ClassifierPlanningProblem:
     def corrected(
         self, corrections: Corrections, observed: Observed, plan: Plan, survival: Sequence[float], rate: float
     ) -> Corrections:
-        return corrections.learned(observed, plan, self.facts(survival, Corrections()), rate)
+        facts = self.facts(survival, Corrections())
+        return corrections.learned(observed, plan, facts.for_plan(plan), rate)
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
         """The plan of most goodput. Where no plan keeps the SLO on the present devices, the fastest plan."""
@@ -128,8 +130,8 @@ class ClassifierPlanningProblem:
         links = links_between(devices, one_machine=self.one_machine, gbit_per_s=self.links)
         profile = corrections.applied(self.profile)
         return optimize(
-            profile, devices, links, objective, survival=_worth_planning(survival), gap=self.gap,
-            side_by_side=objective.aim.adds_up,
+            profile, devices, links, objective, exits=self.prior.with_survival(_worth_planning(survival)),
+            gap=self.gap, side_by_side=objective.aim.adds_up,
         )  # fmt: skip
 
 

@@ -211,7 +211,7 @@ class PromiseKeeper:
         now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
         allowed = AIM * (1 - self.terms.agreement) / self.worse
         then = evidence.survival(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed))
-        survival = survival_after(facts.survival, now, then, full_share)
+        survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
         return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
     def _least(self, disagreement: float, plan: Plan) -> float:
@@ -247,7 +247,7 @@ class PromiseKeeper:
         if self.terms.answers_early:
             before_s, after_s = (answered_s(plan, facts.surviving(carried(each, full_share))) for each in (now, then))
             return before_s / after_s - 1
-        survival = survival_after(facts.survival, now, then, full_share)
+        survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
         before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
         return after.goodput_per_s / before.goodput_per_s - 1
 

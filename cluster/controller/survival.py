@@ -29,7 +29,7 @@ class SurvivalEstimate:
     """
 
     def __init__(self, history: History, prior: ExitProfile, ramp_blocks: Collection[int]) -> None:
-        self._history, self._num_blocks, self._ramp_blocks = history, prior.num_blocks, sorted(ramp_blocks)
+        self._history, self._prior, self._ramp_blocks = history, prior, sorted(ramp_blocks)
         self._forecaster = self._forecaster_after(history.windows)
         self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
         self._measured = prior.survival
@@ -104,21 +104,21 @@ class SurvivalEstimate:
             self.forecast = self._forecaster.forecast()
 
     def _forecaster_after(self, windows: Sequence[Window]) -> Forecaster:
-        return Forecaster.after(windows, self._num_blocks, self._ramp_blocks)
+        return Forecaster.after(windows, self._prior.num_blocks, self._ramp_blocks)
 
     def _update_measured(self, window: Window) -> None:
         """Correct the measured survival by a later window."""
-        steady = SteadySurvival(self._num_blocks)
+        steady = SteadySurvival(self._prior.num_blocks)
         steady.add(_as_window(self._measured))
         row = steady.add(window)
         self._measured = tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
 
     def _window(self, observed: Observed, ramps: Collection[int]) -> Window:
-        """The counts of an observation, spread over the closed ramps in the measured proportions.
+        """The counts of an observation as they had been with all ramps open.
 
         Unfinished inputs count only up to the last open ramp that they passed.
         """
-        left = spread_over_closed_ramps(observed.exits, ramps, self._measured)
+        left = self._prior.with_survival(self._measured).spread(observed.exits, ramps)
         unfinished = back_to_open_ramps(observed.unfinished, ramps)
         # Only ended texts show how long texts are: tokens of unfinished texts arrive in the same window.
         texts = round(observed.arrivals * observed.texts / observed.ended) if observed.ended else observed.texts
@@ -129,27 +129,6 @@ def _as_window(survival: Sequence[float]) -> Window:
     """A window of a million inputs with exactly this survival."""
     left = np.round(1e6 * (1 - np.append(survival, 0.0))).astype(np.int64)
     return Window(0.0, 1.0, 0, tuple(np.diff(left).tolist()))
-
-
-def spread_over_closed_ramps(left: Sequence[int], ramps: Collection[int], survival: Sequence[float]) -> tuple[int, ...]:
-    """The inputs that would have left at each block if all ramps had been open.
-
-    An input that leaves at an open ramp, or at the end, may have been sure at a closed ramp before it. Such inputs are
-    spread over the blocks in between in the proportions of `survival`.
-
-    >>> spread_over_closed_ramps((0, 0, 60, 40), ramps=(2,), survival=(1.0, 0.8, 0.6, 0.4))
-    (20, 20, 20, 40)
-    """
-    likely = -np.diff([*survival, 0.0])
-    counts, start = np.asarray(left, np.int64).copy(), 0
-    for ramp in (*sorted(ramps), len(counts) - 1):
-        weights = likely[start : ramp + 1]
-        if weights.sum() > 0 and ramp > start:
-            share = np.cumsum(weights) / weights.sum()
-            through, counts[ramp] = counts[ramp], 0
-            counts[start : ramp + 1] += np.diff(np.round(through * share).astype(np.int64), prepend=0)
-        start = ramp + 1
-    return tuple(counts.tolist())
 
 
 def back_to_open_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:

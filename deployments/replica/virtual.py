@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.exits import ExitProfile, first_ramp
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import AROUND
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
@@ -34,8 +34,9 @@ def injected_slowdown() -> float:
 class VirtualModel:
     """A SplitModel in which only the time of a launch is real.
 
-    An input may name the block after which it is sure, as in `{"exit_block": 3}`; otherwise the block is drawn from the
-    profile. The input leaves at the first active ramp from that block on. Hidden states have the size in the table.
+    An input may name a block, as in `{"exit_block": 3}`: it leaves at the first active ramp from that block on. For
+    others, the ramps at which they leave if these are active are drawn from the profile. Hidden states have the size in
+    the table.
 
     With a `length`, inputs are texts. A string has a token for each word and two around them; other inputs have
     `"tokens": 17`, or `length` tokens. A launch then takes the table's time for its number of tokens.
@@ -55,13 +56,15 @@ class VirtualModel:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
         self.labels = ("0", "1")
         self._table, self._length, self.edges = table, length, edges
-        self._survival = np.append(exits.survival, 0.0)
+        nested, drawn = ExitProfile(exits.survival).by_set[0], exits.by_set
+        self._sets = np.vstack((nested, drawn[0]))  # those of inputs that name a block, then those of the profile
+        self._below = np.cumsum(drawn[1])
         self._random = np.random.default_rng(0)
         self._sleep, self._clock, self._slower = sleep, clock, slower
         self._late_s = 0.0
         # A core may run hundreds of launches a second, so each different launch is computed from the table only once.
         self._seconds = lru_cache(CACHED_LAUNCHES)(self._compute_seconds)
-        self._exit_ramps = lru_cache(CACHED_LAUNCHES)(self._find_exit_ramps)
+        self._left_at = lru_cache(CACHED_LAUNCHES)(self._find_left_at)
 
     @property
     def num_blocks(self) -> int:
@@ -80,11 +83,11 @@ class VirtualModel:
         return self._length is not None
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
-        sure_after = np.array([self._sure_after(content) for content in inputs], np.int64)
+        sets = np.array([self._set_of(content) for content in inputs], np.int64)
         if self._length is None:
-            return _batch(0, sure_after, None)
+            return _batch(0, sets, None)
         lengths = np.array([_tokens(content, self._length) for content in inputs], np.int64)
-        return _batch(0, np.repeat(sure_after, lengths), None, lengths)
+        return _batch(0, np.repeat(sets, lengths), None, lengths)
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks = NOBODY) -> Launched:
         """Sleep for the table's time. If one sleep was too long, the next is shorter, so the sum is right."""
@@ -99,11 +102,10 @@ class VirtualModel:
         return launched
 
     def _launched(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks) -> Launched:
-        exit_ramps, left_after = self._exit_ramps(batch.cursor, stop, frozenset(ramps))
-        sure_after = batch.arrays["sure_after"]
+        sets = batch.arrays["sets"]
         if batch.lengths is not None:
-            sure_after = sure_after[np.cumsum(batch.lengths) - batch.lengths]
-        left_at = left_after[np.searchsorted(exit_ramps, sure_after)]
+            sets = sets[np.cumsum(batch.lengths) - batch.lengths]
+        left_at = self._left_at(batch.cursor, stop, frozenset(ramps))[sets]
         leaving, stays = np.flatnonzero(left_at >= 0), left_at < 0
         if stop < self.num_blocks:
             stays[kept] = True
@@ -114,20 +116,20 @@ class VirtualModel:
             return Launched(exits, None)
         hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
         selected = self.select(batch, staying)
-        survivors = _batch(stop, selected.arrays["sure_after"], hidden, selected.lengths)
+        survivors = _batch(stop, selected.arrays["sets"], hidden, selected.lengths)
         return Launched(exits, survivors)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
-        sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
+        sets = np.concatenate([batch.arrays["sets"] for batch in batches])
         lengths = [batch.lengths for batch in batches if batch.lengths is not None]
         all_lengths = np.concatenate(lengths) if lengths else None
-        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"), all_lengths)
+        return _batch(batches[0].cursor, sets, batches[0].arrays.get("hidden"), all_lengths)
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        sure_after, hidden = batch.arrays["sure_after"], batch.arrays.get("hidden")
+        sets, hidden = batch.arrays["sets"], batch.arrays.get("hidden")
         if batch.lengths is None:
-            return _batch(batch.cursor, sure_after[rows], hidden)
-        return _batch(batch.cursor, sure_after[rows_of(batch.lengths, rows)], hidden, batch.lengths[rows])
+            return _batch(batch.cursor, sets[rows], hidden)
+        return _batch(batch.cursor, sets[rows_of(batch.lengths, rows)], hidden, batch.lengths[rows])
 
     def seconds(self, start: int, stop: int, size: float, ramps: Collection[int]) -> float:
         """The seconds that a launch takes on the simulated device."""
@@ -138,22 +140,23 @@ class VirtualModel:
         heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
         return float(self._table.each_stop_s + blocks + heads)
 
-    def _sure_after(self, content: Any) -> int:
+    def _set_of(self, content: Any) -> int:
+        """The number of the set of ramps at which this input leaves."""
         if isinstance(content, list) and any(each is None or isinstance(each, dict) for each in content):
             raise UserError("an input of a virtual network cannot be a list of inputs")
         if isinstance(content, dict) and isinstance(content.get("exit_block"), int):
             if not 0 <= content["exit_block"] < self.num_blocks:
                 raise UserError(f"exit_block = {content['exit_block']} must lie in 0..{self.num_blocks - 1}")
             return int(content["exit_block"])
-        # An input that draws u survives every block whose survival is above u.
-        return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
+        drawn = np.searchsorted(self._below, self._random.random() * self._below[-1], side="right")
+        return self.num_blocks + min(int(drawn), len(self._below) - 1)
 
-    def _find_exit_ramps(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
-        """The active ramps of a launch, and the block after which an input leaves that is sure by each of them. The
-        last of these blocks is for inputs that are sure by none (-1: they stay)."""
-        exit_ramps = sorted(ramp for ramp in ramps if start <= ramp < stop)
-        beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
-        return np.array(exit_ramps, np.int64), np.array([*exit_ramps, beyond], np.int64)
+    def _find_left_at(self, start: int, stop: int, ramps: frozenset[int]) -> Blocks:
+        """The block after which the inputs of each set leave in a launch (-1: they stay)."""
+        active = [ramp for ramp in ramps if start <= ramp < stop]
+        leaves = self._sets & np.isin(np.arange(self.num_blocks - 1), active)
+        stays = np.zeros(len(leaves), bool) if stop == self.num_blocks else ~leaves.any(axis=1)
+        return np.where(stays, -1, first_ramp(leaves))
 
 
 def _tokens(content: Any, length: int) -> int:
@@ -166,10 +169,10 @@ def _tokens(content: Any, length: int) -> int:
 
 
 def _batch(
-    cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None, lengths: NDArray[np.int64] | None = None
+    cursor: int, sets: Blocks, hidden: NDArray[np.uint8] | None, lengths: NDArray[np.int64] | None = None
 ) -> Batch:
     """A batch whose hidden states are one repeated row: they take memory only when they are packed to be sent."""
-    rows = len(sure_after)  # one per input, or per token
+    rows = len(sets)  # one per input, or per token
     states = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (rows, hidden.shape[1]))}
     count = rows if lengths is None else len(lengths)
-    return Batch(cursor, {"sure_after": sure_after} | states, np.zeros((count, 0), np.float32), lengths)
+    return Batch(cursor, {"sets": sets} | states, np.zeros((count, 0), np.float32), lengths)

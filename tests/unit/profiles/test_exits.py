@@ -38,6 +38,35 @@ def test_other_inputs_than_those_of_the_table_are_told_by_what_was_counted_of_th
     assert ExitProfile((1.0, 0.8, 0.2), sure=sure).survival_with({1}) == pytest.approx((1.0, 1.0, 0.6))
 
 
+def survivals(blocks: int) -> st.SearchStrategy[tuple[float, ...]]:
+    shares = st.lists(st.floats(0.01, 1), min_size=blocks - 1, max_size=blocks - 1)
+    return shares.map(lambda each: (1.0, *sorted(each, reverse=True)))
+
+
+@given(st.integers(0, 50), survivals(5), st.sets(st.integers(0, 3)))
+def test_other_inputs_go_on_in_the_same_proportions_behind_closed_ramps(
+    seed: int, survival: tuple[float, ...], ramps: set[int]
+) -> None:
+    exits = Evidence(table := exit_table(seed, 4, 60), table, "accuracy", 0.01, 0.95).exits(np.full(4, 12))
+    others = exits.with_survival(survival)
+    assert others.survival == survival
+    assert others.survival_with(range(4)) == pytest.approx(survival)
+    same = exits.with_survival(exits.survival)
+    assert same.survival_with(ramps) == pytest.approx(exits.survival_with(ramps))
+    assert ExitProfile(exits.survival).with_survival(survival) == ExitProfile(survival)
+
+
+@given(st.integers(0, 50), st.sets(st.integers(0, 3)))
+def test_counts_with_closed_ramps_show_what_all_open_ramps_would(seed: int, ramps: set[int]) -> None:
+    exits = Evidence(table := exit_table(seed, 4, 60), table, "accuracy", 0.01, 0.95).exits(np.full(4, 12))
+    count = 1_000_000
+    left = [round(count * share) for share in -np.diff([*exits.survival_with(ramps), 0.0])]
+    spread = exits.spread(left, ramps)
+    assert sum(spread) == sum(left)
+    expected = [count * share for share in -np.diff([*exits.survival, 0.0])]
+    assert spread == pytest.approx(expected, abs=10), "a rounding for each block"
+
+
 def test_shares_and_ramps_that_cannot_be_are_refused() -> None:
     no_shares = (((0,), nan), ((), 0.5)), (((0,), -0.5), ((), 1.5))
     for sure in ((((0,), 0.5),), (((2,), 1.0),), *no_shares):

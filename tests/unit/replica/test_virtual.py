@@ -74,6 +74,16 @@ def test_an_input_may_name_the_block_after_which_it_is_sure(blocks: list[int], r
     assert left == sorted(min([ramp for ramp in ramps if ramp >= block], default=BLOCKS - 1) for block in blocks)
 
 
+def test_inputs_leave_at_sets_of_ramps_that_the_profile_knows() -> None:
+    """Half of them at ramp 1 only: with ramp 1 closed, they go on to the end."""
+    survival = (1.0, 1.0, *[0.5] * (BLOCKS - 2))
+    model = VirtualModel(table(), ExitProfile(survival, (((1,), 0.5), ((), 0.5))), sleep=lambda _: None)
+    batch = model.encode([None] * 2000)
+    for ramps, share in (({1, 2}, 0.5), ({2}, 0.0)):
+        exits = model.run(batch, BLOCKS - 1, ramps).exits
+        assert len(exits.rows) / 2000 == pytest.approx(share, abs=0.05), "4.5 standard deviations"
+
+
 def test_survivors_have_the_size_in_the_table() -> None:
     model = device()
     after = model.run(model.encode([{"exit_block": 3}] * 5), 2, ramps=()).survivors
