@@ -179,7 +179,8 @@ class ExitProfile:
 
 def first_ramp(sure: Flags) -> Integers:
     """The first ramp of each row at which its inputs leave; where there is none, the last block."""
-    return np.column_stack((sure, np.ones(len(sure), bool))).argmax(axis=1)
+    first: Integers = np.column_stack((sure, np.ones(len(sure), bool))).argmax(axis=1)
+    return first
 
 
 def survival_after(

@@ -1,13 +1,15 @@
 """Claim: what a plan promises happens with real compute, and constant batches are worth what the planner says.
 
 BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
-one thread. Systems take turns, round by round; all is on one machine's cores, the generator too. The figures of a part
-are kept when it ends, so that an interrupted run goes on with the next part.
+one thread. A round profiles the network, plans, and serves: the machine's speed changes within minutes, so that a
+promise counts for its own round only. All is on one machine's cores, the generator too. The figures of a round are kept
+when it ends, so that an interrupted run goes on with the next.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -55,7 +57,7 @@ class RealPart:
 
 def measure(
     parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
-    seconds: int = 8, again: int = 0,
+    seconds: int = 16, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """`rounds` of a search for what each system sustains, in runs of at least `seconds`, for each precision.
 
@@ -64,11 +66,12 @@ def measure(
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
-    figures = dict[str, float]()
+    seen = defaultdict[str, list[float]](list)
     for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, seconds):
-        options, measure_part = f"{slo_ms} {rounds} {seconds}", partial(_in_own_process, part)
-        found = kept_part("real", part.name, options, bool(again), measure_part, console)
-        figures |= {f"{name}{part.suffix}": value for name, value in found.items()}
+        measure_part, options = partial(_in_own_process, part), f"{slo_ms} {seconds}"
+        for name, value in kept_part("real", part.name, options, bool(again), measure_part, console).items():
+            seen[f"{name}{part.suffix}"].append(value)
+    figures = {name: median(values) for name, values in seen.items()}
     return figures | over_peers(figures)
 
 
@@ -78,16 +81,21 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
         if "launches" in wanted and dtype != "int8":
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
-            times = rounds if dtype == first.dtype else few
-            yield RealPart(f"live {dtype}", f"_{dtype}", partial(live, replace(case, dtype=dtype), times, seconds))
+            yield from _rounds("live", replace(case, dtype=dtype), rounds if dtype == first.dtype else few, seconds)
     for name in OTHERS:
         if name in wanted:
-            suffix = f"_{name}_{first.dtype}"
-            yield RealPart(f"{name} {first.dtype}", suffix, partial(_other, name, first, few, seconds))
+            yield from _rounds(name, first, few, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     if "peers" in wanted:
         yield RealPart(f"peers {first.dtype}", f"_{first.dtype}", partial(peers.figures, first, few, seconds))
+
+
+def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:
+    suffix = f"_{case.dtype}" if name == "live" else f"_{name}_{case.dtype}"
+    for number in range(rounds):
+        figures = partial(_round, name, case, number, seconds)
+        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, figures)
 
 
 def _in_own_process(part: RealPart) -> dict[str, float]:
@@ -114,20 +122,20 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _other(name: str, case: RealCase, rounds: int, seconds: int) -> dict[str, float]:
+def _round(name: str, case: RealCase, number: int, seconds: float) -> dict[str, float]:
     try:
-        return live(OTHERS[name](case), rounds, seconds)
+        return live(OTHERS[name](case) if name in OTHERS else case, number, seconds)
     except UserError as error:  # recorded exits are no part of the project
         console.print(f"[bold red]not measured[/]: {error}")
         return {"missing": 1.0}
 
 
-def live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
+def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:
+    """The figures of one round: the systems take turns, in odd rounds the other way round."""
     with TemporaryDirectory() as folder:
         known = profiled(case.checkpoint, Path(folder), dtype=case.dtype, size=case.size)
-        found = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
         with bare() as here:
-            figures = asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
+            figures = asyncio.run(_measured(here, Path(folder), known, case, number, seconds))
         again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype, case.size)
         return figures | {"machine_slower": _slower(again, known)}
 
@@ -141,46 +149,37 @@ def _slower(later: Profile, before: Profile) -> float:
 
 
 async def _measured(
-    here: Live, folder: Path, known: Profile, found: list[PlannedSystem], case: RealCase, rounds: int, seconds: float
+    here: Live, folder: Path, known: Profile, case: RealCase, number: int, seconds: float
 ) -> dict[str, float]:
-    served = await ServedNetwork.deployed(here, folder, known, found[0].plan, case)
-    rates: dict[str, list[float]] = {system.name: [] for system in found}
-    looks: dict[str, list[Nearly]] = {system.name: [] for system in found}
+    """All systems once, in the order of this round, and a look at the chosen one."""
+    planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
+    served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
+    live: dict[str, float] = {}
     stolen, total = core_times()
-    for number in range(rounds):
-        for system in found if number % 2 == 0 else found[::-1]:
-            await served.follow(system)
-            looks[system.name].append(await served.nearly(system, 2 * seconds))
-            rates[system.name].append(await served.sustained_per_s(system, seconds, seed=number))
-            console.print(
-                f"{case.dtype}, round {number + 1} of {rounds}, {system.name}: {_splits(system.plan)} promises "
-                f"{system.promised_per_s:.1f}/s, sustains {rates[system.name][-1]:.1f}/s; {looks[system.name][-1]}"
-            )
+    for system in planned if number % 2 == 0 else planned[::-1]:
+        await served.follow(system)
+        live[system.name] = await served.sustained_per_s(system, seconds, seed=number)
+        console.print(
+            f"{system.name}: {_splits(system.plan)} promises {system.promised_per_s:.1f}/s, "
+            f"sustains {live[system.name]:.1f}/s"
+        )
+        if system.name == CONSTANT:
+            nearly = await served.nearly(system, seconds)
+            console.print(str(nearly))
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return figures_of(found, rates, looks) | {"stolen_share": stolen / total}
+    return figures_of(planned, live, nearly) | {"stolen_share": stolen / total}
 
 
 def _splits(plan: Plan) -> str:
     return ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in plan.splits)
 
 
-def figures_of(
-    found: list[PlannedSystem], rates: dict[str, list[float]], looks: dict[str, list[Nearly]]
-) -> dict[str, float]:
-    live = {name: median(each) for name, each in rates.items()}
-    figures = {f"promised_per_s_{system.name}": system.promised_per_s for system in found}
+def figures_of(planned: list[PlannedSystem], live: dict[str, float], nearly: Nearly) -> dict[str, float]:
+    """`live`: what each system sustains. `nearly` was seen of the chosen one."""
+    figures = {f"promised_per_s_{system.name}": system.promised_per_s for system in planned}
     figures |= {f"live_per_s_{name}": value for name, value in live.items()}
-    figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in found}
+    figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in planned}
     simple = {name: value for name, value in live.items() if name != CONSTANT}
     figures |= {f"constant_over_{name}": live[CONSTANT] / value for name, value in simple.items() if value}
-    nearly = looks[CONSTANT]
-    return figures | {
-        "chosen_over_best_simple": live[CONSTANT] / (max(simple.values()) or 1e-9),
-        "fill": median(each.fill for each in nearly),
-        "replica_idle_share": median(each.idle_share for each in nearly),
-        "wall_over_processor": median(each.wall_over_processor for each in nearly),
-        "waited_share": median(each.waited_share for each in nearly),
-        "launches_over_tables": median(each.launches_over_tables for each in nearly),
-        "alone_over_tables": median(each.alone_over_tables for each in nearly),
-        "in_time_at_90_percent": median(each.in_time for each in nearly),
-    }
+    best = live[CONSTANT] / (max(simple.values()) or 1e-9)
+    return figures | {"chosen_over_best_simple": best} | asdict(nearly)

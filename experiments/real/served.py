@@ -35,11 +35,11 @@ SLACK = 0.2
 # a rate that is up to 1 / n too high. Simulated runs last 60 and more, so that live rates are up to 1.5 % flattered.
 RUN_SLOS = 40
 LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many inputs are lost
-LOW, HIGH, STEPS = 0.6, 1.15, 5  # of what a plan promises
+FIRST, STEP, MOST = 0.95, 0.05, 1.5  # of what a plan promises: rates go up or down by a step until the outcome changes
+STEPS = 5  # halvings of the range in which a server without a plan is searched
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
-ALONE = 0.3  # of what it promises, in requests of a whole batch: launches of the same size without a rush beside them
 REPLICA = "ServeReplica:live."  # in the command line of a replica
 
 
@@ -75,12 +75,11 @@ class Nearly:
     """What was seen of a plan while it was asked for most of what it promises."""
 
     fill: float  # the least of all splits but the last
-    idle_share: float  # of the replica, between launches
+    replica_idle_share: float  # of the replica, between launches
     wall_over_processor: float  # of launches, without the time in which they waited for a core
     waited_share: float  # of the time of launches: the core computed for another process
-    in_time: float
+    in_time_at_90_percent: float
     launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
-    alone_over_tables: float  # the same, while whole batches come one by one
 
 
 @dataclass(frozen=True)
@@ -135,16 +134,16 @@ class AskedServer:
         best: float = 0.0
         for _ in range(STEPS):
             rate_per_s = (low_per_s + high_per_s) / 2
-            if goodput_per_s := await self._goodput_per_s(rate_per_s, seconds, seed):
+            if goodput_per_s := await self.goodput_per_s(rate_per_s, seconds, seed):
                 low_per_s, best = rate_per_s, max(best, goodput_per_s)
             else:
                 high_per_s = rate_per_s
         return best
 
-    async def _goodput_per_s(self, per_s: float, seconds: float, seed: int) -> float:
+    async def goodput_per_s(self, per_s: float, seconds: float, seed: int) -> float:
         """The inputs a second in time at this rate, in a run of at least so many seconds; 0 if too many are lost."""
         due_s = arrivals("poisson", per_s, max(seconds, RUN_SLOS * self.slo_ms / 1e3), seed)
-        generator = self._generator(1)
+        generator = self._generator()
         running = asyncio.ensure_future(generator.at(due_s, self._patience_s))
         while not running.done():
             await asyncio.wait({running}, timeout=LOOK_S)
@@ -161,20 +160,16 @@ class AskedServer:
         took_s = np.where(ended, record.ended_s, now_s) - record.due_s
         return int(((ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)).sum())
 
-    async def ask(self, per_s: float, seconds: float, seed: int = 0, at_once: int = 1) -> LoadRecord:
-        """`per_s` and `at_once` count texts; requests of several come evenly."""
-        process = "poisson" if at_once == 1 else "uniform"
-        due_s = arrivals(process, per_s / at_once, seconds, seed)
-        return await self._generator(at_once).at(due_s, self._patience_s)
+    async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
+        return await self._generator().at(arrivals("poisson", per_s, seconds, seed), self._patience_s)
 
     @property
     def _patience_s(self) -> float:
         return 2 * self.slo_ms / 1e3
 
-    def _generator(self, at_once: int) -> LoadGenerator:
+    def _generator(self) -> LoadGenerator:
         texts = profiled_texts(self.words)
-        groups = [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
-        bodies = [json.dumps({"inputs": group if self.is_listed else group[0]}).encode() for group in groups]
+        bodies = [json.dumps({"inputs": [text] if self.is_listed else text}).encode() for text in texts]
         return LoadGenerator(self.url, bodies)
 
 
@@ -200,8 +195,20 @@ class ServedNetwork:
         await self.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
 
     async def sustained_per_s(self, system: PlannedSystem, seconds: float, seed: int) -> float:
-        promised_per_s = system.promised_per_s
-        return await self.server.sustained_per_s(LOW * promised_per_s, HIGH * promised_per_s, seconds, seed)
+        """The largest of nearby rates at which nearly all requests are answered in time, to half a step."""
+
+        async def goodput_per_s(share: float) -> float:
+            return await self.server.goodput_per_s(share * system.promised_per_s, seconds, seed)
+
+        share, best = FIRST, await goodput_per_s(FIRST)
+        step = STEP if best else -STEP
+        while 0 < share + step <= MOST:
+            share += step
+            passed = await goodput_per_s(share)
+            best = max(best, passed)
+            if bool(passed) != (step > 0):
+                break
+        return max(best, await goodput_per_s(share - step / 2))
 
     async def nearly(self, system: PlannedSystem, seconds: float) -> Nearly:
         """Ask for most of what the plan promises, and look at its replicas."""
@@ -213,9 +220,6 @@ class ServedNetwork:
         spent, seen = clock.spent(), await application.observe(devices=False)
         fills = filled(before, answer_at(stats)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
-        at_once = system.plan.pipelines[0].splits[0].batch_size
-        await self.server.ask(ALONE * system.promised_per_s, seconds, at_once=at_once)
-        alone = await application.observe(devices=False)
         return Nearly(
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
@@ -223,7 +227,6 @@ class ServedNetwork:
             spent.waited_s / busy_s,
             summary(record, self.server.slo_ms).good_share,
             system.over_tables(seen.launches),
-            system.over_tables(alone.launches),
         )
 
 
