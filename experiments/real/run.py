@@ -7,6 +7,7 @@ when it ends, so that an interrupted run goes on with the next.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import torch
 from rich.console import Console
 
 from experiments.forecast.traces import elasticbert_survival
@@ -24,11 +26,10 @@ from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, S
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, WIDTH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
-from isobatch.profiles.sweep import rate_per_s
 
 SIX_LAYERS = 6
 PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
@@ -42,7 +43,7 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
-AGAIN_S = 10.0  # for which the network is timed after the rounds, as the machine's speed changes with its neighbours
+CHAINS, LAYERS, TOKENS = 40, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
 console = Console(stderr=True, width=140)
 
 
@@ -133,53 +134,73 @@ def _round(name: str, case: RealCase, number: int, seconds: float) -> dict[str, 
 def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:
     """The figures of one round: the systems take turns, in odd rounds the other way round."""
     with TemporaryDirectory() as folder:
+        before_s = chain_s()
         known = profiled(case.checkpoint, Path(folder), dtype=case.dtype, size=case.size)
+        profiled_s = (before_s + chain_s()) / 2
         with bare() as here:
-            figures = asyncio.run(_measured(here, Path(folder), known, case, number, seconds))
-        again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype, case.size)
-        return figures | {"machine_slower": _slower(again, known)}
+            return asyncio.run(_measured(here, Path(folder), known, profiled_s, case, number, seconds))
 
 
-def _slower(later: Profile, before: Profile) -> float:
-    """The time of the largest launch that both profiles have, without exits: later, over before."""
-    tables = [profile.table(before.kinds[0]) for profile in (later, before)]
-    size = min(table.largest for table in tables)
-    after_s, before_s = (size / float(rate_per_s(table, size)) for table in tables)
-    return after_s / before_s
+def chain_s() -> float:
+    """The time of a chain of plain layers on one thread: how fast this machine is now, beside its neighbours."""
+    torch.set_num_threads(1)
+    layers = [torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16) for _ in range(LAYERS)]  # each has memory of its own
+    hidden, times = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), list[float]()
+    with torch.inference_mode():
+        for _ in range(CHAINS):
+            began_s, each = time.perf_counter(), hidden
+            for layer in layers:
+                each = torch.nn.functional.linear(each, layer)
+            times.append(time.perf_counter() - began_s)
+    return median(times)
 
 
 async def _measured(
-    here: Live, folder: Path, known: Profile, case: RealCase, number: int, seconds: float
+    here: Live, folder: Path, known: Profile, profiled_s: float, case: RealCase, number: int, seconds: float
 ) -> dict[str, float]:
-    """All systems once, in the order of this round, and a look at the chosen one."""
+    """All systems once, in the order of this round. `profiled_s`: a chain of plain layers beside the profile."""
     planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
     served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
-    live: dict[str, float] = {}
+    seen: dict[str, Seen] = {}
     stolen, total = core_times()
     for system in planned if number % 2 == 0 else planned[::-1]:
         await served.follow(system)
-        live[system.name] = await served.sustained_per_s(system, seconds, seed=number)
-        console.print(
-            f"{system.name}: {_splits(system.plan)} promises {system.promised_per_s:.1f}/s, "
-            f"sustains {live[system.name]:.1f}/s"
-        )
-        if system.name == CONSTANT:
-            nearly = await served.nearly(system, seconds)
-            console.print(str(nearly))
+        before_s = chain_s()
+        sustained_per_s = await served.sustained_per_s(system, seconds, seed=number)
+        slower = (before_s + chain_s()) / 2 / profiled_s
+        seen[system.name] = Seen(sustained_per_s, slower, await served.nearly(system, seconds))
+        console.print(f"{_splits(system.plan)} promises {system.promised_per_s:.1f}/s: {seen[system.name]}")
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return figures_of(planned, live, nearly) | {"stolen_share": stolen / total}
+    return figures_of(planned, seen) | {"stolen_share": stolen / total}
 
 
 def _splits(plan: Plan) -> str:
     return ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in plan.splits)
 
 
-def figures_of(planned: list[PlannedSystem], live: dict[str, float], nearly: Nearly) -> dict[str, float]:
-    """`live`: what each system sustains. `nearly` was seen of the chosen one."""
-    figures = {f"promised_per_s_{system.name}": system.promised_per_s for system in planned}
-    figures |= {f"live_per_s_{name}": value for name, value in live.items()}
-    figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in planned}
-    simple = {name: value for name, value in live.items() if name != CONSTANT}
-    figures |= {f"constant_over_{name}": live[CONSTANT] / value for name, value in simple.items() if value}
-    best = live[CONSTANT] / (max(simple.values()) or 1e-9)
-    return figures | {"chosen_over_best_simple": best} | asdict(nearly)
+@dataclass(frozen=True)
+class Seen:
+    """What a system sustained, how many times as long a chain of plain layers took then, and its launches."""
+
+    per_s: float
+    slower: float
+    nearly: Nearly
+
+
+def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[str, float]:
+    figures = dict[str, float]()
+    for system in planned:
+        name, own = system.name, seen[system.name]
+        kept = own.per_s / system.promised_per_s
+        figures |= {f"promised_per_s_{name}": system.promised_per_s, f"live_per_s_{name}": own.per_s}
+        figures |= {f"live_over_promise_{name}": kept, f"live_over_promise_at_its_speed_{name}": kept * own.slower}
+        figures |= {
+            f"launches_over_tables_{name}": own.nearly.launches_over_tables,
+            f"machine_slower_{name}": own.slower,
+        }
+    simple = {name: each.per_s for name, each in seen.items() if name != CONSTANT}
+    constant = seen[CONSTANT]
+    figures |= {f"constant_over_{name}": constant.per_s / value for name, value in simple.items() if value}
+    best = constant.per_s / (max(simple.values()) or 1e-9)
+    nearly = {name: value for name, value in asdict(constant.nearly).items() if name != "launches_over_tables"}
+    return figures | {"chosen_over_best_simple": best} | nearly
