@@ -180,13 +180,13 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> RoundTim
 
 
 def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
-    """Run all blocks as a replica does that stops at every ramp, where some inputs leave and the others move together.
+    """Run all blocks and ramps as a replica does that stops at every ramp.
 
-    Ramps do not run, so that any network can be timed so, whichever inputs leave it.
+    How many inputs go on behind a ramp is given, so that any network can be timed so, whichever inputs leave it.
     """
     for ramp, count in zip(model.ramp_blocks, staying(len(batch), len(model.ramp_blocks)), strict=True):
-        survivors = model.run(batch, ramp + 1, ()).survivors
-        assert survivors is not None, "This is a bug: a ramp is not behind the last block."
+        survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors
+        assert survivors is not None, "This is a bug: all inputs stay."
         batch = model.select(survivors, np.arange(len(survivors) - count, len(survivors)))
     return model.run(batch, model.num_blocks, ())
 

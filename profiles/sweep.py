@@ -42,8 +42,8 @@ class NetworkFacts:
 
 
 class RoundTimes(NamedTuple):
-    """Seconds at one batch size: of each block alone, what each ramp adds to its block, of all blocks with a stop where
-    each ramp stands (`staying`), and of all blocks at once."""
+    """Seconds at one batch size: of each block alone, what each ramp adds to its block, of all blocks and ramps with a
+    stop at each ramp (`staying`), and of all blocks at once."""
 
     blocks: Sequence[float]
     ramps: Sequence[float]
@@ -137,8 +137,8 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
     """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
     A launch costs what running a block by itself adds, without the work of a replica. A stop costs what is left of the
-    time of all blocks with stops: a launch, the move of inputs, and the next blocks' first run at another size. The
-    part of that which grows with the number of inputs is added to the ramp's own time.
+    time of all blocks and ramps with stops: a launch, the move of inputs, and the next blocks' first run at another
+    size. The part of that which grows with the number of inputs is added to the ramp's own time.
     """
     known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
@@ -150,7 +150,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         blocks[row] = _block_s(rounds[size], launch_s)
         p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
         ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
-    stop_s, each_input_s = _stop_s(rounds, blocks, launch_s, facts.ramp_blocks)
+    stop_s, each_input_s = _stop_s(rounds, blocks, ramps, launch_s, facts.ramp_blocks)
     ramps[:, list(facts.ramp_blocks)] += each_input_s * np.array(sizes)[:, None]
     return LatencyTable(
         batch_sizes=tuple(sizes),
@@ -172,26 +172,26 @@ def _launches_s(rounds: Rounds) -> Floats:
 
 
 def _stop_s(
-    rounds: Mapping[float, Rounds], blocks: Floats, launch_s: float, ramps: Sequence[int]
+    rounds: Mapping[float, Rounds], blocks: Floats, ramps: Floats, launch_s: float, ramp_blocks: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds of a stop, at least a launch, and seconds that each input before it adds, fitted by least squares.
 
-    `blocks`: seconds by size and block.
+    `blocks`, `ramps`: seconds by size and block.
     """
-    if not ramps:
+    if not ramp_blocks:
         return launch_s, 0.0
     sizes, known, beyond = sorted(rounds), list[tuple[float, float]](), list[float]()
-    begins = [0, *(ramp + 1 for ramp in ramps), blocks.shape[1]]
+    begins, both = [0, *(ramp + 1 for ramp in ramp_blocks), blocks.shape[1]], blocks + ramps
     for size in sizes:
         count = max(1, round(size))
-        between = size * np.array([1.0, *(each / count for each in staying(count, len(ramps)))])
+        between = size * np.array([1.0, *(each / count for each in staying(count, len(ramp_blocks)))])
         taken_s = float(np.median(rounds[size].stopping))
-        own_s = launch_s * (1 + len(ramps)) + sum(
-            np.interp(here, sizes, blocks[:, block])
+        own_s = launch_s * (1 + len(ramp_blocks)) + sum(
+            np.interp(here, sizes, both[:, block])
             for here, blocks_here in zip(between, pairwise(begins), strict=True)
             for block in range(*blocks_here)
         )
-        known.append((len(ramps) / taken_s, float(between[:-1].sum()) / taken_s))  # each size counts the same
+        known.append((len(ramp_blocks) / taken_s, float(between[:-1].sum()) / taken_s))  # each size counts the same
         beyond.append((taken_s - own_s) / taken_s)
     if len(sizes) == 1:
         return launch_s + max(0.0, beyond[0] / known[0][0]), 0.0
