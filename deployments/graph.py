@@ -134,7 +134,7 @@ def graph_of(
     # Only the plan's devices matter here; their price and memory mattered to the planner.
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
     survival = profile.exits_of(plan.length).planning_survival(opened(plan))
-    links = links_between(devices, gbit_per_s=config.links)
+    links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
     facts = problem(profile, devices, links, survival, length=plan.length)
     return Graph(
         plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched, device_ids

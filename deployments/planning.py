@@ -29,7 +29,8 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
     goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
-    plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal)
+    links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
+    plan = optimize(profile, devices, links, goal)
     if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
     log.info("planned for %s: %s", as_text({device.kind: device.count for device in devices}), summary(plan))
@@ -41,8 +42,9 @@ def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profi
     devices = [device(kind, count) for kind, count in counts.items() if count]
     largest = max(split.batch_size for pipeline in running.pipelines for split in pipeline.splits)
     goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest, ramp_budget=config.early_budget)
+    links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
     try:
-        return optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal) if devices else None
+        return optimize(profile, devices, links, goal) if devices else None
     except UserError as error:
         log.warning("no plan can run meanwhile on %s: %s", as_text(counts) or "nothing", error)
         return None

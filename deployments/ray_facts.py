@@ -35,7 +35,12 @@ _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an appl
 
 def nodes() -> list[Resources]:
     """All resources of each node that is alive, used or not."""
-    return [by_label(node["Resources"], node) for node in _alive()]
+    return [*nodes_by_id().values()]
+
+
+def nodes_by_id() -> dict[str, Resources]:
+    """The same by the id of the node."""
+    return {str(node["NodeID"]): by_label(node["Resources"], node) for node in _alive()}
 
 
 def free_resources() -> list[Resources]:

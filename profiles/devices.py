@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from isobatch.profiles.errors import UserError
@@ -53,6 +53,7 @@ class Link:
     bytes_per_s: float
     latency_s: float
     turn_s: float = 0.0  # the pause of a replica between two launches when nothing is transferred
+    one_machine: bool = False  # where it was measured: inside one machine, or between two
 
     def __post_init__(self) -> None:
         name = f"link {self.source} -> {self.target}"
@@ -190,11 +191,12 @@ def links_between(
     one_machine: bool = False,
     turn_s: float = TURN_S,
     gbit_per_s: Mapping[str, float] | None = None,
+    measured: Iterable[Link] = (),
 ) -> tuple[Link, ...]:
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
-    A kind that is not in the catalogue is connected as the slowest kind in it. `gbit_per_s` gives the rates of links
-    that are known better, by the names in the example.
+    Links that were `measured` there replace the catalogue's. A kind that is not in the catalogue is connected as the
+    slowest kind in it. `gbit_per_s` gives the rates of links that are known better, by the names in the example.
 
     >>> links = links_between(fleet("v100=1,k80=1"), gbit_per_s={"v100>k80": 0.08})
     >>> [(f"{link.source}>{link.target}", link.bytes_per_s / 1e6) for link in links]
@@ -203,10 +205,11 @@ def links_between(
     given = gbit_per_s or {}
     slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
     rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
+    known = {(link.source, link.target): link for link in measured if link.one_machine == one_machine}
+    links = (known.get((a, b)) or Link(a, b, min(rates[a], rates[b]), HOP_S, turn_s) for a in rates for b in rates)
     return tuple(
-        Link(a, b, given[name] * GBIT if (name := f"{a}>{b}") in given else min(rates[a], rates[b]), HOP_S, turn_s)
-        for a in rates
-        for b in rates
+        replace(link, bytes_per_s=given[name] * GBIT) if (name := f"{link.source}>{link.target}") in given else link
+        for link in links
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from isobatch.profiles.devices import Link
 from isobatch.profiles.errors import UserError, first_wrong, naming_target, read_json
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
@@ -36,6 +37,7 @@ class Profile:
     token_exits: ExitProfile | None = None
     # Of a cascade: the blocks at which its second and later levels begin. Every plan is cut there.
     edges: tuple[int, ...] = ()
+    links: tuple[Link, ...] = ()  # what moving survivors costs, where it was measured
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -69,7 +71,7 @@ class Profile:
         """Both as one. A later table replaces that of the same kind and length, but no measurement by a derived table.
 
         There may be derived tables for several backends and precisions. A later note replaces the earlier one on the
-        same subject.
+        same subject, and a later link that between the same kinds.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
         tables = {_key(table): table for table in self.tables}
@@ -79,11 +81,12 @@ class Profile:
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
         notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
+        links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
         counted = other if other.exits else self
         return replace(
             self, tables=tuple(kept), exits=counted.exits, notes=tuple(notes.values()),
             weights=other.weights or self.weights, lengths=other.lengths or self.lengths,
-            token_exits=counted.token_exits,
+            token_exits=counted.token_exits, links=tuple(links.values()),
         )  # fmt: skip
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:

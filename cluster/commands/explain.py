@@ -83,7 +83,7 @@ def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]
     from isobatch.optimizer.plan import opened
 
     devices = [device(kind, count) for kind, count in plan.devices().items()]
-    measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)
+    measured, links = profile.on(plan.backend, plan.dtype), links_between(devices, measured=profile.links)
     for kind in plan.devices():
         measured.check_has(kind, plan.backend, plan.dtype)
     survival = measured.exits_of(plan.length).planning_survival(opened(plan))

@@ -199,7 +199,8 @@ def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile)
     kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
     for device in kinds:
         measured.check_has(device.kind, options.backend, options.dtype)
-    links, exits = links_between(kinds, one_machine=options.one_machine), measured.exits_of(measured.length)
+    links = links_between(kinds, one_machine=options.one_machine, measured=profile.links)
+    exits = measured.exits_of(measured.length)
     return problem(measured, kinds, links, exits.survival, measured.length, exits)
 
 

@@ -43,6 +43,11 @@ class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
         str | None, "Tokens per text to measure at; none: texts as long as those of --data, else 32,128."
     ] = None
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
+    links: Annotated[
+        bool,
+        "Only measure what moving survivors costs, between processes of this machine and between nodes of a Ray that "
+        "runs here, and add it to the profile at --out.",
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ def profile(given: GivenOptions) -> None:
     For a decoder, launches of its engine are timed, and the cost of each part of a launch is fitted to them.
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
+
+    Example: [bold]isobatch profile my-bert-ee --links[/]
     """
     from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from isobatch.deployments.models import checkpoint
@@ -71,5 +78,10 @@ def profile(given: GivenOptions) -> None:
         profile_texts(given.only(DecoderProfileOptions, refusal), source)
     else:
         from isobatch.cluster.commands.profile_inputs import profile_inputs
+        from isobatch.cluster.commands.profile_links import profile_links
 
-        profile_inputs(given.only(ClassifierProfileOptions, "is for decoders"), source)
+        options = given.only(ClassifierProfileOptions, "is for decoders")
+        if options.links:
+            profile_links(options, source)
+        else:
+            profile_inputs(options, source)

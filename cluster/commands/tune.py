@@ -53,7 +53,9 @@ def tune(
     check_free(out, force)
     evidence, kinds = Evidence.read(model / EVIDENCE).for_metric(metric), fleet(devices)
     known = load(profile)
-    facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
+    facts = problem(
+        known, kinds, links_between(kinds, one_machine=one_machine, measured=known.links), length=known.length
+    )
     if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
         raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)

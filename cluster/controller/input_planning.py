@@ -13,7 +13,7 @@ from isobatch.deployments.planning import device, usable
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
 from isobatch.optimizer.goals import GOALS, Goal
-from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.devices import Device, Link, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
@@ -90,11 +90,14 @@ class ClassifierPlanningProblem:
 
         Where answers are early, every input runs to the end.
         """
-        links = links_between(self.fleet, one_machine=self.one_machine, gbit_per_s=self.links)
+        links = self._links(self.fleet)
         profile, length = corrections.applied(self.profile), self.profile.length
         exits = self.prior.with_survival(_worth_planning(survival))
         facts = problem(profile, self.fleet, links, exits.survival, length, exits)
         return facts.without_exits if self.answers_early else facts
+
+    def _links(self, devices: Sequence[Device]) -> tuple[Link, ...]:
+        return links_between(devices, one_machine=self.one_machine, gbit_per_s=self.links, measured=self.profile.links)
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> LaunchTableCosts:
         return LaunchTableCosts(self.facts(survival, corrections))
@@ -127,7 +130,7 @@ class ClassifierPlanningProblem:
     def _optimize(
         self, survival: Sequence[float], corrections: Corrections, devices: tuple[Device, ...], objective: Objective
     ) -> Plan:
-        links = links_between(devices, one_machine=self.one_machine, gbit_per_s=self.links)
+        links = self._links(devices)
         profile = corrections.applied(self.profile)
         return optimize(
             profile, devices, links, objective, exits=self.prior.with_survival(_worth_planning(survival)),

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,6 +14,7 @@ from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, ca
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 from isobatch.deployments.models.products import pack_when_used, product_of
+from isobatch.deployments.transport.device_copies import to_device
 
 # Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
 ENCODER_READS = 512
@@ -239,11 +241,12 @@ class T5Anatomy:
         self._sources = [product_of(each, "k", "v") for each in across]
 
     def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
-        sources = [torch.tensor(piece.sequence.request.source) for piece in pieces]
-        padded = nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=0).to(kv.device)
-        lengths = torch.tensor([len(source) for source in sources], device=kv.device)
-        real = torch.arange(padded.shape[1], device=kv.device) < lengths.unsqueeze(1)
-        states = self._encoder(input_ids=padded, attention_mask=real.long()).last_hidden_state[real]
+        lengths = np.array([len(piece.sequence.request.source) for piece in pieces])
+        real = np.arange(lengths.max()) < lengths[:, None]
+        padded = np.zeros(real.shape, np.int64)
+        padded[real] = np.concatenate([piece.sequence.request.source for piece in pieces])
+        tokens, mask, rows = to_device([padded, real.astype(np.int64), np.flatnonzero(real)], kv.device)
+        states = self._encoder(input_ids=tokens, attention_mask=mask).last_hidden_state.flatten(0, 1)[rows]
         places = kv.source_places(pieces)
         for block, layers in enumerate(self._sources):
             kv.write(block, places, layers(states))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isobatch.deployments.decoding.sequences import Sampling
+from isobatch.deployments.transport.device_copies import to_device
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -72,7 +73,8 @@ class Grammars:
         for mask, row in zip(masks, rows, strict=True):
             self._matcher(*texts[row]).unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
-        logits[rows] = logits[rows].masked_fill(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
+        places, banned = to_device([rows, allowed == 0], logits.device)
+        logits[places] = logits[places].masked_fill(banned, -torch.inf)
 
     def _matcher(self, sampling: Sampling, written: Written) -> "LLMatcher":
         """The matcher of a text, after what was written. Texts that share one make it go back and forth."""

@@ -97,8 +97,9 @@ def _change(logits: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: 
     """Change the logits of some tokens in each row by a value."""
     changed = [(row, token, value) for row, known in enumerate(values) for token, value in known.items()]
     if changed:
-        rows, tokens, by = map(list, zip(*changed, strict=True))
-        logits[rows, tokens] = change(logits[rows, tokens], logits.new_tensor(by))
+        rows, tokens, by = zip(*changed, strict=True)
+        at = tuple(to_device([rows, tokens], logits.device))
+        logits[at] = change(logits[at], *to_device([torch.tensor(by, dtype=logits.dtype)], logits.device))
 
 
 def _penalized(logits: Tensor, penalty: Tensor) -> Tensor:
@@ -113,13 +114,14 @@ class AskedLogprobs:
         self._counts = {row: count for row, count in asked.items() if count is not None}
         self._block = block
         if self._counts:
-            self._rows = logits[list(self._counts)].log_softmax(dim=1)
+            self._places = to_device([list(self._counts)], logits.device)[0]
+            self._rows = logits[self._places].log_softmax(dim=1)
 
     def of(self, tokens: Tensor) -> dict[int, TokenLogprobs]:
         """Those of the chosen tokens, by row."""
         if not self._counts:
             return {}
-        own = self._rows.gather(1, tokens[list(self._counts)].unsqueeze(1))[:, 0].tolist()
+        own = self._rows.gather(1, tokens[self._places].unsqueeze(1))[:, 0].tolist()
         values, best = self._rows.topk(min(max(self._counts.values()), self._rows.shape[1]), dim=1)
         pairs = (zip(*row, strict=True) for row in zip(best.tolist(), values.tolist(), strict=True))
         return {
@@ -133,28 +135,25 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     tokens = logits.argmax(dim=1)
     rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if rows:
-        tokens[rows] = _drawn(logits[rows], [draws[row] for row in rows])
+        (drawn,) = to_device([rows], logits.device)
+        tokens[drawn] = _drawn(logits[drawn], [draws[row] for row in rows])
     return tokens
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability,
     and each `min_p` of the first one's."""
-    temperature, top_p, top_k, min_p, random = (
-        logits.new_tensor(column).unsqueeze(1)
-        for column in zip(
-            *(
-                (own.temperature, own.top_p, own.top_k or logits.shape[1], own.min_p, each.random)
-                for each, own in ((each, each.sampling) for each in draws)
-            ),
-            strict=True,
-        )
-    )
+    values = [
+        (own.temperature, own.top_p, own.top_k or logits.shape[1], own.min_p, each.random)
+        for each, own in ((each, each.sampling) for each in draws)
+    ]
+    (columns,) = to_device([torch.tensor(values, dtype=logits.dtype).T.unsqueeze(-1)], logits.device)
+    temperature, top_p, top_k, min_p, random = columns.unbind()
     ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    ordered[torch.arange(logits.shape[1], device=logits.device) >= top_k] = 0.0
+    ordered.masked_fill_(torch.arange(logits.shape[1], device=logits.device) >= top_k, 0.0)
     others = ordered.cumsum(dim=1) - ordered >= top_p * ordered.sum(dim=1, keepdim=True)
     others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
-    ordered[others | (ordered < min_p * ordered[:, :1])] = 0.0
+    ordered.masked_fill_(others | (ordered < min_p * ordered[:, :1]), 0.0)
     summed = ordered.cumsum(dim=1)
     place = (summed <= random * summed[:, -1:]).sum(dim=1, keepdim=True)
     last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # where the random number is rounded to 1

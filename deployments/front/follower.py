@@ -35,7 +35,7 @@ from isobatch.profiles.files import differ
 from isobatch.profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
-# The time to reach the replicas of a new plan. Any that are missing join later.
+# The time to reach the replicas of a new plan, and for these to warm up. Any that are missing join later.
 JOIN_WITHIN_S = 4.0
 # The time between two reports of this front's arrivals.
 REPORT_EVERY_S = 1.0
@@ -45,6 +45,8 @@ RETRY_AFTER_S = 0.5
 STUCK_S = 5.0
 # The time to connect to a replica.
 CONNECT_WITHIN_S = 5.0
+# The time for a replica to run full batches of the plan. After that it is used even if it has not.
+WARM_WITHIN_S = 30.0
 # The wait before Serve's list is trusted again. Serve notices a dead replica within about a second.
 TRUSTED_AFTER_S = 2.0
 
@@ -159,6 +161,8 @@ class Follower:
         self._reroute()
 
     async def _join(self, graph: Graph) -> None:
+        """Reach the replicas of a plan, and have them run full batches of it."""
+        self._workers.plan = graph.plan.to_json()
         await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
 
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
@@ -201,15 +205,17 @@ class ServeWorkers:
         self._handles: dict[str, Any] = {}  # by group
         self._listed: dict[str, frozenset[str]] = {}  # Serve's last list of replicas, by group
         self._was_listed: dict[str, asyncio.Event] = {}  # set once Serve has listed replicas, by group
+        self.plan = ""  # that replicas get ready for before they are used, in JSON; "": for none
         self._suspects = set[str]()  # replicas that are ended soon if they still hang
 
     async def open(self) -> None:
         await self._exchange.open(self._wire)
 
     async def join(self, group: str) -> None:
-        """Follow a group's replicas from now on. Returns when the front is connected to the present ones.
+        """Follow a group's replicas from now on. Returns when the front is connected to the present ones, and they have
+        run full batches of the plan.
 
-        Connecting goes on if the caller stops waiting.
+        Both go on if the caller stops waiting.
         """
         if group not in self._handles:
             self._watch(group)
@@ -217,6 +223,17 @@ class ServeWorkers:
         await self._was_listed[group].wait()
         if connecting := [self._connecting[name] for name in self._listed[group] if name in self._connecting]:
             await asyncio.wait(connecting)
+        here = [name for name, each in self._connected.items() if each.group == group]
+        await asyncio.gather(*(self._warm_up(name, self._connected[name].connection) for name in here))
+
+    async def _warm_up(self, name: str, connection: ReplicaConnection) -> None:
+        if not self.plan:
+            return
+        try:
+            async with asyncio.timeout(WARM_WITHIN_S):
+                await connection.warm_up(self.plan)
+        except Exception as error:
+            log.warning("replica %s has not run its full batches: %s: %s", name, type(error).__name__, error)
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         connected = self._connected.get(replica)
@@ -291,6 +308,9 @@ class ServeWorkers:
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 connected = await self._open_connection(group, name)
+            await self._warm_up(name, connected.connection)
+            if not connected.connection.is_open:
+                raise ConnectionError("the connection ended while it warmed up")
         except Exception as error:
             log.warning("replica %s cannot be reached: %s: %s", name, type(error).__name__, error)
             self._doubt(group)

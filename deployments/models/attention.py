@@ -97,6 +97,7 @@ def packed_attention(
     """Attention inside each text, from tokens x heads x width to tokens x (heads * width)."""
     if bias is None and spans.edges is not None and tokens[0].shape[-1] % FUSED_WIDTH_MULTIPLE == 0:
         return varlen(tokens, spans.edges, spans.longest, scaling).flatten(1)
+    spans = spans.padded
     if not spans.bands:
         used = len(tokens[0]) - spans.spare
         side_by_side = _mapped(lambda tensor: torch.unflatten(tensor[:used], 0, (spans.count, -1)), tokens)

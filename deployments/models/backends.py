@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
@@ -126,8 +126,11 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Bloc
         model.prepare(wanted, example(model, directory))
 
 
-def warm_up(model: SplitModel, directory: str | Path, plan: Plan, kind: str, tokens: int | None) -> None:
-    """Run a full batch of each split of the plan on devices of this kind. `tokens`: those of a text that counts as one.
+def warm_ups(
+    model: SplitModel, directory: str | Path, plan: Plan, kind: str, tokens: int | None
+) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+    """Calls that run a full batch of each split of the plan on devices of this kind, each with what it computes.
+    `tokens`: those of a text that counts as one, where the plan does not say it.
 
     After that no request waits for what a device does only once: load weights and kernels, allocate memory, record
     graphs.
@@ -140,9 +143,15 @@ def warm_up(model: SplitModel, directory: str | Path, plan: Plan, kind: str, tok
 
     if not isinstance(model, TorchModel | Cascade):
         return
+    network, length = model, plan.length or tokens
     for pipeline, split in _splits_on(plan, kind):
-        batch = example(model, directory, split.batch_size, tokens)
-        model.warm_up(split.start, stops(split.start, split.stop, pipeline.ramps), pipeline.ramps, batch)
+        ramps = tuple(ramp for ramp in pipeline.ramps if split.start <= ramp < split.stop)
+
+        def run(split: Split = split, ramps: tuple[int, ...] = ramps) -> None:
+            batch = example(network, directory, split.batch_size, length)
+            network.warm_up(split.start, stops(split.start, split.stop, ramps), ramps, batch)
+
+        yield (split.start, split.stop, ramps, split.batch_size, length), run
 
 
 def compute_with(threads: int) -> None:

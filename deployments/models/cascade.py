@@ -23,6 +23,7 @@ from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import CutNetwork, select
+from isobatch.deployments.transport.device_copies import to_host
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 Floats = NDArray[np.float32]
@@ -187,15 +188,15 @@ class Cascade(CutNetwork):
 
     def _run_level(self, level: Level, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
         """Run blocks of one level. At its end, inputs that its head does not answer survive at the edge."""
+        memory = to_host(torch.as_tensor(batch.memory))  # it has arrived when the level's exits have
         launched = level.run(batch, stop, ramps, kept)
         if stop == level.stop:
-            return self._pass_edge(level, batch, launched.exits, ramps, kept)
+            return self._pass_edge(level, replace(batch, memory=memory()), launched.exits, ramps, kept)
         if launched.survivors is None:
             return launched
         staying = _staying(len(batch), launched.exits, kept)
-        memory = torch.as_tensor(batch.memory)[torch.from_numpy(staying)]
         ahead = select(batch.ahead, staying) if batch.ahead else None
-        return Launched(launched.exits, replace(launched.survivors, cursor=stop, memory=memory, ahead=ahead))
+        return Launched(launched.exits, replace(launched.survivors, cursor=stop, memory=memory()[staying], ahead=ahead))
 
     def _pass_edge(self, level: Level, batch: Batch, exits: Exits, ramps: Collection[int], kept: Rows) -> Launched:
         """Decide which inputs at the end of a level leave with its answer, and let the others start the next level."""
@@ -234,12 +235,12 @@ def mixed(weight: float, own: Floats, before: Floats) -> Floats:
     return mean
 
 
-def _mixed(level: Level, logits: Floats, memory: Any, rows: NDArray[np.int64]) -> Floats:
+def _mixed(level: Level, logits: Floats, memory: Floats, rows: NDArray[np.int64]) -> Floats:
     """Log-probabilities of a level together with the levels before it, for some rows of a batch."""
     own = torch.from_numpy(logits).log_softmax(dim=1).numpy()
     if level.start == 0:
         return own
-    return mixed(level.weight, own, torch.as_tensor(memory).cpu().numpy()[rows])
+    return mixed(level.weight, own, memory[rows])
 
 
 def _staying(count: int, exits: Exits, kept: Rows) -> Rows:

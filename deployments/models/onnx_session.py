@@ -92,7 +92,8 @@ class Session:
         with self._side_stream.in_turn():
             self._session.run_with_iobinding(binding, self._unrecorded)
         values = binding.get_outputs()
-        return {name: from_dlpack(value._ortvalue) for name, value in zip(self._output_names, values, strict=True)}
+        outputs = (in_torchs_memory(from_dlpack(value._ortvalue)) for value in values)
+        return dict(zip(self._output_names, outputs, strict=True))
 
     def fixed(self, inputs: Mapping[str, Tensor]) -> FixedLaunch:
         """The launch for inputs of these shapes. Each shape is recorded once, as ONNX Runtime never frees a recording
@@ -138,6 +139,12 @@ class Session:
             return self._open(path, records=False)
         check_providers(self._device, session.get_providers())
         return session, records
+
+
+def in_torchs_memory(output: Tensor) -> Tensor:
+    """An output of ONNX Runtime, on a GPU as a copy: ONNX Runtime uses freed memory again at once, and `record_stream`
+    does not keep memory that is not torch's. A copy of survivors that leave on another stream could come too late."""
+    return output.clone() if output.device.type == "cuda" else output
 
 
 def providers(device: torch.device, stream: int, records: bool) -> list[Provider]:

@@ -7,6 +7,7 @@ the length of a long one.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -63,13 +64,13 @@ class Spans:
     back: Tensor | None = None  # the place of each token in the rows of all bands, laid one after another
     order: Tensor | None = None  # the place of each text in all bands; None: there is one band, in the batch's order
     edges: Tensor | None = None  # where texts begin and end, for a fused kernel; None: there is no such kernel
-    longest: int = 0  # the longest text of a recording; 0: these spans are for no recording
+    longest: int = 0  # the longest text of a recording or for a fused kernel; 0: these spans are for neither
     spare: int = 0  # unused rows after the last token
 
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
         """The same spans with masks for attention, which are made once for all blocks."""
         if not self.bands:
-            return self
+            return replace(self)  # without a band that is kept: a recording has to make its own
         masks = (mask_of(band.present.unsqueeze(1).unsqueeze(1), dtype) for band in self.bands)
         bands = (Band(band.places, band.present, mask) for band, mask in zip(self.bands, masks, strict=True))
         return replace(self, bands=tuple(bands))
@@ -100,20 +101,33 @@ class Spans:
             named.get("edges"),
         )
 
+    @cached_property
+    def padded(self) -> "Spans":
+        """The same spans with bands, if texts need any. Where there is a fused kernel, few networks do, so the host
+        sends none: the device makes one from where texts begin and end. Missing texts consist of the first token."""
+        if self.bands or self.edges is None:
+            return self
+        device, rows = self.positions.device, len(self.starts)
+        columns = torch.arange(self.longest, device=device)
+        present = columns < self.edges.diff().clamp(min=1).unsqueeze(1)
+        band = Band(self.starts.unsqueeze(1) + columns * present, present, present.unsqueeze(1).unsqueeze(1))
+        tokens = torch.arange(len(self.positions), device=device, dtype=self.edges.dtype)
+        owners = torch.searchsorted(self.edges[1:], tokens, right=True).clamp(max=rows - 1)
+        return replace(self, bands=(band,), back=owners * self.longest + self.positions)
+
     @property
     def shape(self) -> RecordingShape:
         """The shape of the recording that these spans were made for."""
-        return RecordingShape(len(self.starts), len(self.positions), self.bands[0].places.shape[1])
+        return RecordingShape(len(self.starts), len(self.positions), self.longest)
 
     def trimmed(self, tokens: int) -> "Spans":
         """The same spans without unused rows, if they were made for a recording."""
-        assert self.back is not None, "This is a bug: spans for a recording have a band."
         return replace(
             self,
             positions=self.positions[:tokens],
             starts=self.starts[: self.count],
             bands=tuple(Band(each.places[: self.count], each.present[: self.count]) for each in self.bands),
-            back=self.back[:tokens],
+            back=None if self.back is None else self.back[:tokens],
             edges=None if self.edges is None else self.edges[: self.count + 1],
         )
 
@@ -134,6 +148,8 @@ class Spans:
 
     def last(self, hidden: Tensor) -> Tensor:
         """The last token of each text."""
+        if self.edges is not None:
+            return hidden.index_select(0, self.edges[1:] - 1)
         if not self.bands:
             return torch.unflatten(hidden, 0, (self.count, -1))[:, -1]
         ends = [each.places.gather(1, each.present.sum(dim=1, keepdim=True) - 1).squeeze(1) for each in self.bands]
@@ -185,29 +201,25 @@ def example(device: torch.device, count: int) -> tuple[Spans, int]:
 
 
 def in_shape(lengths: Integers, device: torch.device, shape: RecordingShape, fused: bool) -> Spans:
-    """Spans in one band of a recording's shape. Missing texts consist of the first token alone."""
+    """Spans in a recording's shape: in one band, or without any for a fused kernel. Missing texts consist of the first
+    token alone."""
     count, tokens = len(lengths), int(lengths.sum())
     assert shape.tokens is not None, "This is a bug: a recording of texts has a number of tokens."
     assert shape.longest is not None, "This is a bug: a recording of texts has a longest text."
     missing = np.zeros(shape.inputs - count, np.int64)
-    starts = np.append(_starts(lengths), missing)
-    columns = np.arange(shape.longest)
+    starts, positions = np.append(_starts(lengths), missing), np.zeros(shape.tokens, np.int64)
+    positions[:tokens] = _positions(lengths)
+    if fused:
+        edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
+        all_positions, all_starts, all_edges = to_device((positions, starts, edges), device)
+        return Spans(count, all_positions, all_starts, edges=all_edges, longest=shape.longest)
+    columns, back = np.arange(shape.longest), np.zeros(shape.tokens, np.int64)
     present = columns < np.append(lengths, missing + 1)[:, None]
-    places = starts[:, None] + columns * present
-    positions, back = np.zeros((2, shape.tokens), np.int64)
-    positions[:tokens], back[:tokens] = _positions(lengths), np.flatnonzero(present[:count])
-    edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
-    arrays = [positions, starts, back, places, present, *([edges] if fused else [])]
-    all_positions, all_starts, all_back, all_places, all_present, *all_edges = to_device(arrays, device)
-    return Spans(
-        count,
-        all_positions,
-        all_starts,
-        (Band(all_places, all_present),),
-        all_back,
-        edges=all_edges[0] if fused else None,
-        longest=shape.longest,
-    )
+    back[:tokens] = np.flatnonzero(present[:count])
+    arrays = (positions, starts, back, starts[:, None] + columns * present, present)
+    all_positions, all_starts, all_back, all_places, all_present = to_device(arrays, device)
+    band = Band(all_places, all_present)
+    return Spans(count, all_positions, all_starts, (band,), all_back, longest=shape.longest)
 
 
 def similar_lengths(lengths: Integers, most: int) -> list[Integers]:

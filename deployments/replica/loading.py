@@ -3,6 +3,7 @@
 The backends (torch, ONNX Runtime) are imported inside the functions, so that virtual devices start without them.
 """
 
+from collections.abc import Callable, Hashable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,14 +18,9 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel
 
 
-def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
-    """Load the network as a device of this kind runs it.
-
-    A replica that starts later may find that the plan's file has been removed. It does not need the file: any replica
-    can run any plan, and the configuration also names the backend and the precision.
-    """
-    if config.plan and not local(config.plan).exists():
-        config = config.model_copy(update={"plan": None})
+def load_model(config: AppConfig, kind: str, directory: str, warm: set[Hashable] | None = None) -> SplitModel:
+    """Load the network as a device of this kind runs it, and run full batches of its plan, which `warm` gets."""
+    config = _without_lost_plan(config)
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
     from isobatch.deployments.models.backends import (
@@ -33,7 +29,6 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
         keep_freed_memory,
         make_ready,
         planned_block_ranges,
-        warm_up,
         warn_of_other_backend,
     )
 
@@ -46,9 +41,32 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     if table:
         warn_of_other_backend(table, backend_of(model))
         compile_shapes(model, table)
-    if plan and table:
-        warm_up(model, directory, plan, kind, table.length)
+    if plan:
+        for run in cold(config, kind, directory, model, plan, set() if warm is None else warm):
+            run()
     return model
+
+
+def cold(
+    config: AppConfig, kind: str, directory: str, model: SplitModel, plan: Plan, warm: set[Hashable]
+) -> Iterator[Callable[[], None]]:
+    """Calls that run the full batches of this plan that have not run here yet. They count as `warm` from then on."""
+    if config.backend == VIRTUAL or not config.profile:
+        return
+    from isobatch.deployments.models.backends import warm_ups
+
+    length = profile_of(_without_lost_plan(config)).table(kind).length
+    for launch, run in warm_ups(model, directory, plan, kind, length):
+        if launch not in warm:
+            warm.add(launch)
+            yield run
+
+
+def _without_lost_plan(config: AppConfig) -> AppConfig:
+    """A replica that starts later may find that the plan's file has been removed. It does not need the file: any
+    replica can run any plan, and the configuration also names the backend and the precision."""
+    lost = config.plan and not local(config.plan).exists()
+    return config.model_copy(update={"plan": None}) if lost else config
 
 
 def known_plan(config: AppConfig, kind: str) -> Plan | None:

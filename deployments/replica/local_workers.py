@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 
 from isobatch.deployments.own_cores import as_computing
@@ -12,7 +13,7 @@ from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
 WorkerReply = Departed | Stayed | Exception
-Submitted = tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[WorkerReply]]
+Replies = asyncio.Queue[WorkerReply]
 
 
 class LocalWorkers:
@@ -23,14 +24,14 @@ class LocalWorkers:
 
     def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
         self._replicas = dict(replicas)
-        self._orders: dict[str, SimpleQueue[Submitted | None]] = {name: SimpleQueue() for name in replicas}
+        self._work: dict[str, SimpleQueue[Callable[[], None] | None]] = {name: SimpleQueue() for name in replicas}
         self._began_s: dict[str, float] = {}  # when the current launch began, by replica
         for name in replicas:
             threading.Thread(target=self._compute, args=(name,), name=name, daemon=True).start()
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        replies: asyncio.Queue[WorkerReply] = asyncio.Queue()  # each reply as soon as it is known
-        self._orders[replica].put((order, asyncio.get_running_loop(), replies))
+        replies: Replies = asyncio.Queue()  # each reply as soon as it is known
+        self._work[replica].put(partial(self._answer, replica, order, asyncio.get_running_loop(), replies))
         while not isinstance(reply := await replies.get(), Stayed):
             if isinstance(reply, Exception):
                 try:
@@ -39,6 +40,26 @@ class LocalWorkers:
                     del reply  # its traceback refers to this frame: such a cycle waits for garbage collection
             yield reply
         yield reply
+
+    async def between_launches(self, replica: str, work: Callable[[], None]) -> None:
+        """Have a replica's thread do something else; returns when it is done."""
+        loop, done = asyncio.get_running_loop(), asyncio.Future[None]()
+
+        def report(error: Exception | None) -> None:
+            if not done.done():  # its caller has given up
+                done.set_exception(error) if error else done.set_result(None)
+
+        def do() -> None:
+            error = None
+            try:
+                work()
+            except Exception as raised:
+                error = raised
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(report, error)
+
+        self._work[replica].put(do)
+        await done
 
     def computes_for_s(self, replica: str) -> float:
         """How long the replica's current launch has taken so far."""
@@ -53,8 +74,8 @@ class LocalWorkers:
             replica.holdings.drop([key])
 
     async def close(self) -> None:
-        for orders in self._orders.values():
-            orders.put(None)
+        for work in self._work.values():
+            work.put(None)
 
     def _compute(self, name: str) -> None:
         with as_computing():
@@ -63,15 +84,17 @@ class LocalWorkers:
 
     def _compute_one(self, name: str) -> bool:
         """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
-        if not (submitted := self._orders[name].get()):
+        if not (work := self._work[name].get()):
             return False
-        order, loop, replies = submitted
         self._began_s[name] = time.monotonic()
+        work()
+        del self._began_s[name]
+        return True
+
+    def _answer(self, name: str, order: Order, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         for reply in _guarded(self._replicas[name].run(order)):
             with suppress(RuntimeError):  # the event loop is closed, so no caller waits for this reply
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
-        del self._began_s[name]
-        return True
 
 
 def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[WorkerReply]:

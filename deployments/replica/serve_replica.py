@@ -5,7 +5,8 @@ import fcntl
 import gc
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +16,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
-from isobatch.deployments.replica.loading import load_model, weights_in
+from isobatch.deployments.replica.loading import cold, load_model, weights_in
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.serve_process import ReplicaProcess
@@ -25,6 +26,7 @@ from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress
+from isobatch.optimizer.plan import Plan
 
 DEPLOYMENT = "split"  # the only deployment of an application of replicas
 _WORKER = "replica"  # the name of this process's only worker
@@ -65,9 +67,11 @@ class ServeReplica(ReplicaProcess):
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         with as_computing():  # libraries start threads as they load
-            self._replica = SplitReplica(load_model(config, kind, directory), self._holdings)
+            model = load_model(config, kind, directory, warm := set[Hashable]())
+        self._replica = SplitReplica(model, self._holdings)
+        self._cold = partial(cold, config, kind, directory, model, warm=warm)
         self._workers = LocalWorkers({_WORKER: self._replica})
-        self._orders = OrderServer(self.run, self.end_if_stuck)
+        self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck)
         if kind == "cpu" and config.backend != VIRTUAL:
             self.compute_on_own_cores(config.cpus_per_replica)
         self._opening = asyncio.Lock()
@@ -102,6 +106,11 @@ class ServeReplica(ReplicaProcess):
         """End this process if its current launch has taken longer than `after_s`; Serve then starts another replica."""
         if self._workers.computes_for_s(_WORKER) >= after_s:
             os._exit(1)  # a thread that hangs would block a normal exit
+
+    async def warm_up(self, plan: str) -> None:
+        """Run a full batch of each split of a plan, in JSON, that has not run here. Launches may come in between."""
+        for run in self._cold(Plan.from_json(plan)):
+            await self._workers.between_launches(_WORKER, run)
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run a launch. Survivors held elsewhere are fetched first, while the previous launch still computes."""

@@ -5,14 +5,14 @@ Serve still lists the replicas, and each returns its address (`ReplicaAddress`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import NamedTuple
 
 from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
 from isobatch.deployments.transport.connection import Message, log
 from isobatch.deployments.transport.holdings import LostError
-from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
+from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed, Warm
 from isobatch.deployments.transport.wire import Wire
 
 GONE = "the replica has gone"
@@ -23,6 +23,13 @@ class EndIfStuck(Message, frozen=True):
     """Tells the replica to end its process if its current launch has taken longer than `after_s`."""
 
     after_s: float
+
+
+class WarmUp(Message, frozen=True):
+    """Asks the replica to run full batches of its splits of this plan, in JSON, before requests need them."""
+
+    number: int  # the reply carries the same number
+    plan: str
 
 
 class ReplicaAddress(NamedTuple):
@@ -44,23 +51,35 @@ class ReplicaConnection(KeyedConnection):
         super().__init__(key)
         self._on_lost = on_lost
         self._numbers = count()
-        self._replies: dict[int, asyncio.Queue[Departed | Stayed | Failed | None]] = {}  # None: the last reply has come
+        self._replies: dict[
+            int, asyncio.Queue[Departed | Stayed | Failed | Warm | None]
+        ] = {}  # None: the last reply has come
         self._retired = False
 
-    async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
+    def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
+        return self._call(lambda number: NumberedOrder(number, order))
+
+    async def warm_up(self, plan: str) -> None:
+        """Returns when the replica has run full batches of its splits of this plan, in JSON."""
+        async for _ in self._call(lambda number: WarmUp(number, plan)):
+            pass
+
+    async def _call(self, message: Callable[[int], Message]) -> AsyncIterator[Departed | Stayed]:
+        """The replies to a message, which gets a number, without a last one that only says that all is done."""
         if not self.is_open:
             raise ConnectionError(GONE)
         number = next(self._numbers)
         replies = self._replies[number] = asyncio.Queue()
         try:
-            self.send(NumberedOrder(number, order))
-            while not isinstance(reply := await replies.get(), Stayed):
+            self.send(message(number))
+            while not isinstance(reply := await replies.get(), Stayed | Warm):
                 if reply is None:
                     raise ConnectionError(GONE)
                 if isinstance(reply, Failed):
                     raise reply.error
                 yield reply
-            yield reply
+            if isinstance(reply, Stayed):
+                yield reply
         finally:
             del self._replies[number]
             self._close_if_done()
@@ -100,8 +119,13 @@ async def connect_to(wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], 
 class OrderServer:
     """Takes a replica's orders from every front that has the key."""
 
-    def __init__(self, run: Callable[[Order], AsyncIterator[Departed | Stayed]], end_if_stuck: Callable[[float], None]):
-        self.run, self.end_if_stuck = run, end_if_stuck
+    def __init__(
+        self,
+        run: Callable[[Order], AsyncIterator[Departed | Stayed]],
+        warm_up: Callable[[str], Awaitable[None]],
+        end_if_stuck: Callable[[float], None],
+    ) -> None:
+        self.run, self.warm_up, self.end_if_stuck = run, warm_up, end_if_stuck
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
 
     async def open(self, wire: Wire) -> str:
@@ -115,24 +139,29 @@ class OrderServer:
 class _FrontConnection(AuthorizedConnection):
     """The replica's end of the connection."""
 
-    messages = Key | NumberedOrder | EndIfStuck
+    messages = Key | NumberedOrder | WarmUp | EndIfStuck
 
     def __init__(self, server: OrderServer) -> None:
         super().__init__(server.gate)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on_authorized_message(self, message: NumberedOrder | EndIfStuck) -> None:
-        if isinstance(message, NumberedOrder):
-            task = asyncio.get_running_loop().create_task(self._run(message.number, message.order))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        elif isinstance(message, EndIfStuck):
+    def on_authorized_message(self, message: NumberedOrder | WarmUp | EndIfStuck) -> None:
+        if isinstance(message, EndIfStuck):
             self._server.end_if_stuck(message.after_s)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, number: int, order: Order) -> None:
+    async def _answer(self, message: NumberedOrder | WarmUp) -> None:
+        number = message.number
         try:
-            async for reply in self._server.run(order):
+            if isinstance(message, WarmUp):
+                await self._server.warm_up(message.plan)
+                self.send(NumberedReply(number, Warm()))
+                return
+            async for reply in self._server.run(message.order):
                 self.send(NumberedReply(number, reply))
         except LostError as error:
             self.send(NumberedReply(number, Failed(str(error), is_loss=True)))

@@ -3,34 +3,46 @@
     python -m experiments.gpu.measure --device cuda --dtype float16 --out profiles/measured
 
 Tables go to DIR/NETWORK.json, a profile that `isobatch plan` reads; all else to DIR/results-KIND.json, and from there
-to the table of docs/gpu.md. Each part is kept at once: the same command goes on with those that are missing.
+to the table of docs/gpu.md. Each part is kept at once: the same command goes on with those that are missing. A part
+that fails is kept with its reason, and the others are measured; `--again` tries it again.
 `--small` is a trial of a minute on any machine: two layers, short texts, small batches, no page.
 """
 
 import argparse
+import gc
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, CalledProcessError, check_output
 from time import monotonic
+from traceback import format_exc
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from experiments.backend.families import NAMES, own_cache
-from experiments.gpu import decoder, hops, page, systems, tables
+from experiments.gpu import answers, decoder, hops, page, systems, tables
 from experiments.gpu.tables import TableSetting
+from isobatch.cluster.profiling import links
+from isobatch.deployments.models.attention import has_kernel
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import device_name
 
 console = Console(stderr=True)
 FIRST = "bert-large"  # the network whose rate others have published
-DECODER, LIVE = "decoder", "live"
+ANSWERS, DECODER, LINK, LIVE = "answers", "decoder", "link", "live"
+LEAST_S = 20.0  # in which a part can be measured
 Found = dict[str, Any]
 
 
@@ -55,72 +67,184 @@ def _measure(wish: argparse.Namespace) -> None:
     setting = TableSetting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
-    about: Found = {
-        "device": device_name(setting.device),
-        "dtype": setting.dtype,
-        "backend": setting.backend,
-        "trial": wish.small,
-    }
-    path, failed = wish.out / f"results-{setting.kind}.json", list[str]()
-    found = json.loads(path.read_text()) if path.exists() else {}
-    kept = found["parts"] if found and about == {name: found[name] for name in about} else {}
-    wish.out.mkdir(parents=True, exist_ok=True)
+    results = Results.of(wish, setting)
     with own_cache():
         for part in parts(setting, wish):
-            if part.name in kept:
+            if part.name in results.parts or part.name in results.failed:
                 continue
-            if monotonic() > until_s:
+            left_s = until_s - monotonic()
+            if left_s < LEAST_S:
                 console.print(f"{part.name} and what follows: not begun, as {wish.minutes:g} minutes are over")
                 break
-            console.print(part.name)
-            try:
-                kept[part.name] = part.measure()
-            except (RuntimeError, ImportError) as error:  # such as no memory: the others are measured nevertheless
-                failed.append(f"{part.name}: {error}")
-                continue
-            today = datetime.now(UTC).date().isoformat()
-            path.write_text(json.dumps({**about, "date": today, "parts": kept}, indent=2) + "\n")
-            if wish.page:
-                page.write(wish.page, wish.out)
-    if failed:
-        raise UserError("\n".join(["not measured:", *failed]))
+            _measure_part(part, results, left_s, setting)
+            gc.collect()  # a network and its memory may refer to each other
+    if results.failed:
+        raise UserError("\n".join(["not measured:", *(f"{name}: {why}" for name, why in results.failed.items())]))
+
+
+def _measure_part(part: GpuPart, results: "Results", left_s: float, setting: TableSetting) -> None:
+    console.print(f"{part.name} ({left_s:.0f} s left)")
+    begun_s = monotonic()
+    try:
+        with _within(left_s):
+            found = part.measure()
+    except Exception as error:  # such as no memory: the others are measured nevertheless
+        console.print(format_exc(), markup=False)
+        results.add_failure(part.name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        _begin_again_if_broken(setting, left_s - (monotonic() - begun_s))
+    else:
+        results.add(part.name, found | {"measuring_s": round(monotonic() - begun_s, 1)})
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """End a part that takes longer: it would cost the device for nothing."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"its time of {seconds:.0f} s is over")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _begin_again_if_broken(setting: TableSetting, left_s: float) -> None:
+    """After some errors of CUDA nothing works any more in a process: another one goes on, with the minutes left."""
+    if not setting.on_gpu:
+        return
+    try:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        arguments = [each for each in sys.argv[1:] if each != "--again"]
+        arguments += ["--minutes", str(max(left_s, 0.0) / 60)]
+        os.execv(sys.executable, [sys.executable, "-m", "experiments.gpu.measure", *arguments])
+
+
+@dataclass
+class Results:
+    """The parts that are measured, and those that failed, by their names; each is written at once."""
+
+    path: Path
+    page: Path | None
+    about: Found
+    parts: dict[str, Found]
+    failed: dict[str, str]
+
+    @classmethod
+    def of(cls, wish: argparse.Namespace, setting: TableSetting) -> "Results":
+        """Those of an earlier run are kept if it was of the same device, settings and versions."""
+        about: Found = {
+            "device": device_name(setting.device), "dtype": setting.dtype, "backend": setting.backend,
+            "trial": wish.small, "versions": versions(setting),
+        }  # fmt: skip
+        wish.out.mkdir(parents=True, exist_ok=True)
+        path = wish.out / f"results-{setting.kind}.json"
+        before = json.loads(path.read_text()) if path.exists() else {}
+        if before and about != {name: before.get(name) for name in about}:
+            path.rename(path.with_suffix(f".{before['date']}.old"))
+            before = {}
+        failed = {} if wish.again else before.get("failed", {})
+        return cls(path, wish.page, about, before.get("parts", {}), failed)
+
+    def add(self, name: str, found: Found) -> None:
+        self.parts[name] = found
+        self._write()
+
+    def add_failure(self, name: str, reason: str) -> None:
+        self.failed[name] = reason
+        self._write()
+
+    def _write(self) -> None:
+        today = datetime.now(UTC).date().isoformat()
+        content = {**self.about, "date": today, "parts": self.parts, "failed": self.failed}
+        self.path.write_text(json.dumps(content, indent=2) + "\n")
+        if self.page:
+            page.write(self.page, self.path.parent)
+
+
+def versions(setting: TableSetting) -> dict[str, str]:
+    """What computes: the driver, libraries, and whether torch has the kernel for texts of different lengths."""
+    found = {"python": sys.version.split()[0]}
+    for package in ("torch", "transformers", "onnxruntime-gpu", "onnxruntime"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if setting.on_gpu:
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        found |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
+        found |= {"driver, clock, power": _by_driver(), "fused attention": str(has_kernel())}
+    return found
+
+
+def _by_driver() -> str:
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+        return check_output(query, text=True, stderr=DEVNULL, timeout=30).strip().partition("\n")[0]
+    except (OSError, CalledProcessError):
+        return "nvidia-smi does not say"
 
 
 def parts(setting: TableSetting, wish: argparse.Namespace) -> Iterator[GpuPart]:
-    """All parts, those first that tell most."""
-    of_networks = [
-        GpuPart(f"{name} {length}" if length else name, partial(_of_one, name, length, setting, wish))
+    """All parts, those first that tell most for the time that they take."""
+    networks = [
+        (name, length)
         for name in sorted(setting.networks, key=lambda name: name != FIRST)
         for length in tables.lengths_of(name, setting)
     ]
-    yield of_networks[0]
+    timed = [GpuPart(_title(*each), partial(_full_batches, *each, setting, wish)) for each in networks]
+    compared = [
+        GpuPart(f"{_title(*each)}, {survival}", partial(_compared, *each, survival, setting, wish))
+        for each in networks
+        for survival in list(systems.SURVIVALS)[: 1 if wish.small else None]
+    ]
+    yield GpuPart(ANSWERS, partial(answers.measure, setting))
+    yield timed[0]
+    yield GpuPart(DECODER, partial(decoder.measure, setting))
+    yield GpuPart(LINK, partial(_link, setting))
+    yield compared[0]
     if setting.layers is None and find_spec("ray"):
         yield GpuPart(LIVE, partial(_live, setting))
-    yield GpuPart(DECODER, partial(decoder.measure, setting))
-    yield from of_networks[1:]
+    yield from (*timed[1:], *compared[1:])
 
 
-def _of_one(name: str, length: int | None, setting: TableSetting, wish: argparse.Namespace) -> Found:
-    """The rate of full batches, how near the roofline it is, what a hop costs, and what the systems sustain."""
-    seconds, slos_ms, survivals = wish.seconds, list(systems.SLOS_MS), list(systems.SURVIVALS)
-    if wish.small:
-        seconds, slos_ms, survivals = 0.05, [1000.0], survivals[:1]
+def _title(name: str, length: int | None) -> str:
+    return f"{name} {length}" if length else name
+
+
+def _full_batches(name: str, length: int | None, setting: TableSetting, wish: argparse.Namespace) -> Found:
+    """The rate of full batches, how near the roofline it is, and what a hop costs."""
     table = tables.measure(name, length, setting)
     tables.keep(name, [table], wish.out)
     model = tables.network(name, setting)
     batch = tables.inputs(model, name, length).batch(min(32, setting.largest))
     return {
         "rate_per_s": tables.best_rate_per_s(table),
+        "each_stop_ms": 1e3 * table.each_stop_s,
         "roofline_shares": tables.roofline_shares(name, table, setting),
         "hop_ms": hops.hop_ms(model, batch),
-        "systems": {
-            survival: [
-                row.as_dict()
-                for row in systems.bench(name, table, survival, setting).compare(slos_ms, seconds, rounds=1)
-            ]
-            for survival in survivals
-        },
     }
+
+
+def _compared(name: str, length: int | None, survival: str, setting: TableSetting, wish: argparse.Namespace) -> Found:
+    """What no exits, early exit and constant batches sustain, by the table that was measured before."""
+    seconds, slos_ms = (0.05, [1000.0]) if wish.small else (wish.seconds, list(systems.SLOS_MS))
+    table = tables.kept(name, length, setting, wish.out)
+    bench = systems.bench(name, table, survival, setting)
+    return {"systems": [row.as_dict() for row in bench.compare(slos_ms, seconds, rounds=1)]}
+
+
+def _link(setting: TableSetting) -> Found:
+    """What moving survivors costs between two processes with this device, through their streams and sockets."""
+    sizes, rounds = (links.SIZES, links.ROUNDS) if setting.layers is None else (links.SIZES[:2], 3)
+    link, note = links.in_one_machine(setting.device, setting.kind, sizes, rounds)
+    rate = {"hop_ms": 1e3 * link.latency_s, "gb_per_s": link.bytes_per_s / 1e9, "turn_ms": 1e3 * link.turn_s}
+    return rate | {"by_size": note.partition(": ")[2]}
 
 
 def _live(setting: TableSetting) -> Found:
@@ -139,8 +263,11 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("profiles/measured"))
     parser.add_argument("--networks", default=",".join(NAMES))
     parser.add_argument("--seconds", type=float, default=0.5, help="of load at each rate that is tried")
-    parser.add_argument("--minutes", type=float, default=40.0, help="after which no other part is begun")
+    parser.add_argument(
+        "--minutes", type=float, default=40.0, help="after which no part is begun, and one that runs is ended"
+    )
     parser.add_argument("--page", type=Path, help="whose table gets the figures; none: docs/gpu.md, of a trial nothing")
+    parser.add_argument("--again", action="store_true", help="try those parts again that have failed")
     parser.add_argument("--small", action="store_true")
     wish = parser.parse_args(arguments)
     if not (wish.small or wish.page):

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu.systems import SURVIVALS
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -25,22 +24,26 @@ def write(page: Path, results: Path) -> None:
         kind, found = path.stem.removeprefix("results-"), json.loads(path.read_text())
         where = f"{kind}, {found['dtype']}, {found['backend']}, {found['date']}"
         lines += [f"| {where} | {what} | {value} |" for what, value in rows_of(kind, found["parts"])]
+        by = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+        lines.append(f"| {where} | measured with | {by} |")
     page.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
 
 
 def rows_of(kind: str, parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, found in parts.items():
-        if "systems" not in found:
-            yield name, ", ".join(f"{key} {_figure(value)}" for key, value in found.items())
-            continue
-        rate_per_s, hop = found["rate_per_s"], found["hop_ms"]
-        of_mlperf = f", {rate_per_s / MLPERF_PER_S[kind]:.2f} of MLPerf's" if _is_published(name, kind) else ""
-        yield f"{name}: full batches", f"{rate_per_s:.0f}/s{of_mlperf}"
-        for survival in SURVIVALS:
-            if rates := _rates(found["systems"].get(survival, [])):
-                yield f"{name}: {survival}", rates
-        ways = ", ".join(f"{key.replace('_', ' ')} {value:.2f} ms" for key, value in hop.items() if key != "bytes")
-        yield f"{name}: hop of {hop['bytes'] / 2**20:.2f} MiB", ways
+        if "systems" in found:
+            if rates := _rates(found["systems"]):
+                yield name, rates
+        elif "rate_per_s" in found:
+            rate_per_s, hop = found["rate_per_s"], found["hop_ms"]
+            of_mlperf = f", {rate_per_s / MLPERF_PER_S[kind]:.2f} of MLPerf's" if _is_published(name, kind) else ""
+            peak = max(found["roofline_shares"].values(), default=0.0)
+            stop = f"; a stop {found['each_stop_ms']:.2f} ms"
+            yield f"{name}: full batches", f"{rate_per_s:.0f}/s{of_mlperf}, {peak:.0%} of the peak{stop}"
+            ways = ", ".join(f"{key.replace('_', ' ')} {value:.2f} ms" for key, value in hop.items() if key != "bytes")
+            yield f"{name}: hop of {hop['bytes'] / 2**20:.2f} MiB", ways
+        else:
+            yield name, ", ".join(f"{key} {_figure(value)}" for key, value in found.items() if key != "measuring_s")
 
 
 def _is_published(name: str, kind: str) -> bool:

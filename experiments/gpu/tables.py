@@ -14,6 +14,7 @@ from isobatch.cluster.profiling.datasheets import shape_of
 from isobatch.deployments.models.backends import served
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.profiles.devices import CATALOGUE, kind_of
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import device_name
@@ -92,6 +93,20 @@ def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:
     path, new = folder / f"{name}.json", Profile(name, tuple(tables))
     save(load(path).joined_by(new) if path.exists() else new, path)
     return path
+
+
+def kept(name: str, length: int | None, setting: TableSetting, folder: Path) -> LatencyTable:
+    """The table that was measured before."""
+    path = folder / f"{name}.json"
+    found = [
+        table
+        for table in (load(path).tables if path.exists() else ())
+        if (table.kind, table.length, table.backend, table.dtype)
+        == (setting.kind, length, setting.backend, setting.dtype)
+    ]
+    if not found:
+        raise UserError(f"{path} has no table of {name} at {length} tokens yet: its full batches come first")
+    return found[0]
 
 
 def roofline_shares(name: str, table: LatencyTable, setting: TableSetting) -> dict[int, float]:

@@ -75,7 +75,7 @@ class Served:
                 await asyncio.sleep(0.01)
             self.http_port = server.servers[0].sockets[0].getsockname()[1]
             self.grpc = Grpc(await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{port}")))
-            self.orders = OrderServer(self._run, lambda after_s: None)
+            self.orders = OrderServer(self._run, self._warm_up, lambda after_s: None)
             self.orders_port = int((await self.orders.open(Wire(HOST))).rpartition(":")[2])
             holdings = Holdings()
             exchange = Exchange(holdings)
@@ -93,6 +93,9 @@ class Served:
     async def _run(self, order: Any) -> Any:
         raise AssertionError("nobody has the key")
         yield
+
+    async def _warm_up(self, plan: str) -> None:
+        raise AssertionError("nobody has the key")
 
     async def _mean_well(self) -> None:
         while True:

@@ -1,6 +1,6 @@
 """A double of CUDA: it notes what is called, in which order and on which stream. Its memory is that of the host."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from isobatch.deployments.transport import device_copies
 
 GPU = torch.device("cuda", 0)
 LAUNCHES = "launches"  # the name of the stream on which launches compute
+
+
+OF_VALUES = {"numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose"}
+OF_COPIES = {"new_tensor"}
+OF_SIZES = {"nonzero", "masked_select", "unique", "argwhere", "unique_consecutive", "bincount"}
 
 
 class OnGpu(Tensor):
@@ -83,3 +89,35 @@ class RecordedCuda:
         memory = torch.full(shape if isinstance(shape, tuple) else (shape,), 42, dtype=dtype).as_subclass(Pinned)
         memory.cuda = self
         return memory
+
+
+class Reads(TorchFunctionMode):
+    """Notes the calls for which a host must know a value of a tensor, or a size that depends on values, and those that
+    copy a list to a tensor's device, from memory that is not pinned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, given = function.__name__, kwargs or {}
+        by_mask = name in ("__getitem__", "__setitem__") and any(each.dtype == torch.bool for each in tensors(args[1]))
+        by_counts = name == "repeat_interleave" and bool(tensors(args[1:])) and "output_size" not in given
+        by_list = name in ("__getitem__", "__setitem__") and any(isinstance(each, list) for each in parts(args[1]))
+        if name in OF_VALUES | OF_SIZES | OF_COPIES or by_mask or by_counts or by_list:
+            self.found.append(name)
+        return function(*args, **given)
+
+
+def tensors(values: Any) -> Iterable[Tensor]:
+    return [each for each in parts(values) if isinstance(each, Tensor)]
+
+
+def parts(values: Any) -> Iterable[Any]:
+    return values if isinstance(values, tuple) else [values]

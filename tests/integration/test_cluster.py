@@ -14,6 +14,7 @@ import yaml
 from experiments.cluster import growing
 from experiments.cluster.started import HEAD, OTHER, Started, started
 from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.profiles.files import load
 from tests.helpers.asking import ask, eventually
 from tests.helpers.serving import ROOT, marked, serving
 
@@ -74,6 +75,22 @@ def test_a_running_cluster_is_looked_at_and_deployed_onto(cluster: Started, tmp_
         replies = list(pool.map(lambda _: ask(base, "POST", "/predict", {"inputs": [{}] * 8}), range(40)))
     assert {status for status, _ in replies} == {200}
     assert kinds(base) == {"v100", "k80"}
+
+
+def test_links_between_nodes_are_measured_and_kept_in_a_profile(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    with started({}, cpus=1) as cluster:
+        cluster.start(OTHER, {}, 1, cluster.prepared)
+        words = ("profile", "demo", "--out", str(profile), "--device", "cpu")
+        assert cluster.run(*words, "--budget", "1").returncode == 0
+
+        def links() -> set[bool]:
+            done = cluster.run(*words, "--links")
+            assert done.returncode == 0, done.stderr
+            return {link.one_machine for link in load(profile).links}
+
+        assert eventually(lambda: links() == {True, False}), "the other node takes its time to join"
+    assert all(0 < link.transfer_s(2**20) < 1.0 for link in load(profile).links)
 
 
 def test_serves_own_commands_deploy_every_file_from_another_folder(tmp_path: Path) -> None:

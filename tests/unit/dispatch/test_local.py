@@ -32,6 +32,25 @@ def test_survivors_stay_on_their_replica_in_full_batches_under_load() -> None:
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
 
 
+def test_while_two_full_batches_are_inside_a_replica_holds_its_next_order_before_a_launch_ends() -> None:
+    """Only where a single batch is inside does its next split wait for the front."""
+    for batches, never_waits in ((1, False), (2, True), (3, True)):
+        dispatcher = Dispatcher(LOCAL, {"gpu": ["g1"]})
+        for number in range(batches * 8):
+            dispatcher.admit(0.0, 1e3, Place(number, 0))
+        running, now_s, waits = dispatcher.tick(0.0), 0.0, list[bool]()
+        while len(waits) < 20:
+            launch, now_s = running.pop(0), now_s + 0.01
+            waits.append(not running)
+            places = {row: Place(launch.id, row) for row in range(len(launch.tickets))} if launch.stop < 12 else {}
+            dispatcher.completed(launch.id, now_s, places)
+            for ending in dispatcher.endings():  # each answer brings another input
+                for ticket in ending.tickets:
+                    dispatcher.admit(now_s, 1e6, Place(ticket.id, 0))
+            running += dispatcher.tick(now_s)
+        assert any(waits) is not never_waits
+
+
 def test_inputs_kept_by_a_lost_replica_begin_again_on_another() -> None:
     dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]})
     ticket = dispatcher.admit(0.0, 1.0, Place("input", 0))

@@ -4,11 +4,13 @@ import argparse
 import json
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from experiments.gpu import measure, page, systems, tables
+from experiments.gpu import answers, measure, page, systems, tables
 from isobatch.cluster.bench import compare
 from isobatch.profiles.files import load
 
@@ -47,17 +49,25 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     results = tmp_path / "results-cpu.json"
     found = json.loads(results.read_text())
     assert found["trial"]
-    assert list(found["parts"]) == [PART, measure.DECODER]
-    of_length, decoder = found["parts"].values()
+    assert found["versions"]["torch"]
+    (survival,) = (name for name in systems.SURVIVALS if "half" in name)
+    systems_part = f"{PART}, {survival}"
+    assert list(found["parts"]) == [measure.ANSWERS, PART, measure.DECODER, measure.LINK, systems_part]
+    same, of_length, decoder, link, compared = found["parts"].values()
+    del same["measuring_s"]
+    assert {f"{family}, torch" for family in answers.FAMILIES} <= same.keys()
+    assert "bert, onnx" in same
+    assert all(difference < 1e-3 for difference in same.values())
     assert all(0 < share < 1.5 for share in of_length["roofline_shares"].values())
     assert of_length["hop_ms"]["bytes"] == 4 * (16 * 768 * 4 + 4)
-    ((survival, rows),) = of_length["systems"].items()
-    assert survival in systems.SURVIVALS
+    assert min(link["hop_ms"] + link["turn_ms"], link["gb_per_s"]) > 0
+    rows = compared["systems"]
     assert len(rows) == 3
     assert all(row["goodput_per_s"] > 0 for row in rows)
     assert decoder["tokens_per_s_2"] > 0
     written = copy.read_text()
-    assert f"| {PART}: full batches | {of_length['rate_per_s']:.0f}/s |" in written
+    assert f"| {PART}: full batches | {of_length['rate_per_s']:.0f}/s, " in written
+    assert "| measured with | python " in written
     assert written.partition(page.BEGIN)[0] == page.PAGE.read_text().partition(page.BEGIN)[0]
     assert written.partition(page.END)[2] == page.PAGE.read_text().partition(page.END)[2]
 
@@ -66,10 +76,47 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     results.write_text(json.dumps(found))
     measure.main([*wanted, "--minutes", "0"])
     assert json.loads(results.read_text()) == found, "what is there is not measured again, and no time is left"
+    del found["parts"][systems_part]
+    results.write_text(json.dumps(found))
     monkeypatch.setattr(measure.decoder, "measure", out_of_memory)
-    with pytest.raises(SystemExit, match="decoder: CUDA out of memory"):
+    with pytest.raises(SystemExit, match="decoder: RuntimeError: CUDA out of memory"):
         measure.main(wanted)
-    assert list(json.loads(results.read_text())["parts"]) == [PART]
+    after = json.loads(results.read_text())
+    assert list(after["parts"]) == [measure.ANSWERS, PART, measure.LINK, systems_part], (
+        "what follows the part that failed is measured"
+    )
+    assert after["failed"] == {measure.DECODER: "RuntimeError: CUDA out of memory"}
+    monkeypatch.setattr(measure.decoder, "measure", lambda setting: {"tokens_per_s_2": 7.0})
+    with pytest.raises(SystemExit, match="decoder: RuntimeError"):
+        measure.main(wanted)
+    measure.main([*wanted, "--again"])
+    assert json.loads(results.read_text())["failed"] == {}
+
+
+def test_a_part_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tables.TableSetting("cpu", "float32")
+    results = measure.Results(tmp_path / "results-cpu.json", None, {}, {}, {})
+    measure._measure_part(measure.GpuPart("endless", lambda: time.sleep(60)), results, 0.05, setting)
+    assert results.failed == {"endless": "TimeoutError: its time of 0 s is over"}
+    assert json.loads((tmp_path / "results-cpu.json").read_text())["failed"] == results.failed
+
+
+def test_where_cuda_is_broken_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access nothing works any more in this one."""
+    run: list[list[str]] = []
+    monkeypatch.setattr(measure.os, "execv", lambda program, arguments: run.append(arguments))
+    monkeypatch.setattr(measure.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    setting, results = tables.TableSetting("cuda", "float16"), measure.Results(tmp_path / "r.json", None, {}, {}, {})
+    part = measure.GpuPart("decoder", partial(out_of_memory, None))
+    measure._measure_part(part, results, 60.0, setting)
+    assert not run
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", partial(out_of_memory, None))
+    measure._measure_part(part, results, 60.0, setting)
+    ((_, _, module, *arguments),) = run
+    assert module == "experiments.gpu.measure"
+    assert arguments[-2] == "--minutes"
+    assert 0.9 < float(arguments[-1]) <= 1.0
 
 
 def out_of_memory(setting: object) -> None:
@@ -79,18 +126,23 @@ def out_of_memory(setting: object) -> None:
 def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
     wish = argparse.Namespace(small=False, seconds=0.5, out=tmp_path)
     names = [part.name for part in measure.parts(tables.TableSetting("cuda", "float16"), wish)]
-    assert names[:4] == ["bert-large 176", measure.LIVE, measure.DECODER, "bert-large 64"]
-    assert sorted(names[4:]) == sorted(
-        ["bert-large 128", "bert-large 384", "vit-base", "resnet-50"]
-        + [f"{name} {length}" for name in ("bert-base", "distilbert") for length in (64, 128, 384)]
-    )
+    half = next(iter(systems.SURVIVALS))
+    told, *names = names
+    assert told == measure.ANSWERS
+    first = ["bert-large 176", measure.DECODER, measure.LINK, f"bert-large 176, {half}", measure.LIVE, "bert-large 64"]
+    assert names[:6] == first
+    others = ["bert-large 176", "bert-large 64", "bert-large 128", "bert-large 384", "vit-base", "resnet-50"]
+    others += [f"{name} {length}" for name in ("bert-base", "distilbert") for length in (64, 128, 384)]
+    compared = [f"{name}, {survival}" for name in others for survival in systems.SURVIVALS]
+    assert sorted(names) == sorted([measure.LIVE, measure.LINK, measure.DECODER, *others, *compared])
+    assert min(map(names.index, compared[1:])) > max(map(names.index, others)), "tables come first"
 
 
 def test_a_rate_is_compared_with_the_published_one() -> None:
     hop = {"bytes": 2**20, "device_to_host": 0.25}
-    part = {"rate_per_s": 3884.5, "hop_ms": hop, "systems": {}}
+    part = {"rate_per_s": 3884.5, "each_stop_ms": 0.25, "roofline_shares": {"8": 0.1, "64": 0.4}, "hop_ms": hop}
     assert [*page.rows_of("h100", {"bert-large 176": part})] == [
-        ("bert-large 176: full batches", "3884/s, 0.50 of MLPerf's"),
+        ("bert-large 176: full batches", "3884/s, 0.50 of MLPerf's, 40% of the peak; a stop 0.25 ms"),
         ("bert-large 176: hop of 1.00 MiB", "device to host 0.25 ms"),
     ]
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,48 @@ async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(
         await eventually(lambda: stage.told[-1] == {"b"})
         await eventually(lambda: stage.told[-1] == {"a", "b"})
         assert await stage.runs_on("a")
+
+
+async def test_replicas_run_full_batches_of_a_plan_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are connected before the front follows a changed plan, and those that come later."""
+    async with staged(monkeypatch) as stage:
+        gate, warmed = asyncio.Event(), list[tuple[ServeReplica, str]]()
+
+        async def warm_up(replica: ServeReplica, plan: str) -> None:
+            warmed.append((replica, plan))
+            await gate.wait()
+
+        def patch(*names: str) -> None:
+            for name in names:
+                replica = stage.serve.replicas[name]
+                replica._orders.warm_up = partial(warm_up, replica)
+
+        patch("a", "b")
+        stage.workers.plan = "another"
+        joining = asyncio.ensure_future(stage.workers.join(GROUP))
+        await eventually(lambda: len(warmed) == 2)
+        stage.serve.start("c")
+        patch("c")
+        stage.serve.tell()
+        await eventually(lambda: len(warmed) == 3)
+        assert {plan for _, plan in warmed} == {"another"}
+        assert stage.told[-1] == {"a", "b"}, "the new one is not used yet"
+        assert await stage.runs_on("a"), "orders do not wait"
+        assert not joining.done()
+        gate.set()
+        await joining
+        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+
+
+async def test_a_replica_that_cannot_run_full_batches_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with staged(monkeypatch) as stage:
+        stage.workers.plan = "no plan"
+        stage.serve.start("c")
+        stage.serve.tell()
+        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        assert "replica c has not run its full batches: LaunchError: UserError: this plan" in caplog.text
 
 
 async def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:

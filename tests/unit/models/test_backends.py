@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Spans
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.replica import loading
-from isobatch.deployments.replica.loading import load_model
+from isobatch.deployments.replica.loading import cold, load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
@@ -146,8 +146,15 @@ def test_a_replica_runs_full_batches_of_its_plan_before_it_is_ready(
         return run(model, batch, stop, *others)
 
     monkeypatch.setattr(TorchModel, "run", noted)
-    load_model(checked(AppConfig, {"model": str(folder), **files}), "cpu", str(folder))
+    config, warm = checked(AppConfig, {"model": str(folder), **files}), set[Hashable]()
+    model = load_model(config, "cpu", str(folder), warm)
     assert ran == [(0, 2, 5), (2, 3, 5)]
+    ran.clear()
+    later = Plan((Placement("cpu", 1, (Split(0, 3, 5, (1,)), Split(3, 4, 2))),))
+    for _ in range(2):
+        for launch in cold(config, "cpu", str(folder), model, later, warm):
+            launch()
+    assert ran == [(0, 3, 1), (3, 4, 2)], "one input gets to block 3; the first split is warm"
 
 
 def test_block_ranges_go_from_ramp_to_ramp_and_include_all_ramps_that_the_policy_needs() -> None:

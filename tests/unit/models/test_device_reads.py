@@ -1,7 +1,8 @@
 """A host that reads a GPU's memory waits for all work that is queued there. Launches read once a stop, nothing else
 does: what would make a host wait is counted on CPU tensors, by the calls of torch that the same code makes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from isobatch.deployments.decoding.sequences import Sampling, TextRequest
 from isobatch.deployments.models import attention
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from isobatch.deployments.models.served_model import BlockRange
@@ -23,38 +23,12 @@ from isobatch.deployments.transport import device_copies
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from tests.helpers.backend_parity import batch_for
-from tests.helpers.recorded_cuda import GPU, OnGpu, RecordedCuda
+from tests.helpers.recorded_cuda import GPU, OnGpu, Reads, RecordedCuda
+from tests.helpers.tiny_cascades import cascade, inputs_of
+from tests.helpers.tiny_decoders import decoder, engine, t5
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
-OF_VALUES = {"numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose"}
-OF_SIZES = {"nonzero", "masked_select", "unique", "argwhere", "unique_consecutive", "bincount"}
 LEDGER = "numpy"  # how `to_host` reads the table of who left, on a CPU
-
-
-class Reads(TorchFunctionMode):
-    """Notes the calls for which a host must know a value of a tensor, or a size that depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        name, given = function.__name__, kwargs or {}
-        by_mask = name in ("__getitem__", "__setitem__") and any(each.dtype == torch.bool for each in tensors(args[1]))
-        by_counts = name == "repeat_interleave" and bool(tensors(args[1:])) and "output_size" not in given
-        if name in OF_VALUES | OF_SIZES or by_mask or by_counts:
-            self.found.append(name)
-        return function(*args, **given)
-
-
-def tensors(values: Any) -> Iterable[Tensor]:
-    return [each for each in (values if isinstance(values, tuple | list) else [values]) if isinstance(each, Tensor)]
 
 
 def test_reads_are_found() -> None:
@@ -63,7 +37,9 @@ def test_reads_are_found() -> None:
         _ = values[mask], values[values], values[0], int(values[1]), values.sum().item(), mask.nonzero(), bool(mask[0])
         values.repeat_interleave(values), values.repeat_interleave(2)
         values[mask] = 1
+        values[[0, 1]] = values.new_tensor([1, 2])
     found = ["__getitem__", "__int__", "item", "nonzero", "__bool__", "repeat_interleave", "__setitem__"]
+    found += ["new_tensor", "__setitem__"]
     assert reads.found == found
 
 
@@ -95,6 +71,41 @@ def test_a_launch_reads_once_a_stop_by_any_rule(policy: str, recorded: bool, mon
         (stayed,) = SplitReplica(model).run(order)
     assert len(stayed.rows) == 5
     assert reads.found == [LEDGER] * 2, "there is no ramp at the third stop"
+
+
+@pytest.mark.parametrize("names", [("bert", "distilbert"), ("distilbert", "bert")])
+def test_a_cascade_reads_once_a_level_and_what_it_remembers(names: tuple[str, str]) -> None:
+    """What earlier levels answered is copied while the level computes, so the host waits for exits alone."""
+    model = cascade(names, threshold=1.1, weights=(0.6, 0.6), inner=1.1)
+    batch = model.merge(inputs_of(names, 5, seed=3))
+    with Reads() as reads:
+        while True:
+            launched = model.run(batch, model.num_blocks, model.ramp_blocks)
+            if launched.survivors is None:
+                break
+            batch = launched.survivors
+    assert set(reads.found) == {LEDGER}
+    assert len(reads.found) <= 2 * (len(model.ramp_blocks) + 1)
+
+
+SAMPLED = Sampling(0.8, top_p=0.9, top_k=7, min_p=0.1)
+CHANGED = Sampling(bias=((3, 1.0),), presence=1.0, repetition=1.5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED, CHANGED])
+@pytest.mark.parametrize("reads_source", [False, True])
+def test_a_decoders_launch_reads_once(sampling: Sampling, reads_source: bool) -> None:
+    """The tokens and whether they are sure. What requests ask for comes in copies that the host does not wait for."""
+    model = t5() if reads_source else decoder()
+    asked = [TextRequest((0,) if reads_source else (1, 2), 4, sampling=sampling, min_tokens=4)] * 2
+    if reads_source:
+        asked = [replace(each, source=(3, 4, 5)[: 2 + row]) for row, each in enumerate(asked)]
+    running = engine(model, {1: 1.1})
+    with Reads() as reads:
+        running.write_all(asked)
+    masks = ["__bool__"] * 2 * reads_source  # Hugging Face's encoder reads once of new sources whether any is padded
+    assert set(reads.found) == {"tolist", *masks}
+    assert reads.found.count("__bool__") <= len(masks)
 
 
 def run_again(model: Any, block_range: BlockRange, buffers: "Callable[[], RangeInputs]") -> Recording:

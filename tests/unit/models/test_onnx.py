@@ -82,6 +82,18 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
 
 
+def test_all_that_a_session_gives_passes_into_torchs_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where streams keep no other memory."""
+    model = network("resnet", "entropy", [0.5])
+    batch, passed = batch_for(model, "resnet"), list[torch.Tensor]()
+    monkeypatch.setattr(onnx_session, "in_torchs_memory", lambda output: passed.append(output) or output)
+    served = OnnxModel(model, "resnet, passed", cache=cache)
+    served.prepare([BlockRange(0, 2, (0, 1))], batch)
+    launched = served.run(batch, 2, (0, 1), np.arange(len(batch)))
+    assert launched.survivors is not None
+    assert len(passed) == 3, "two ramps and the hidden state"
+
+
 def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("resnet")
     batch = batch_for(model, "resnet")

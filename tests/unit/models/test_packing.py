@@ -219,6 +219,33 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         assert np.abs(found.logits - expected.logits).max() < 1e-4
 
 
+@pytest.mark.parametrize("name", ["mpnet", "deberta-v3", "gpt2", "modernbert"])
+@pytest.mark.parametrize("recorded", [False, True])
+@settings(deadline=None, max_examples=4)
+@given(st.lists(some_lengths, min_size=2, max_size=3), st.integers(0, 99))
+def test_with_a_fused_kernel_texts_that_need_padding_are_padded_by_the_device(
+    name: str, recorded: bool, batches: list[list[int]], seed: int
+) -> None:
+    """The kernel takes no bias. Batches of other texts in the same shapes follow each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        exact = network(name, "entropy", [0.8])
+        expected = [exact.run(texts(each, seed, exact), exact.num_blocks, exact.ramp_blocks).exits for each in batches]
+        as_on_cuda(patch, fake_kernel)
+        model = GraphModel(exact, Recorder(exact)) if recorded else exact
+        for lengths, known in zip(batches, expected, strict=True):
+            found = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
+            assert found.blocks.tolist() == known.blocks.tolist()
+            assert np.abs(found.logits - known.logits).max() < 1e-4
+
+
+def test_for_a_fused_kernel_the_host_sends_what_grows_with_tokens_only() -> None:
+    """Not what grows with texts times the longest of them."""
+    lengths = np.array([500, *([1] * 63)])
+    made = in_shape(lengths, CPU, RecordingShape(64, int(lengths.sum()), 500), fused=True)
+    assert set(made.tensors()) == {"positions", "starts", "edges"}
+    assert made.padded.bands[0].places.shape == (64, 500)
+
+
 def test_a_kernel_that_takes_no_scale_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in torch 2.10."""
     for name, parameters in (("varlen_old", "query, key"), ("varlen_new", "query, key, *, scale=None")):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.models.onnx_session import in_torchs_memory
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica import serve_replica
 from isobatch.deployments.replica.split import SplitReplica
@@ -128,6 +129,15 @@ def test_where_onnx_runtime_records_no_other_thread_calls_cuda(monkeypatch: pyte
     assert replica.gpu is None
     hop(replica, batch, by_value_bytes=0)
     assert cuda.calls[-1] == "host waits for an event", "the thread that computes waits"
+
+
+def test_what_onnx_runtime_gives_on_a_gpu_is_copied_into_memory_that_streams_keep() -> None:
+    """`record_stream` does nothing for memory that is not torch's, and ONNX Runtime uses freed memory at once."""
+    output = torch.rand(2, 3)
+    on_gpu = output.as_subclass(OnGpu)
+    assert in_torchs_memory(output) is output
+    assert in_torchs_memory(on_gpu).data_ptr() != output.data_ptr()
+    assert torch.equal(in_torchs_memory(on_gpu), on_gpu)
 
 
 def test_a_replica_brings_parts_before_their_launch_and_frees_them_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ class Replica:
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
         self.stuck_for_s: list[float] = []
-        self.server = OrderServer(self.run, self.stuck_for_s.append)
+        self.server = OrderServer(self.run, self.warm_up, self.stuck_for_s.append)
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """An order is known by where it stops: 0 fails, 1 misses something, others wait for their gate."""
@@ -168,6 +168,10 @@ class Replica:
         yield Departed(Exits(np.zeros(1, int), np.zeros(1, int), np.zeros((1, 2), np.float32)), float(order.stop))
         await gate.wait()
         yield Stayed(None, np.zeros(0, int), float(order.stop))
+
+    async def warm_up(self, plan: str) -> None:
+        """A plan is known by the stop for whose gate it waits; the empty one fails."""
+        await self.gates.setdefault(int(plan), asyncio.Event()).wait()
 
 
 Scene = Callable[[Replica, ReplicaConnection, list[str]], Awaitable[Any]]
@@ -201,6 +205,21 @@ async def replies(connection: ReplicaConnection, stop: int) -> list[float]:
 async def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.001)
+
+
+def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile() -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+        warming = asyncio.ensure_future(connection.warm_up("7"))
+        replica.gates[2] = asyncio.Event()
+        replica.gates[2].set()
+        assert await replies(connection, 2) == [2.0, 2.0]
+        assert not warming.done()
+        replica.gates[7].set()
+        await warming
+        with pytest.raises(LaunchError, match="ValueError: invalid literal"):
+            await connection.warm_up("")
+
+    play(scene)
 
 
 def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:

@@ -1,0 +1,100 @@
+"""What moving survivors costs is measured between real processes, kept in a profile, and counted by plans."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from isobatch.cluster.cli import app
+from isobatch.cluster.profiling import links
+from isobatch.cluster.profiling.links import Hops, in_one_machine
+from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.graph import read_graph
+from isobatch.deployments.planning import first_plan
+from isobatch.profiles.devices import Link, fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from tests.helpers.virtual_device import SURVIVAL, table
+
+SIZES = (4096, 2**22)
+
+
+def test_hops_between_two_processes_are_measured() -> None:
+    link, note = in_one_machine("cpu", "cpu", SIZES, rounds=5)
+    assert (link.source, link.target, link.one_machine) == ("cpu", "cpu", True)
+    assert 0 < link.turn_s < 1.0
+    assert link.transfer_s(2**22) > 2**22 / 100e9, "4 MiB do not come at 100 GB/s"
+    assert note.startswith("link cpu>cpu in one machine: 4 KiB ")
+    assert ", 4096 KiB " in note
+
+
+def test_a_link_is_the_line_through_its_hops() -> None:
+    known = Link("a", "b", 2e9, 0.0005)
+    measured = Hops({size: known.transfer_s(size) for size in (4096, 2**16, 2**20, 2**24)}, turn_s=0.0003)
+    link = measured.link("a", "b", one_machine=False)
+    assert (link.bytes_per_s, link.latency_s) == pytest.approx((2e9, 0.0005), rel=1e-6)
+    assert (link.turn_s, measured.link("a", "a", one_machine=False).turn_s) == (0.0, 0.0003)
+    noise = Hops({4096: 0.002, 2**20: 0.001}, 0.0).link("a", "b", one_machine=False)
+    assert noise.transfer_s(2**20) == pytest.approx(0.001), "a line that falls is none"
+
+
+def test_a_profile_keeps_links_and_a_later_one_replaces_that_between_the_same_kinds(tmp_path: Path) -> None:
+    slow, fast, inside = Link("v100", "v100", 1e6, 0.1), Link("v100", "v100", 1e9, 0.0), Link("v100", "v100", 1e10, 0.0)
+    inside = replace(inside, one_machine=True)
+    known = Profile("toy", (table(),), ExitProfile(SURVIVAL), ("link v100>v100: slow",), links=(slow, inside))
+    new = replace(known, links=(fast,), notes=("link v100>v100: fast",))
+    save(known.joined_by(new), tmp_path / "profile.json")
+    after = load(tmp_path / "profile.json")
+    assert after.links == (fast, inside)
+    assert after.notes == ("link v100>v100: fast",)
+
+
+def test_measured_links_replace_the_catalogues_where_they_were_measured() -> None:
+    devices = fleet("v100=1,k80=1")
+    measured = [Link("v100", "k80", 5e6, 0.2), Link("k80", "k80", 7e9, 0.1, 0.4, one_machine=True)]
+    network = {(link.source, link.target): link for link in links_between(devices, measured=measured)}
+    inside = {(x.source, x.target): x for x in links_between(devices, one_machine=True, measured=measured)}
+    plain = {(link.source, link.target): link for link in links_between(devices)}
+    assert network == plain | {("v100", "k80"): measured[0]}
+    assert inside["k80", "k80"] == measured[1]
+    assert inside["v100", "k80"] != measured[0]
+    declared = links_between(devices, gbit_per_s={"v100>k80": 8.0}, measured=measured)
+    assert replace(measured[0], bytes_per_s=1e9) in declared, "what a user declares goes first"
+
+
+def test_plans_that_are_made_at_the_start_count_measured_links(tmp_path: Path) -> None:
+    kind = table().kind
+    slow = Link(kind, kind, 1e3, 5.0)
+    path = tmp_path / "profile.json"
+    fields = {"profile": str(path), "backend": "virtual", "slo_ms": 60_000, "devices": {kind: 4}}
+    save(Profile("toy", (table(),), ExitProfile(SURVIVAL), links=(slow,)), path)
+    config = checked(AppConfig, fields)
+    assert read_graph(config).facts.links[kind, kind] == slow
+    plan = first_plan(config, load(path))
+    assert all(len(pipeline.placements) == 1 for pipeline in plan.pipelines), "nothing is sent over that link"
+
+
+def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.cluster.commands.profile_links.address_file", lambda: tmp_path / "no Ray")
+    link = Link("cpu", "cpu", 1e9, 0.001, 0.001, one_machine=True)
+    asked: list[tuple[int, ...]] = []
+
+    def measured(device: str, kind: str, sizes: tuple[int, ...]) -> tuple[Link, str]:
+        asked.append(sizes)
+        return link, "link cpu>cpu in one machine: 4 KiB 1.00 ms"
+
+    monkeypatch.setattr("isobatch.cluster.commands.profile_links.in_one_machine", measured)
+    out = tmp_path / "profile.json"
+    run = partial(CliRunner().invoke, app)
+    refused = run(["profile", "demo", "--links", "--out", str(out)])
+    assert "--links adds to a profile, and there is no" in str(refused.exception or refused.output)
+    save(Profile("demo", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), out)
+    wrong = run(["profile", "llm-demo", "--links", "--out", str(out)])
+    assert "is for classifiers" in str(wrong.exception or wrong.output)
+    done = run(["profile", "demo", "--links", "--out", str(out), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert load(out).links == (link,)
+    assert asked == [links.sizes_up_to(table().largest * max(table().hidden_bytes))]
+    assert "1.00 ms and 1000 MB/s" in done.output
