@@ -77,11 +77,11 @@ def optimize(
 ) -> Plan:
     """The best plan there is. When there is none, the error names the limit that binds and the nearest feasible value.
 
-    `exits` replace those of the profile, for a forecast. The plan is made for the survival that its own ramps cause, as
-    far as that is known (`ExitProfile.sure`). `gap` lets the search stop when no plan can be
-    better by more than this share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is
-    better, unless `side_by_side` is False. Where the profile knows the lengths of texts, the plan counts tokens
-    (`Plan.length`). Where the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
+    The plan is made for the survival that its own ramps cause, as far as that is known (`ExitProfile.sure`). `exits`
+    replace those of the profile, for a forecast. `gap` lets the search stop when no plan can be better by more than
+    this share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless
+    `side_by_side` is False. Where the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). Where
+    the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = exits or profile.exits_of(profile.length)
     asked = problem(profile, devices, links, exits.survival, profile.length, exits)

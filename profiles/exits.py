@@ -118,13 +118,14 @@ class ExitProfile:
         changed = ExitProfile(tuple(survival))
         if not self.sure:
             return changed
-        leave, before = (-np.diff([*shares, 0.0]) for shares in (changed.survival, self._all_open))
-        sets = [(tuple(range(ramp, self.num_blocks - 1)), leave[ramp]) for ramp in np.flatnonzero(before <= LEAST)]
-        for ramps, share in self.sure:
-            ramp = min(ramps, default=self.num_blocks - 1)
-            if before[ramp] > LEAST:
-                sets.append((ramps, share * leave[ramp] / before[ramp]))
-        return replace(changed, sure=tuple((ramps, min(1.0, float(share))) for ramps, share in sets if share > 0))
+        sure, shares = self.by_set
+        first, leave = first_ramp(sure), -np.diff([*changed.survival, 0.0])
+        before = np.bincount(first, shares, minlength=self.num_blocks)
+        sets = [(tuple(range(ramp, self.num_blocks - 1)), leave[ramp]) for ramp in np.flatnonzero(before == 0)]
+        for (ramps, share), ramp in zip(self.sure, first, strict=True):
+            if share > 0:
+                sets.append((ramps, share / before[ramp] * leave[ramp]))
+        return replace(changed, sure=tuple((ramps, float(share)) for ramps, share in sets if share > 0))
 
     def spread(self, left: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
         """Counts of inputs by the ramp at which they left, if all ramps had been open.

@@ -225,7 +225,7 @@ def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _digits(value: float) -> float:
-    """RoundTimes to four digits, which is more than any clock gives, and easy to read."""
+    """Rounded to four digits, which is more than any clock gives, and easy to read."""
     return float(f"{value:.4g}")
 
 

@@ -16,19 +16,14 @@ WARMS_UP_S = 5.0
 console = Console(stderr=True, width=140)
 
 
-def figures(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
-    """What each peer sustains in its best round: they have no plan that could tell where to search."""
+def figures(case: RealCase, number: int, seconds: float) -> dict[str, float]:
+    """What each peer sustains in one round: they have no plan that could tell where to search."""
     there, per_s = [peer for peer in SHARED if has(peer)], _called_per_s(case)
     found = {f"missing_{peer.name}": float(peer not in there) for peer in SHARED}
-    rates: dict[str, float] = {}
-    for number in range(rounds):
-        for peer in there:
-            sustained_per_s = _sustained_per_s(peer, case, per_s, seconds, number)
-            rates[peer.name] = max(rates.get(peer.name, 0.0), sustained_per_s)
-            console.print(
-                f"{case.dtype}, round {number + 1} of {rounds}, {peer.name}: sustains {sustained_per_s:.1f}/s"
-            )
-    return found | {f"live_per_s_{name}": rate for name, rate in rates.items()}
+    for peer in there:
+        found[f"live_per_s_{peer.name}"] = rate_per_s = _sustained_per_s(peer, case, per_s, seconds, number)
+        console.print(f"{case.dtype}, {peer.name}: sustains {rate_per_s:.1f}/s")
+    return found
 
 
 def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, seed: int) -> float:

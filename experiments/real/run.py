@@ -26,7 +26,7 @@ from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, S
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, SURVIVAL, WIDTH, profiled
+from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, WIDTH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -89,7 +89,9 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     if "peers" in wanted:
-        yield RealPart(f"peers {first.dtype}", f"_{first.dtype}", partial(peers.figures, first, few, seconds))
+        for number in range(few):
+            figures = partial(peers.figures, first, number, seconds)
+            yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", figures)
 
 
 def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:
@@ -134,18 +136,24 @@ def _round(name: str, case: RealCase, number: int, seconds: float) -> dict[str, 
 def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:
     """The figures of one round: the systems take turns, in odd rounds the other way round."""
     with TemporaryDirectory() as folder:
-        before_s = chain_s()
+        before_s = chain_s(case)
         known = profiled(case.checkpoint, Path(folder), dtype=case.dtype, size=case.size)
-        profiled_s = (before_s + chain_s()) / 2
+        profiled_s = (before_s + chain_s(case)) / 2
         with bare() as here:
             return asyncio.run(_measured(here, Path(folder), known, profiled_s, case, number, seconds))
 
 
-def chain_s() -> float:
-    """The time of a chain of plain layers on one thread: how fast this machine is now, beside its neighbours."""
+def chain_s(case: RealCase) -> float:
+    """The time of a chain of plain layers on one thread: how fast this machine is now, beside its neighbours.
+
+    Only of a CPU: a GPU has none. In int8 the chain computes as fast as this processor can.
+    """
+    if case.size.device != KIND:
+        return 1.0
     torch.set_num_threads(1)
-    layers = [torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16) for _ in range(LAYERS)]  # each has memory of its own
-    hidden, times = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), list[float]()
+    dtype = getattr(torch, DTYPE if case.dtype == "int8" else case.dtype)
+    layers = [torch.randn(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)]  # each has memory of its own
+    hidden, times = torch.randn(TOKENS, WIDTH, dtype=dtype), list[float]()
     with torch.inference_mode():
         for _ in range(CHAINS):
             began_s, each = time.perf_counter(), hidden
@@ -165,9 +173,9 @@ async def _measured(
     stolen, total = core_times()
     for system in planned if number % 2 == 0 else planned[::-1]:
         await served.follow(system)
-        before_s = chain_s()
+        before_s = chain_s(case)
         sustained_per_s = await served.sustained_per_s(system, seconds, seed=number)
-        slower = (before_s + chain_s()) / 2 / profiled_s
+        slower = (before_s + chain_s(case)) / 2 / profiled_s
         seen[system.name] = Seen(sustained_per_s, slower, await served.nearly(system, seconds))
         console.print(f"{_splits(system.plan)} promises {system.promised_per_s:.1f}/s: {seen[system.name]}")
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))

@@ -56,6 +56,11 @@ def test_other_inputs_go_on_in_the_same_proportions_behind_closed_ramps(
     assert ExitProfile(exits.survival).with_survival(survival) == ExitProfile(survival)
 
 
+def test_shares_that_are_rounded_in_a_file_may_be_spread_anew() -> None:
+    exits = ExitProfile((1.0, 0.4, 3e-6), (((0,), 0.6), ((1,), 0.399998), ((), 0.0000029)))
+    assert exits.with_survival((1.0, 0.9, 0.8)).survival_with({0, 1}) == pytest.approx((1.0, 0.9, 0.8))
+
+
 @given(st.integers(0, 50), st.sets(st.integers(0, 3)))
 def test_counts_with_closed_ramps_show_what_all_open_ramps_would(seed: int, ramps: set[int]) -> None:
     exits = Evidence(table := exit_table(seed, 4, 60), table, "accuracy", 0.01, 0.95).exits(np.full(4, 12))
