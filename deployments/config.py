@@ -23,6 +23,7 @@ from isobatch.deployments.named import (
     BACKENDS,
     LOADER,
     VIRTUAL,
+    CanaryTerms,
     DeclaredDevices,
     DeviceName,
     HostName,
@@ -256,6 +257,7 @@ class AppConfig(ServedConfig):
         lt=1,
         description="The share of answers that must equal the full network's; none: as `isobatch prepare` promised.",
     )
+    canary: CanaryTerms | None = Field(None, description="Another application that computes a share of requests too.")
 
     @model_validator(mode="before")
     @classmethod
