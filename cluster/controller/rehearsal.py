@@ -166,16 +166,21 @@ async def _drive_fleet(
         for each in driven.values():
             await each.until(now_s)
         if arbiter and now_s - looked_s >= arbiter.look_again_s:
-            standings = {name: await each.loop.standing() for name, each in driven.items()}
             looked_s, before, began_s = now_s, arbiter.decisions[-1:], time.process_time()
-            grants = arbiter.look(standings, arbiter.config.devices, now_s)
+            await _grant(driven, arbiter, now_s)
             if arbiter.decisions[-1:] != before:
                 decisions.append(arbiter.decisions[-1])
                 decide_s += time.process_time() - began_s
-            for name, grant in grants.items():
-                await driven[name].loop.grant(grant)
+            await _grant(driven, arbiter, now_s)  # what the givers have just freed
         progress(now_s)
     return decisions, decide_s
+
+
+async def _grant(driven: Mapping[str, _Driven], arbiter: Arbiter, now_s: float) -> None:
+    standings = {name: await each.loop.standing() for name, each in driven.items()}
+    for name, grant in arbiter.look(standings, arbiter.config.devices, now_s).items():
+        await driven[name].loop.grant(grant)
+        await driven[name].loop.act()
 
 
 async def _drive(driven: _Driven, seconds: float, every_s: float, progress: Callable[[float], None]) -> None:
