@@ -31,7 +31,7 @@ LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application witho
 QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, not forecasts
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 AGAIN_S = 5.0  # the same where replicas start so soon: a division is expected to stay for no longer
-MOVING_S = 0.2  # between two looks while a device changes hands
+MOVING_S = 0.5  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
 Budget = Mapping[str, int]  # devices by kind
 

@@ -166,21 +166,26 @@ async def _drive_fleet(
         for each in driven.values():
             await each.until(now_s)
         if arbiter and now_s - looked_s >= arbiter.look_again_s:
-            looked_s, before, began_s = now_s, arbiter.decisions[-1:], time.process_time()
-            await _grant(driven, arbiter, now_s)
+            looked_s, before = now_s, arbiter.decisions[-1:]
+            took_s = await _grant(driven, arbiter, now_s)
             if arbiter.decisions[-1:] != before:
                 decisions.append(arbiter.decisions[-1])
-                decide_s += time.process_time() - began_s
+                decide_s += took_s
             await _grant(driven, arbiter, now_s)  # what the givers have just freed
         progress(now_s)
     return decisions, decide_s
 
 
-async def _grant(driven: Mapping[str, _Driven], arbiter: Arbiter, now_s: float) -> None:
+async def _grant(driven: Mapping[str, _Driven], arbiter: Arbiter, now_s: float) -> float:
+    """Let the arbiter look, and the controllers follow. Returns the processor time of the look."""
     standings = {name: await each.loop.standing() for name, each in driven.items()}
-    for name, grant in arbiter.look(standings, arbiter.config.devices, now_s).items():
+    began_s = time.process_time()
+    grants = arbiter.look(standings, arbiter.config.devices, now_s)
+    took_s = time.process_time() - began_s
+    for name, grant in grants.items():
         await driven[name].loop.grant(grant)
         await driven[name].loop.act()
+    return took_s
 
 
 async def _drive(driven: _Driven, seconds: float, every_s: float, progress: Callable[[float], None]) -> None:
