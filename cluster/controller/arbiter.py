@@ -139,9 +139,14 @@ class Arbiter:
         return dict(self._grants(standings, present))
 
     @property
+    def is_moving(self) -> bool:
+        """Whether a device changes hands."""
+        return self._aims != self.budgets
+
+    @property
     def look_again_s(self) -> float:
-        """After this time the next look is due: soon, while a device changes hands."""
-        return min(MOVING_S, self.config.look_every_s) if self._aims != self.budgets else self.config.look_every_s
+        """After this time the next look is due."""
+        return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
 
     def _reason(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""

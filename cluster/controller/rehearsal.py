@@ -171,7 +171,8 @@ async def _drive_fleet(
             if arbiter.decisions[-1:] != before:
                 decisions.append(arbiter.decisions[-1])
                 decide_s += took_s
-            await _grant(driven, arbiter, now_s)  # what the givers have just freed
+            if arbiter.is_moving:  # to the takers, what the givers have just freed
+                await _grant(driven, arbiter, now_s)
         progress(now_s)
     return decisions, decide_s
 
