@@ -95,7 +95,8 @@ class Canary:
                 reply = await self._ask(body, sent | {DEADLINE: b"%.3f" % (1e3 * within_s)})
         except Exception as error:
             log.warning("the canary %s did not answer: %s", self.terms.application, type(error).__name__)
-        answer.set_result(reply)
+        if not answer.cancelled():  # the client may have gone
+            answer.set_result(reply)
 
     def _count(self, mine: Reply, theirs: Reply | None) -> None:
         names = theirs.names if theirs else ()
