@@ -6,6 +6,7 @@ No `from __future__ import annotations` here: Serve reads the annotation of `bui
 import asyncio
 import gc
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,21 +21,26 @@ from isobatch.deployments.deployer.deployer import Deployer
 from isobatch.deployments.deployer.fleet import delete_left
 from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
 from isobatch.deployments.front import router, shortcut
+from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import limit_http
+from isobatch.deployments.front.canary import Canary, Headers, Reply
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.follower import Follower
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.in_process import InProcess
+from isobatch.deployments.front.predict import Predict
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.front.stats import export
 from isobatch.deployments.graph import check_depth, check_weights
+from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.planning import has_room_beside
 from isobatch.deployments.ray_facts import application_name, cluster_state, free_resources, labelled, nodes
 from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from isobatch.deployments.resources import declared, devices_of_a_node, requested_amounts
 from isobatch.deployments.serve_process import join_serves_log, process_options
+from isobatch.profiles.errors import UserError
 
 
 class Front:
@@ -45,6 +51,8 @@ class Front:
         network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config)
         self._config, self._network = config, network
         self._service = Service(config, time.perf_counter, network, self._opened)
+        self._canary = _canary(config.canary, self._service) if config.canary else None
+        self._api = create_api(self._service, self._canary)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         if config.planned:
@@ -52,15 +60,43 @@ class Front:
             check_weights(config)
 
     def _opened(self, driver: Driver) -> None:
+        if self._canary:
+            driver.counts.canary = self._canary.counts
+            self._reaching = asyncio.create_task(self._canary.begin())
         self._metrics = asyncio.create_task(export(driver, lambda: self._network.promised_per_s))
         self._tidy = None if self._config.planned else asyncio.create_task(_tidy_later(self._config.drain_s))
         limit_http(self._service, self._config.slo_ms)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        api = create_api(self._service)
-        shortcut.apply(api, api.direct)
-        return api
+        shortcut.apply(self._api, self._api.direct)
+        return self._api
+
+    async def computed(self, headers: Headers, body: bytes) -> Reply | None:
+        """The reply to POST /predict for another front, whose canary this application is; None: it is refused."""
+        predict = self._api.direct["/predict"]
+        assert isinstance(predict, Predict), "This is a bug: every network has this path."
+        with suppress(RefusedError):
+            return await predict.computed(headers, body)
+        return None
+
+    async def reached(self) -> None:
+        """Returns once requests are answered: Serve calls no method before."""
+
+
+def _canary(terms: CanaryTerms, service: Service) -> Canary:
+    if service.task.by_score or service.task.by_map:
+        raise UserError("args: canary: it compares labels, and this network answers with none: leave it out")
+    front = serve.get_deployment_handle(FRONT, terms.application)
+
+    async def ask(body: bytes, headers: Headers) -> Reply | None:
+        reply: Reply | None = await front.computed.remote(headers, body)
+        return reply
+
+    async def reach() -> None:
+        await front.reached.remote()
+
+    return Canary(terms, ask, reach)
 
 
 async def _tidy_later(drain_s: float) -> None:

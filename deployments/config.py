@@ -18,11 +18,12 @@ from pydantic import (
 )
 
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
-from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
+from isobatch.deployments.dispatch.orders import DEADLINE, PRIORITY, order_named, order_path
 from isobatch.deployments.named import (
     BACKENDS,
     LOADER,
     VIRTUAL,
+    CanaryTerms,
     DeclaredDevices,
     DeviceName,
     HostName,
@@ -256,6 +257,7 @@ class AppConfig(ServedConfig):
         lt=1,
         description="The share of answers that must equal the full network's; none: as `isobatch prepare` promised.",
     )
+    canary: CanaryTerms | None = Field(None, description="Another application that computes a share of requests too.")
 
     @model_validator(mode="before")
     @classmethod
@@ -299,6 +301,7 @@ class AppConfig(ServedConfig):
             tolerance=tolerance_in(self.prepared_folder) if self.prepared_folder else 0.0,
             answers_early=self.answers == "early",
             order=order_named(self.order),
+            yields=self.order == PRIORITY,
         )
 
     @property

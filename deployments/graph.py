@@ -178,7 +178,7 @@ OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "
 OF_FRONTS = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
     "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
-    "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order",
+    "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
 }  # fmt: skip
 
 

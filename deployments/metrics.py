@@ -67,6 +67,12 @@ FRONT = (
         "isobatch_promise", "Gauge", "1 for the current state of the promise: kept, broken or not watched.", ("state",)
     ),
     MetricFamily(
+        "isobatch_canary_inputs",
+        "Counter",
+        "Inputs that a canary computed too: kept, missed; withdrawn: 1 for a front.",
+        ("outcome",),
+    ),
+    MetricFamily(
         "isobatch_level_answers", "Counter", "Answers by the level of the cascade that gave them.", ("level",)
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from isobatch.profiles.errors import UserError
 
@@ -152,3 +152,21 @@ ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
 DeviceName = Annotated[str, _shaped(r"cpu|cuda(:0)?", "be 'cpu' or 'cuda': Ray gives a replica its GPU")]
 DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)]
+
+
+class CanaryTerms(BaseModel):
+    """Another application of the same Serve file, whose network may take the place of the present one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    application: str = Field(pattern=r"^[\w.-]+$", description="The name of the application with the new network.")
+    share: float = Field(0.1, gt=0, le=1, description="The share of requests that both networks compute.")
+    shadow: bool = Field(
+        False, description="Whether clients get the present network's answers; otherwise they get the new one's."
+    )
+    agreement: float = Field(
+        0.95,
+        gt=0,
+        lt=1,
+        description="The share of inputs that the new network must answer in time with the same labels.",
+    )

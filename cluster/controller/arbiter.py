@@ -7,6 +7,7 @@ own devices sustain.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
@@ -31,7 +32,7 @@ LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application witho
 QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, not forecasts
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 AGAIN_S = 5.0  # the same where replicas start so soon: a division is expected to stay for no longer
-MOVING_S = 1.0  # between two looks while a device changes hands
+MOVING_S = 0.5  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
 Budget = Mapping[str, int]  # devices by kind
 
@@ -56,7 +57,13 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
+    sustains_per_s: float = inf  # by the plan that runs
     standby: tuple[StandbyReplica, ...] = ()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether inputs are refused, or soon will be, where devices come soon enough to prevent it."""
+        return self.refuses or (is_quick(self.start_s) and self.expected_per_s > (1 + RESERVE) * self.sustains_per_s)
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -80,6 +87,7 @@ class Standing:
             start_s=known.record.start_s,
             arrivals_per_s=observed.arrivals_per_s,
             goodput_per_s=observed.goodput_per_s,
+            sustains_per_s=known.sustains_per_s(controller.running),
             standby=window.latest.standby if window.latest else (),
         )
 
@@ -139,9 +147,14 @@ class Arbiter:
         return dict(self._grants(standings, present))
 
     @property
+    def is_moving(self) -> bool:
+        """Whether a device changes hands."""
+        return self._aims != self.budgets
+
+    @property
     def look_again_s(self) -> float:
-        """After this time the next look is due: soon, while a device changes hands."""
-        return min(MOVING_S, self.config.look_every_s) if self._aims != self.budgets else self.config.look_every_s
+        """After this time the next look is due."""
+        return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
 
     def _reason(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""
@@ -152,7 +165,8 @@ class Arbiter:
         quick = all(is_quick(each.start_s) for each in standings.values())
         late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
         if refusing and (late or refusing - self._refusing):
-            return f"inputs of {', '.join(sorted(refusing))} are refused"
+            now = any(each.refuses for each in standings.values())
+            return f"inputs of {', '.join(sorted(refusing))} {'are' if now else 'would soon be'} refused"
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
 
     def _decide(self, reason: str, standings: Mapping[str, Standing], present: Budget, now_s: float) -> None:
@@ -197,8 +211,7 @@ class Arbiter:
             if budget != has or ids != self._ids.get(name):
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
-                if ids is not None:
-                    self._ids[name] = ids
+                self._ids |= {} if ids is None else {name: ids}
                 yield name, Grant(budget, why, ids)
 
     def _chosen(self, name: str, budget: Budget) -> frozenset[str] | None:
@@ -361,7 +374,7 @@ def _reached(goal: FleetGoal, was: float | None, now: float) -> str:
 
 
 def _refusing(standings: Mapping[str, Standing]) -> frozenset[str]:
-    return frozenset(name for name, each in standings.items() if each.refuses)
+    return frozenset(name for name, each in standings.items() if each.is_short)
 
 
 def is_quick(start_s: float) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
@@ -68,6 +69,7 @@ class ControlLoop:
         self._turn = asyncio.Lock()  # a person may send a command while the loop looks
         self._deciding = asyncio.Lock()  # the controller is not thread-safe
         self._commands = set[asyncio.Task[Any]]()  # commands of persons that are being executed
+        self._granted = asyncio.Event()
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
     def go_on_from(self, before: "ControlLoop") -> None:
@@ -78,11 +80,15 @@ class ControlLoop:
     async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
         """Look until the application has another configuration. A look that fails is logged, and the next follows."""
         while True:
-            await asyncio.sleep(self.controller.patience.react_every_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._granted.wait(), self.controller.patience.react_every_s)
             try:
-                if self.is_due and not await stays():
+                if self._granted.is_set():
+                    await self.act()
+                elif self.is_due and not await stays():
                     return
-                await self.step()
+                else:
+                    await self.step()
                 self.trouble = None
             except Exception as error:
                 if self.trouble is None:
@@ -144,13 +150,21 @@ class ControlLoop:
         return await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
 
     async def grant(self, grant: Grant) -> None:
-        """Plan on other devices from the next look on, which is due at once."""
+        """Plan on other devices from now on: `act`, which `run` calls next, changes to them."""
         if grant.why:
             async with self._deciding:
                 self.controller.grant(grant.budget, grant.why, self._clock())
                 self.decided["granted"] += 1
         if grant.device_ids is not None:
             await self._application.use(grant.device_ids)
+        self._granted.set()
+
+    async def act(self) -> None:
+        """Roll out what follows from a grant, and look anew after that."""
+        self._granted.clear()
+        async with self._turn:
+            if step := await self._call(self.controller.act, self._clock()):
+                await self._execute(step)
         self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:

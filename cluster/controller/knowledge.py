@@ -13,7 +13,7 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
-RECENT_S = 20.0  # the looks of this time show the present rate of arrivals
+RECENT_S = 2.0  # the looks of this time show the present rate of arrivals
 
 
 class CurrentWindow:

@@ -166,16 +166,27 @@ async def _drive_fleet(
         for each in driven.values():
             await each.until(now_s)
         if arbiter and now_s - looked_s >= arbiter.look_again_s:
-            standings = {name: await each.loop.standing() for name, each in driven.items()}
-            looked_s, before, began_s = now_s, arbiter.decisions[-1:], time.process_time()
-            grants = arbiter.look(standings, arbiter.config.devices, now_s)
+            looked_s, before = now_s, arbiter.decisions[-1:]
+            took_s = await _grant(driven, arbiter, now_s)
             if arbiter.decisions[-1:] != before:
                 decisions.append(arbiter.decisions[-1])
-                decide_s += time.process_time() - began_s
-            for name, grant in grants.items():
-                await driven[name].loop.grant(grant)
+                decide_s += took_s
+            if arbiter.is_moving:  # to the takers, what the givers have just freed
+                await _grant(driven, arbiter, now_s)
         progress(now_s)
     return decisions, decide_s
+
+
+async def _grant(driven: Mapping[str, _Driven], arbiter: Arbiter, now_s: float) -> float:
+    """Let the arbiter look, and the controllers follow. Returns the processor time of the look."""
+    standings = {name: await each.loop.standing() for name, each in driven.items()}
+    began_s = time.process_time()
+    grants = arbiter.look(standings, arbiter.config.devices, now_s)
+    took_s = time.process_time() - began_s
+    for name, grant in grants.items():
+        await driven[name].loop.grant(grant)
+        await driven[name].loop.act()
+    return took_s
 
 
 async def _drive(driven: _Driven, seconds: float, every_s: float, progress: Callable[[float], None]) -> None:

@@ -1,7 +1,7 @@
 """Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig, MemberTerms
+from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig
 from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -183,6 +183,11 @@ def _check_apart(content: ServeFile) -> None:
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
+    canaries = {name_of(each): (each.get("args") or {}).get("canary") for each in classifiers(content)}
+    for name, canary in canaries.items():
+        if canary and canary["application"] not in (others := canaries.keys() - {name}):
+            named = f"canary: application = {canary['application']!r}"
+            raise UserError(f"{name}: {named}: the file's other classifiers are {', '.join(sorted(others)) or 'none'}")
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         if config.application not in names:
@@ -224,28 +229,9 @@ def _checked_arbiter(arbiter: dict[str, Any], content: ServeFile) -> ArbiterConf
     led = {name_of(each): each["args"] for each in classifiers(content)}
     settings = {name_of(each): each.get("args") or {} for each in controllers(content)}
     for each in config.applications:
-        if wrong := _misfit(each, config.devices, led, settings.get(each.controller, {})):
+        if wrong := each.misfit(config.devices, led, settings.get(each.controller, {})):
             raise UserError(f"{name_of(arbiter)}: args: applications: {wrong}")
     return config
-
-
-def _misfit(
-    terms: MemberTerms, fleet: Mapping[str, int], led: Mapping[str, dict[str, Any]], controller: dict[str, Any]
-) -> str:
-    """Why the arbiter cannot lead this application; empty: it can."""
-    name, shared = terms.name, controller.get("shared") or {}
-    if name not in led:
-        return f"there is no application {name} that classifies, only {', '.join(led) or 'none'}"
-    if not shared or controller.get("application") != name:
-        return f"{terms.controller} is no controller of {name} with shared: {dict(fleet)}"
-    if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
-        counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
-        return f"{terms.controller} shares {counts}: give both the same"
-    uses = read_plan(local(led[name]["plan"])).devices() if "plan" in led[name] else {}
-    if beyond := next((kind for kind, count in uses.items() if count > terms.devices.get(kind, 0)), None):
-        own = terms.devices.get(beyond, 0)
-        return f"the plan of {name} uses {uses[beyond]} {beyond}, of which {own} are its own: plan the fleet anew"
-    return ""
 
 
 def only(name: str, content: ServeFile) -> ServeFile:

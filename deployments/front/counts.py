@@ -107,6 +107,8 @@ class Counts:
         self._last_end_s = self._window_ends_s - AUDIT_WINDOW_S
         self._route: Route | None = None  # the route of the present window
 
+        self.canary: Counter[str] = Counter()  # as `Canary` counts
+
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # returned "by_value", or "held" on their replica

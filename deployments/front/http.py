@@ -13,6 +13,7 @@ from isobatch.deployments.front import openapi
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
+from isobatch.deployments.front.canary import Canary
 from isobatch.deployments.front.open_inference.rest import routes
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.page import show
@@ -69,8 +70,8 @@ _TEI_PREDICT = _Path(
 )  # fmt: skip
 
 
-def create_api(service: Service) -> Api:
-    """The ASGI application of a service."""
+def create_api(service: Service, canary: Canary | None = None) -> Api:
+    """The ASGI application of a service. `canary`: the application that computes a share of POST /predict too."""
 
     @asynccontextmanager
     async def life() -> AsyncIterator[None]:
@@ -80,13 +81,13 @@ def create_api(service: Service) -> Api:
         await service.close()
 
     api = api_of(service, "Early-exit inference", life, Api)
-    api.direct = _add_paths(api, service)
+    api.direct = _add_paths(api, service, canary)
     api.include_router(routes(service))
     show(api, service)
     return api
 
 
-def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
+def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str, ASGIApp]:
     """Describe the paths in an application's document, and return what answers them."""
     classifies_texts = service.reads_text and not service.task.by_token
     as_tei = classifies_texts and service.config.predict_form == "tei"
@@ -101,22 +102,23 @@ def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
         options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
         api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)
         forms = [form(service) for form in each.forms]
-        direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"))
+        of_predict = canary if each.path == "/predict" else None
+        direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"), canary=of_predict)
     if not as_tei:
-        direct["/predict"] = _own_path(api, service, classifies_texts)
+        direct["/predict"] = _own_path(api, service, classifies_texts, canary)
     if service.reads_text:
         _add_facts(api, service)
     return direct
 
 
-def _own_path(api: Api, service: Service, classifies_texts: bool) -> Predict:
+def _own_path(api: Api, service: Service, classifies_texts: bool, canary: Canary | None) -> Predict:
     described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
     request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value)
     about = "Answer one input or a list of them, in order."
     options = {**described, "openapi_extra": request_format, "description": about}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
-    own = OwnForm(service)
-    return Predict(service, own, tei.PredictForm(service)) if classifies_texts else Predict(service, own)
+    forms = (OwnForm(service), *((tei.PredictForm(service),) if classifies_texts else ()))
+    return Predict(service, *forms, canary=canary)
 
 
 async def _answered_by_form() -> NoReturn:

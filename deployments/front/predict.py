@@ -3,7 +3,9 @@
 A path takes requests in one or more forms: /predict in our own, and others in those of other servers (`protocols/`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.canary import Canary, Headers, Reply
+from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
@@ -41,10 +44,11 @@ class Predict:
     """The ASGI application of a path; it raises `RefusedError` for a request that gets no answer.
 
     A body without the mark of any form is read as the first one. `kind`: the name of the path in costs and traces.
+    `canary`: the application that computes a share of the requests too.
     """
 
-    def __init__(self, service: Service, *forms: Form, kind: str = "predict") -> None:
-        self._service, self._forms, self._kind = service, forms, kind
+    def __init__(self, service: Service, *forms: Form, kind: str = "predict", canary: Canary | None = None) -> None:
+        self._service, self._forms, self._kind, self._canary = service, forms, kind, canary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_headers = dict(scope["headers"])
@@ -61,16 +65,43 @@ class Predict:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive, form: list[Form]) -> bytes:
+    async def computed(self, headers: Headers, body: bytes) -> Reply:
+        """The reply to a request that another front sends, because this network is its canary."""
+        names = list[object]()
+        with self._service.counted(self._kind, headers):
+            incoming = self._service.register(self._kind, len(body), headers)
+            return Reply(await self._answer(incoming, headers, body, [self._forms[0]], names), tuple(names))
+
+    async def _reply(self, headers: Headers, receive: Receive, form: list[Form]) -> bytes:
         incoming = self._service.register(self._kind, size_of(headers), headers)
         body = await body_of(headers, receive, self._service.config.max_body_bytes)
+        if not (self._canary and self._canary.takes(incoming)):
+            return await self._answer(incoming, headers, body, form)
+
+        async def own() -> Reply:
+            names = list[object]()
+            return Reply(await self._answer(incoming, headers, body, form, names), tuple(names))
+
+        return await self._canary.reply(own(), body, headers, self._service.left_s(incoming))
+
+    async def _answer(
+        self, incoming: IncomingRequest, headers: Headers, body: bytes, form: list[Form],
+        names: list[object] | None = None,
+    ) -> bytes:  # fmt: skip
+        """The written reply. `names`, if given, gets the names of its labels, by input."""
 
         def read() -> Content[bytes]:
             content = content_of(headers, body)
             form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
-            return form[-1].read(content)
+            given = form[-1].read(content)
+            return given if names is None else replace(given, write=partial(self._named, names, given.write))
 
         return await self._service.answer(incoming, read, len(body))
+
+    def _named(self, names: list[object], write: Callable[[list[Answer]], bytes], answers: list[Answer]) -> bytes:
+        named, labels = self._service.task.named, self._service.labels
+        names.extend(named(answer.label, labels) for answer in answers)
+        return write(answers)
 
 
 class OwnForm(Form):

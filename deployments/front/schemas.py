@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
+from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.tasks import CLASSIFICATION, LABELS, REGRESSION, SCORING, TOKENS
 from isobatch.profiles.agreement import Agreement
 
@@ -221,6 +222,14 @@ class TokenStats(Schema):
     survival: list[float]
 
 
+class CanaryStats(CanaryTerms):
+    """The application that computes a share of requests too, and the inputs that both have computed."""
+
+    kept: int = Field(description="Inputs that the canary answered in time with the same labels.")
+    missed: int
+    withdrawn_by: int = Field(description="Fronts that send it no requests any more, as it missed too many.")
+
+
 class StatsBody(Schema):
     """The counts of all fronts together, since the start. `plan` and `splits` describe the present plan."""
 
@@ -250,4 +259,5 @@ class StatsBody(Schema):
     replicas: list[ReplicaStats]
     fronts: list[Usage]
     levels: list[LevelStats] | None = Field(None, description="The levels of a cascade.")
+    canary: CanaryStats | None = None
     tokens: TokenStats | None = Field(None, description="The counts in tokens, where the plan counts them.")

@@ -194,10 +194,13 @@ class Service:
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
         except RefusedError as refused:
-            waits = self._waits(deadline_s - arrived_s)
-            self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
-            refused.strains = waits and now_s + work_s <= deadline_s - rest_s
-            raise
+            if self._driver.outranked(priority, deadline_s - now_s - work_s):
+                rest_s = self._after_s(deadline_s)
+            else:
+                waits = self._waits(deadline_s - arrived_s)
+                self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
+                refused.strains = waits and now_s + work_s <= deadline_s - rest_s
+                raise
         long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         return IncomingRequest(
             kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority
@@ -266,6 +269,11 @@ class Service:
         """The result of long work with pictures, while the front goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._picture_threads, work, argument)
 
+    def left_s(self, incoming: IncomingRequest) -> float:
+        """The time until the deadline of a request, as far as its headers tell it."""
+        deadline_s = min(incoming.arrived_s + (incoming.within_s or self.config.slo_ms / 1e3), incoming.until_s)
+        return max(0.0, deadline_s - self._clock())
+
     def _waits(self, within_s: float) -> bool:
         """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
         return within_s >= _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
@@ -329,7 +337,7 @@ class Service:
             "slo_ms": self.config.slo_ms,
             "promise": self.promised,
         }
-        return application | stats_of(await self.all_fronts(), self._agreement)
+        return application | stats_of(await self.all_fronts(), self._agreement, self.config.canary)
 
     def encoded(self, inputs: object) -> "Packed | Pictures":
         """Encode the inputs. A list of texts is several; another list may be one input (an image, a pair) or more."""

@@ -18,6 +18,7 @@ from isobatch.deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.messages import FrontState, Usage
 from isobatch.deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
+from isobatch.deployments.named import CanaryTerms
 from isobatch.profiles.agreement import Agreement, PromiseState, agreement_text, recent_agreement
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -30,7 +31,9 @@ def state_of(driver: Driver) -> FrontState:
     return FrontState(counts, dispatcher.route, inside, waiting, replicas, usage(), counts.busy_s())
 
 
-def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dict[str, Any]:
+def stats_of(
+    fronts: Sequence[FrontState], promised: float | None = None, canary: CanaryTerms | None = None
+) -> dict[str, Any]:
     """The sums of the fronts' states. The plan is that of the first: all fronts change plans within milliseconds.
 
     `promised`: the agreement that audits should confirm.
@@ -55,6 +58,9 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
     }
     if route.edges:
         stats["levels"] = _levels(counts, route)
+    if canary:
+        counted = {name: counts.canary[name] for name in ("kept", "missed")}
+        stats["canary"] = canary.model_dump() | counted | {"withdrawn_by": counts.canary["withdrawn"]}
     return stats if route.length is None else stats | {"tokens": _tokens(counts, route)}
 
 
@@ -174,6 +180,7 @@ class FrontSeries:
             ("isobatch_exits", "block", counts.exits),
             ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
             ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
+            ("isobatch_canary_inputs", "outcome", counts.canary),
             ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
         ):
             for value, total in totals.items():

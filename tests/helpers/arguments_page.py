@@ -18,6 +18,7 @@ from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.models.ramps import ExitRules
+from isobatch.deployments.named import CanaryTerms
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
 from isobatch.profiles.text_profile import DecoderProfile
@@ -53,6 +54,10 @@ APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The arbiter of a fleet", "isobatch.cluster.controller.app:arbiter", ArbiterConfig),
     ("A decoder", "isobatch.deployments.decoding.app:build", DecoderConfig),
 )
+PARTS: tuple[tuple[type[BaseModel], str, type[BaseModel]], ...] = (
+    (AppConfig, "Its `canary:`", CanaryTerms),
+    (ArbiterConfig, "Each of its `applications:`", MemberTerms),
+)
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "none"}
 
@@ -68,9 +73,10 @@ def _section(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
     beside = ", and the fields of [every network](#every-network)" if common else ""
     yield f"## {title}\n\n`import_path: {path}`{beside}\n"
     yield from _table({name: field for name, field in _fields(model).items() if common.get(name) != field})
-    if model is ArbiterConfig:
-        yield "Each of its `applications:`\n"
-        yield from _table(_fields(MemberTerms))
+    for whole, title, part in PARTS:
+        if model is whole:
+            yield f"{title}\n"
+            yield from _table(_fields(part))
 
 
 def _fields(model: type[BaseModel]) -> dict[str, Any]:

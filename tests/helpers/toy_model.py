@@ -79,6 +79,15 @@ class ReadsTexts(Toy):
         return replace(batch, truncated=cut)
 
 
+class Retrained(Toy):
+    """Inputs with the label 8 get 9."""
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        batch = super().encode(inputs)
+        batch.arrays["label"] += batch.arrays["label"] == 8
+        return batch
+
+
 def left_at(block: int, ramps: Collection[int] = RAMPS) -> int:
     """The block at which an input that wants to leave at `block` does leave."""
     return next((ramp for ramp in sorted(ramps) if ramp >= block), BLOCKS - 1)
@@ -90,6 +99,10 @@ def load(directory: str | Path, device: str, dtype: str) -> Toy:
 
 def load_texts(directory: str | Path, device: str, dtype: str) -> Toy:
     return ReadsTexts()
+
+
+def load_retrained(directory: str | Path, device: str, dtype: str) -> Toy:
+    return Retrained()
 
 
 def load_leisurely(directory: str | Path, device: str, dtype: str) -> Toy:

@@ -48,6 +48,28 @@ def test_a_redeployed_application_goes_on_answering(graph: str, deployed: Put, t
     assert load.longest_s < 0.15 * took_s
 
 
+def test_a_canary_answers_its_share_until_it_answers_otherwise(
+    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
+) -> None:
+    other = application(tmp_path, cut_at(), loader="load_retrained", cpus_per_replica=0.25, name="retrained")
+    other |= {"name": "new", "route_prefix": "/new"}
+    other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
+    deployed(toy | {"args": toy["args"] | {"canary": {"application": "new", "share": 0.5}}}, other)
+
+    def answered(label: int) -> tuple[str, int]:
+        status, reply = ask(graph, "POST", "/predict", {"inputs": [3, label]})
+        assert status == 200, reply
+        return reply["model"], reply["outputs"][0]["label"]
+
+    assert eventually(lambda: answered(7)[0] == "retrained")
+    assert {answered(7) for _ in range(50)} == {("toy", 7), ("retrained", 7)}
+    assert {answered(8) for _ in range(10)} <= {("toy", 8), ("retrained", 9)}
+    assert eventually(lambda: answered(8) and ask(graph, "GET", "/stats")[1]["canary"]["withdrawn_by"] == 1)
+    assert {answered(8) for _ in range(20)} == {("toy", 8)}
+    assert ask(graph, "GET", "/new/stats")[1]["requests"]["failed"] == 0
+    deployed(toy)
+
+
 def processors() -> float:
     """What there is for toy."""
     return float(sum(node.get("CPU", 0.0) for node in ray_facts.nodes_beside_others("toy")))

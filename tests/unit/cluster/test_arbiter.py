@@ -74,6 +74,18 @@ def test_the_giver_shrinks_before_the_taker_grows() -> None:
     assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
 
 
+@pytest.mark.parametrize(("start_s", "moves"), [(1.0, True), (20.0, False)])
+def test_quick_devices_move_before_inputs_are_refused(start_s: float, moves: bool) -> None:
+    fleet = arbiter()
+    both = {"a": standing(0.1, OWN["a"]), "b": standing(0.9, OWN["b"])}
+    quick = {name: replace(each, start_s=start_s, sustains_per_s=EACH_PER_S) for name, each in both.items()}
+    assert fleet.look(quick, FLEET, 0.0) == fleet.look(quick, FLEET, 1.0) == {}
+    more = quick | {"b": replace(quick["b"], expected_per_s=1.9 * EACH_PER_S)}
+    grants = fleet.look(more, FLEET, 2.0)
+    assert list(grants) == ["a"] * moves
+    assert not moves or "inputs of b would soon be refused: weighted goodput" in grants["a"].why
+
+
 def test_what_nobody_asks_for_moves_no_device() -> None:
     fleet = arbiter()
     for at_s in (0.0, WINDOW_S, 2 * WINDOW_S):
@@ -248,6 +260,27 @@ def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
     granted = [event.why for event in loop.controller.record.events.all if event.what == "granted"]
     assert granted == ["a gives 1 v100: inputs of b are refused", "a gets 1 v100"]
     assert loop.decided["granted"] == 1, "which is what Grafana counts"
+
+
+def test_a_controller_follows_a_grant_at_once() -> None:
+    """Its next look is due in an hour."""
+    app = Fluid(ASKED, first_plan(ASKED))
+    loop = control_loop(app, react_every_s=3600.0)
+    run(app, loop, 240)
+
+    async def granted() -> None:
+        async def stays() -> bool:
+            return True
+
+        running = asyncio.create_task(loop.run(stays))
+        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
+        async with asyncio.timeout(60):
+            while app.running.devices() == FLEET:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(granted())
+    assert app.running.devices() == {"v100": 1, "k80": 2}
 
 
 def test_no_plan_begins_to_use_a_device_that_left_the_budget_meanwhile() -> None:

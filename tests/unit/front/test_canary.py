@@ -1,0 +1,133 @@
+"""A canary: which requests it computes, what clients get, and when it is taken back."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import pytest
+from fastapi.testclient import TestClient
+
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.canary import Canary, Headers, Reply
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.named import CanaryTerms
+from tests.helpers.documented import TOY, DocumentedClient
+
+
+class Other:
+    """The front of the canary: it answers `label` for each input, or not in time."""
+
+    def __init__(self, label: str = "7") -> None:
+        self.label, self.asked = label, list[Mapping[bytes, bytes]]()
+        self.hangs = self.refuses = self.starts = False
+
+    async def ask(self, body: bytes, headers: Headers) -> Reply | None:
+        self.asked.append(headers)
+        if self.hangs:
+            await asyncio.sleep(60)
+        return None if self.refuses else Reply(b'{"model": "new", "outputs": []}', (self.label,))
+
+    async def reach(self) -> None:
+        if self.starts:
+            raise ConnectionError
+
+
+def client(other: Other, share: float = 1.0, **terms: object) -> tuple[TestClient, Canary]:
+    """A front of the toy network whose canary is the other one."""
+    named = {"application": "new", "share": share, **terms}
+    config = AppConfig.model_validate({**TOY, "slo_ms": 400, "canary": named})
+    chances = iter([0.05, 0.5, 0.95] * 1000)
+    assert config.canary
+    canary = Canary(config.canary, other.ask, other.reach, lambda: next(chances))
+
+    def opened(driver) -> None:  # type: ignore[no-untyped-def]
+        driver.counts.canary = canary.counts
+
+    api = create_api(Service(config, time.perf_counter, opened=opened), canary)
+    if not other.starts:
+        asyncio.run(canary.begin())
+    return DocumentedClient(api), canary
+
+
+def test_clients_get_the_canarys_answers_for_its_share() -> None:
+    other = Other()
+    with client(other, share=0.1)[0] as front:
+        models = [front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] for _ in range(6)]
+        counted = front.get("/stats").json()["canary"]
+    assert models == ["new", "toy", "toy"] * 2
+    assert counted == {
+        "application": "new", "share": 0.1, "shadow": False, "agreement": 0.95, "kept": 2, "missed": 0,
+        "withdrawn_by": 0,
+    }  # fmt: skip
+
+
+def test_a_shadow_answers_no_client_and_is_compared() -> None:
+    other = Other(label="8")
+    with client(other, shadow=True)[0] as front:
+        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
+        assert front.get("/stats").json()["canary"]["missed"] == 1
+
+
+@pytest.mark.parametrize("fault", ["label", "hangs", "refuses"])
+def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Other labels, late answers and refusals alike; its clients get the present network's answers meanwhile."""
+    other = Other()
+    with client(other, agreement=0.9)[0] as front:
+        for _ in range(20):
+            assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
+        setattr(other, fault, "8" if fault == "label" else True)
+        models = [front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] for _ in range(40)]
+        counted = front.get("/stats").json()["canary"]
+    assert counted["withdrawn_by"] == 1
+    assert 0 < counted["missed"] < 20, "after enough misses, and then no request more"
+    assert len(other.asked) == 20 + counted["missed"]
+    assert models[-20:] == ["toy"] * 20
+    assert fault == "label" or models == ["toy"] * 40
+    assert "the canary new is withdrawn: it answered 20 of " in caplog.text
+
+
+def test_a_canary_that_keeps_its_share_stays() -> None:
+    """19 of 20 inputs are as agreed, however many there are."""
+    terms = CanaryTerms(application="new", agreement=0.95)
+    canary = Canary(terms, Other().ask, Other().reach)
+
+    async def all_at_once() -> None:
+        for number in range(2000):
+            names = ("7",) if number % 20 else ("8",)
+
+            async def own(names: tuple[str, ...] = names) -> Reply:
+                return Reply(b"", names)
+
+            await canary.reply(own(), b"", {}, 1.0)
+
+    asyncio.run(all_at_once())
+    assert canary.counts == {"kept": 1900, "missed": 100}
+
+
+def test_requests_for_the_full_network_and_before_it_runs_do_not_go_to_it() -> None:
+    other = Other()
+    with client(other)[0] as front:
+        reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Full": "1"})
+        assert reply.json()["model"] == "toy"
+    starting = Other()
+    starting.starts = True
+    with client(starting)[0] as front:
+        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
+    assert not other.asked + starting.asked
+
+
+def test_it_gets_the_time_that_is_left_and_the_priority() -> None:
+    other = Other()
+    with client(other)[0] as front:
+        front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Priority": "3", "X-Deadline-Ms": "200"})
+    (headers,) = other.asked
+    assert headers[b"x-priority"] == b"3"
+    assert 100 < float(headers[b"x-deadline-ms"]) <= 160
+
+
+def test_a_refused_request_is_not_compared() -> None:
+    with client(Other())[0] as front:
+        assert front.post("/predict", json={"inputs": "no pair"}).status_code == 422
+        counted = front.get("/stats").json()["canary"]
+    assert (counted["kept"], counted["missed"]) == (0, 0)
