@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
-from isobatch.deployments.dispatch.orders import DEADLINE, PRIORITY, order_named, order_path
+from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
 from isobatch.deployments.named import (
     BACKENDS,
     LOADER,
@@ -301,7 +301,6 @@ class AppConfig(ServedConfig):
             tolerance=tolerance_in(self.prepared_folder) if self.prepared_folder else 0.0,
             answers_early=self.answers == "early",
             order=order_named(self.order),
-            yields=self.order == PRIORITY,
         )
 
     @property

@@ -179,11 +179,11 @@ class Queue:
         ever, and one that is too heavy for any launch runs alone.
         """
         if self.owner.order is not None:
-            return self._take_in(self.owner.order(self.tickets(), room))
+            return self._take_in(self.owner.order(self._waiting(), room))
         if self.stage.length is None:
             return self.take_first(room)
         taken, skipped = list[Ticket](), list[Ticket]()
-        for ticket in self.tickets():
+        for ticket in self._waiting():
             if not taken or ticket.weight <= room:
                 taken.append(ticket)
                 room -= ticket.weight
@@ -203,7 +203,7 @@ class Queue:
 
     def take_first(self, most: int) -> list[Ticket]:
         """Remove up to `most` tickets, those with the earliest deadlines."""
-        tickets = self.tickets()
+        tickets = self._waiting()
         taken = tickets[:most]
         del tickets[:most]
         return self._gone(taken)
@@ -220,7 +220,7 @@ class Queue:
         for group, seconds in self._costs_after_launch:
             group.owed_s += weight * seconds
 
-    def tickets(self) -> list[Ticket]:
+    def _waiting(self) -> list[Ticket]:
         """The tickets that have not ended."""
         if self.size < len(self._tickets):
             self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]

@@ -240,20 +240,14 @@ class Dispatcher:
         self._end(given_up, Outcome.FAILED, reason, fault)
         self._wait(tickets, launch.lane)
 
-    def lowest(self, left_s: float) -> Ticket | None:
-        """The waiting input of the lowest priority, in lanes that could answer one with `left_s`."""
-        able = [queue for lane in self._open if lane.alone_s(1) <= left_s for queue in lane.queues()]
-        waiting = (ticket for queue in able for ticket in queue.tickets())
-        return min(waiting, key=lambda ticket: (ticket.priority, -ticket.deadline_s), default=None)
-
-    def abandon(self, ticket: Ticket, outcome: Outcome = Outcome.ABANDONED) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """No client waits for this input any more. A launch that holds it runs on, without a further stage for it."""
         if ticket.ended:
             return
         if ticket.queue is None:
             ticket.reach(next((each.ran_to for each in self._launches.values() if ticket in each.tickets), 0))
         self._close_risk([ticket], -inf)
-        self._end([ticket], outcome)
+        self._end([ticket], Outcome.ABANDONED)
 
     def audits(self) -> list[Audit]:
         """The audits that have finished since the last call."""

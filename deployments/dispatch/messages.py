@@ -50,7 +50,6 @@ class Outcome(Enum):
     EXPIRED = "expired"
     ABANDONED = "abandoned"
     FAILED = "failed"
-    YIELDED = "yielded"
 
 
 class Fault(Enum):
@@ -83,7 +82,6 @@ class Limits:
     tolerance: float = 0.0  # scores that differ, or points that are apart, by no more count as the same answer
     answers_early: bool = False  # every input runs on to the end after its answer
     order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
-    yields: bool = False  # inputs that wait give way to those of a higher priority
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

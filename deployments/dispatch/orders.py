@@ -15,8 +15,8 @@ from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.named import function_at, path_of
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
-DEADLINE, PRIORITY = "deadline", "priority"
-ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in (PRIORITY, "das", "slotted_das")}
+DEADLINE = "deadline"
+ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
 USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadline
 

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 # The time to read replies that have already arrived, when a launch times out.
 READ_S = 0.05
-# Inputs that may give way to one of a higher priority: what is ahead of it may be other work.
-MOST_YIELDING = 4
 # Numbers of requests for the best scores: as many as float32 tells apart.
 MOST_NUMBERS = 2**24
 
@@ -90,7 +88,6 @@ class Driver:
         self._workers = workers
         self._clock = clock
         self._traced = False  # whether any request was traced
-        self._lowest = inf  # no input that waits has a lower priority
         self._requests = 0  # that wait for their answers
         self._numbers = count(secrets.randbelow(MOST_NUMBERS))  # other fronts have other numbers
         self._drained: asyncio.Future[None] | None = None  # done when no request waits any more
@@ -109,10 +106,13 @@ class Driver:
         """
         if best:
             inputs = wanting_best(inputs, next(self._numbers) % MOST_NUMBERS, best)
-        tickets = self._admit(inputs, self._clock() + within_s, full, waits, priority)
+        tickets = self._admit(inputs, self._clock() + within_s, full, waits)
         if best:  # scores that do not matter may be far from the full network's, so they are not audited
             for ticket in tickets:
                 ticket.kind = RowKind.PLAIN
+        if priority:
+            for ticket in tickets:
+                ticket.priority = priority
         replies: list[_Reply] = [ticket.reply for ticket in tickets]
         self._requests += 1
         self.pump()
@@ -180,24 +180,11 @@ class Driver:
             self._alarm.cancel()
         await self._workers.close()
 
-    def outranked(self, priority: int, within_s: float) -> Ticket | None:
-        """An input that gives way to one of this priority, with this much time; None: there is none."""
-        if not self.dispatcher.limits.yields or priority <= self._lowest:
-            return None
-        ticket = self.dispatcher.lowest(within_s)
-        self._lowest = ticket.priority if ticket else inf
-        return ticket if ticket and ticket.priority < priority else None
-
-    def _admit(self, inputs: Packed, deadline_s: float, full: bool, waits: bool, priority: int) -> list[Ticket]:
+    def _admit(self, inputs: Packed, deadline_s: float, full: bool, waits: bool) -> list[Ticket]:
         now_s, weights = self._clock(), self.weights(inputs)
         self.counts.inputs_arrived(len(inputs), sum(weights), full)
         places = [Place(inputs, row) for row in range(len(inputs))]
         tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights, full)
-        for _ in range(MOST_YIELDING * len(inputs)):
-            if not (isinstance(tickets, Refusal) and (yields := self.outranked(priority, deadline_s - now_s))):
-                break
-            self.dispatcher.abandon(yields, Outcome.YIELDED)
-            tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights, full)
         if isinstance(tickets, Refusal):
             if waits:
                 self.counts.inputs_refused(len(inputs), sum(weights))
@@ -205,8 +192,7 @@ class Driver:
         loop, span = asyncio.get_running_loop(), current()
         self._traced = self._traced or span is not None
         for ticket in tickets:
-            ticket.reply, ticket.priority = _Reply(loop.create_future(), now_s, now_s, span), priority
-        self._lowest = min(self._lowest, priority)
+            ticket.reply = _Reply(loop.create_future(), now_s, now_s, span)
         return tickets
 
     def weights(self, inputs: Packed) -> Sequence[int]:
@@ -347,9 +333,6 @@ class Driver:
             match ending.outcome:
                 case Outcome.EXPIRED:
                     reply.answer.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
-                case Outcome.YIELDED:
-                    self.counts.inputs_refused(1, ticket.weight)
-                    reply.answer.set_exception(RefusedError(503, "refused: inputs of a higher priority have come"))
                 case Outcome.FAILED:
                     reply.answer.set_exception(RefusedError(500, _failure(ending)))
                 case _:

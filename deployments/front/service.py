@@ -194,13 +194,10 @@ class Service:
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
         except RefusedError as refused:
-            if self._driver.outranked(priority, deadline_s - now_s - work_s):
-                rest_s = self._after_s(deadline_s)
-            else:
-                waits = self._waits(deadline_s - arrived_s)
-                self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
-                refused.strains = waits and now_s + work_s <= deadline_s - rest_s
-                raise
+            waits = self._waits(deadline_s - arrived_s)
+            self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
+            refused.strains = waits and now_s + work_s <= deadline_s - rest_s
+            raise
         long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         return IncomingRequest(
             kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.orders import order_named
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
@@ -43,8 +43,8 @@ class Rig:
         self.workers = workers(self.threads) if workers else self.threads
         self.driver = Driver(dispatcher, self.workers, time.perf_counter)
 
-    async def ask(self, *inputs: list[int], within_s: float = 60.0, priority: int = 0) -> list[Answer]:
-        return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s, priority=priority)
+    async def ask(self, *inputs: list[int], within_s: float = 60.0) -> list[Answer]:
+        return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
 
 
 @asynccontextmanager
@@ -80,46 +80,19 @@ def waiting_toys(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Batch], bool]
     return end
 
 
-def by_priority(backlog: int) -> Limits:
-    return AppConfig(order="priority", max_waiting=backlog).limits(1.0)
-
-
-async def test_inputs_that_wait_give_way_to_a_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lowest first; one that has begun, or has the same priority, stays."""
+async def test_an_admitted_input_keeps_its_place_when_one_of_a_higher_priority_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     end = waiting_toys(monkeypatch, lambda batch: True)
-    async with rigged(limits=by_priority(backlog=10)) as rig:
-        begun = [asyncio.ensure_future(rig.ask(*[[3, 1]] * 4)) for _ in range(2)]  # one for each replica
+    async with rigged(limits=Limits(backlog=9, order=order_named("priority"))) as rig:
+        admitted = [asyncio.ensure_future(rig.ask(*[[3, 1]] * 4)) for _ in range(2)]  # one for each replica
         await asyncio.sleep(0.05)
-        low, lower = (asyncio.ensure_future(rig.ask([3, 1], priority=priority)) for priority in (-1, -2))
+        admitted.append(asyncio.ensure_future(rig.ask([3, 1])))
         await asyncio.sleep(0.05)
-        with pytest.raises(RefusedError, match="backlog of 10"):
-            await rig.ask([3, 1], priority=-2)
-        high = asyncio.ensure_future(rig.ask([3, 7], priority=5))
-        with pytest.raises(RefusedError, match="refused: inputs of a higher priority have come") as refused:
-            await lower
-        assert refused.value.status == 503
-        higher = asyncio.ensure_future(rig.ask([3, 8], priority=6))
-        with pytest.raises(RefusedError, match="higher priority"):
-            await low
-        with pytest.raises(RefusedError, match="backlog of 10"):
-            await rig.ask([3, 1], [3, 2], priority=5)
+        with pytest.raises(RefusedError, match="backlog of 9"):
+            await rig.driver.answer(pack(Toy().encode([[3, 7]])), 60.0, priority=5)
         end.set()
-        assert [(await each)[0].label for each in (high, higher)] == [7, 8]
-        assert [len(await each) for each in begun] == [4, 4]
-    assert rig.driver.counts.refused == 5
-
-
-async def test_no_input_gives_way_to_one_that_would_be_late_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = waiting_toys(monkeypatch, lambda batch: True)
-    async with rigged(limits=by_priority(backlog=9)) as rig:
-        asked = [asyncio.ensure_future(rig.ask(*[[3, 1]] * 4)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        asked.append(asyncio.ensure_future(rig.ask([3, 1])))
-        await asyncio.sleep(0.05)
-        with pytest.raises(RefusedError):
-            await rig.ask([3, 7], within_s=1e-4, priority=5)
-        end.set()
-        assert [len(await each) for each in asked] == [4, 4, 1]
+        assert [len(await each) for each in admitted] == [4, 4, 1]
 
 
 async def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
