@@ -87,13 +87,15 @@ class Front:
 def _canary(terms: CanaryTerms, service: Service) -> Canary:
     if service.task.by_score or service.task.by_map:
         raise UserError("args: canary: it compares labels, and this network answers with none: leave it out")
-    front = serve.get_deployment_handle(FRONT, terms.application)
+    front: Any = None  # the canary may start later than this application, or not at all
 
     async def ask(body: bytes, headers: Headers) -> Reply | None:
         reply: Reply | None = await front.computed.remote(headers, body)
         return reply
 
     async def reach() -> None:
+        nonlocal front
+        front = await asyncio.to_thread(serve.get_deployment_handle, FRONT, terms.application)
         await front.reached.remote()
 
     return Canary(terms, ask, reach)

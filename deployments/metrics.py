@@ -67,9 +67,9 @@ FRONT = (
         "isobatch_promise", "Gauge", "1 for the current state of the promise: kept, broken or not watched.", ("state",)
     ),
     MetricFamily(
-        "isobatch_canary_inputs",
+        "isobatch_canary_requests",
         "Counter",
-        "Inputs that a canary computed too: kept, missed; withdrawn: 1 for a front.",
+        "Requests that a canary computed too, by shares of inputs: kept, missed; withdrawn: 1 if it gets no more.",
         ("outcome",),
     ),
     MetricFamily(

@@ -168,5 +168,6 @@ class CanaryTerms(BaseModel):
         0.95,
         gt=0,
         lt=1,
-        description="The share of inputs that the new network must answer in time with the same labels.",
+        description="The share of inputs that the new network must answer in time with the same labels; each request "
+        "counts once.",
     )

@@ -1,21 +1,22 @@
 """A canary: another application, with a new checkpoint, that computes a share of the requests too.
 
 Each of these requests is computed by both networks. Clients get the canary's answers, or with `shadow: true` none of
-them. An input counts as kept if the canary answered it in time with the same labels. Once the share of kept inputs is
-surely below `agreement`, by a confidence sequence that stays valid however often it is read, the canary gets no
-requests any more: until the application is deployed again, its own network answers alone.
+them. An input is kept if the canary answered it in time with the same labels. Inputs of one request are much alike, so
+a request counts once, with the share of its inputs that were kept. Once the mean share is surely below `agreement`, by
+a confidence sequence that stays valid however often it is read, this front sends the canary no requests any more.
 """
 
 import asyncio
 import logging
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
 from isobatch.deployments.front.service import IncomingRequest
 from isobatch.deployments.named import CanaryTerms
+from isobatch.deployments.tracing import PARENT
 from isobatch.profiles.agreement import bounds
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ SURE = 0.99  # the confidence with which a canary must be worse than agreed
 AT_ONCE = 64  # requests that a canary computes for one front: further ones do not go to it
 LEFT = 0.8  # the share of a request's time that its canary may take, so that the own answer is still in time
 AGAIN_S = 1.0  # between two attempts to reach an application that is starting
-_FORWARDED = (b"content-type", b"content-encoding", PRIORITY)
+_FORWARDED = (b"content-type", PARENT.encode(), PRIORITY)
 Headers = Mapping[bytes, bytes]
 
 
@@ -37,7 +38,7 @@ class Reply(NamedTuple):
 class Canary:
     """`ask` sends a request to the canary's front, which may refuse it; `reach` raises while no front of it answers.
 
-    `counts` are inputs that were kept and missed, and fronts that have withdrawn the canary.
+    `counts` are requests, by the shares of their inputs that were kept and missed, and fronts that withdrew the canary.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Canary:
         reach: Callable[[], Awaitable[Any]],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.terms, self.counts = terms, Counter[str]()
+        self.terms = terms
+        self.counts = defaultdict[str, float](float)
         self._ask, self._reach, self._chance = ask, reach, chance
         self._reached = False
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[Reply | None]]()
 
     async def begin(self) -> None:
         """Wait until the canary answers: an application that is starting misses nothing."""
@@ -68,8 +70,7 @@ class Canary:
 
     async def reply(self, own: Awaitable[Reply], body: bytes, headers: Headers, within_s: float) -> bytes:
         """The reply for the client, who waits for `within_s`."""
-        theirs = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._answer(theirs, body, headers, LEFT * within_s))
+        task = asyncio.create_task(self._answer(body, headers, LEFT * within_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -77,35 +78,38 @@ class Canary:
         except BaseException:
             task.cancel()
             raise
+        task.add_done_callback(lambda done: self._count(mine, _reply_of(done)))  # also for a client who goes
         if self.terms.shadow:
-            theirs.add_done_callback(lambda done: self._count(mine, done.result()))
             return mine.written
-        reply: Reply | None = await theirs
-        self._count(mine, reply)
+        await asyncio.wait([task])
+        reply = _reply_of(task)
         return reply.written if reply and not self.counts["withdrawn"] else mine.written
 
-    async def _answer(
-        self, answer: "asyncio.Future[Reply | None]", body: bytes, headers: Headers, within_s: float
-    ) -> None:
-        """Set the canary's answer; None: it has none in time."""
+    async def _answer(self, body: bytes, headers: Headers, within_s: float) -> Reply | None:
+        """The canary's answer; None: it has none in time."""
         sent = {name: headers[name] for name in _FORWARDED if name in headers}
-        reply = None
         try:
             async with asyncio.timeout(within_s):
-                reply = await self._ask(body, sent | {DEADLINE: b"%.3f" % (1e3 * within_s)})
+                return await self._ask(body, sent | {DEADLINE: b"%.3f" % (1e3 * within_s)})
         except Exception as error:
             log.warning("the canary %s did not answer: %s", self.terms.application, type(error).__name__)
-        if not answer.cancelled():  # the client may have gone
-            answer.set_result(reply)
+        return None
 
     def _count(self, mine: Reply, theirs: Reply | None) -> None:
-        names = theirs.names if theirs else ()
-        kept = sum(own == other for own, other in zip(mine.names, names, strict=False))
-        self.counts.update(kept=kept, missed=len(mine.names) - kept)
-        missed, inputs = self.counts["missed"], self.counts["missed"] + self.counts["kept"]
-        if not self.counts["withdrawn"] and bounds(missed, inputs, SURE)[0] > 1 - self.terms.agreement:
-            self.counts["withdrawn"] = 1
+        names, counts = theirs.names if theirs else (), self.counts
+        same = sum(own == other for own, other in zip(mine.names, names, strict=False))
+        kept = same / len(mine.names) if mine.names else 1.0
+        counts["kept"] += kept
+        counts["missed"] += 1 - kept
+        requests = round(counts["kept"] + counts["missed"])
+        if not counts["withdrawn"] and bounds(counts["missed"], requests, SURE)[0] > 1 - self.terms.agreement:
+            counts["withdrawn"] = 1
             log.warning(
-                "the canary %s is withdrawn: it answered %d of %d inputs in time with the same labels, and %g must be",
-                self.terms.application, inputs - missed, inputs, self.terms.agreement,
+                "the canary %s is withdrawn: it answered %.1f %% of the inputs of %d requests in time with the same "
+                "labels, and %g %% must be",
+                self.terms.application, 100 * counts["kept"] / requests, requests, 100 * self.terms.agreement,
             )  # fmt: skip
+
+
+def _reply_of(done: asyncio.Task[Reply | None]) -> Reply | None:
+    return None if done.cancelled() else done.result()

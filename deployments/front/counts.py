@@ -107,7 +107,7 @@ class Counts:
         self._last_end_s = self._window_ends_s - AUDIT_WINDOW_S
         self._route: Route | None = None  # the route of the present window
 
-        self.canary: Counter[str] = Counter()  # as `Canary` counts
+        self.canary: defaultdict[str, float] = defaultdict(float)  # as `Canary` counts
 
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
@@ -315,8 +315,9 @@ class Counts:
         self._latest_s.extend(other._latest_s)
         for key, launches in other.launches.items():
             self.launches[key] = self.launches[key].plus(launches)
-        for name, seconds in other.seconds.items():
-            self.seconds[name] += seconds
+        for totals, more in ((self.seconds, other.seconds), (self.canary, other.canary)):
+            for name, amount in more.items():
+                totals[name] += amount
 
 
 def together(parts: Iterable[Counts]) -> Counts:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
-from isobatch.deployments.front.canary import Canary, Headers, Reply
+from isobatch.deployments.front.canary import LEFT, Canary, Headers, Reply
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
@@ -69,7 +69,7 @@ class Predict:
         """The reply to a request that another front sends, because this network is its canary."""
         names = list[object]()
         with self._service.counted(self._kind, headers):
-            incoming = self._service.register(self._kind, len(body), headers)
+            incoming = self._service.register(self._kind, len(body), headers, part=LEFT)
             return Reply(await self._answer(incoming, headers, body, [self._forms[0]], names), tuple(names))
 
     async def _reply(self, headers: Headers, receive: Receive, form: list[Form]) -> bytes:

@@ -223,10 +223,12 @@ class TokenStats(Schema):
 
 
 class CanaryStats(CanaryTerms):
-    """The application that computes a share of requests too, and the inputs that both have computed."""
+    """The application that computes a share of requests too, and the requests that both have computed."""
 
-    kept: int = Field(description="Inputs that the canary answered in time with the same labels.")
-    missed: int
+    kept: float = Field(
+        description="Requests, each by the share of its inputs that the canary answered in time with the same labels."
+    )
+    missed: float
     withdrawn_by: int = Field(description="Fronts that send it no requests any more, as it missed too many.")
 
 

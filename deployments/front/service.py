@@ -70,6 +70,7 @@ class IncomingRequest(NamedTuple):
     long_s: float  # the wait before it is read that counts as overload
     full: bool  # the client wants the full network's answer
     priority: int  # of its inputs, where queues go by priority
+    part: float  # of the client's time, which another front leaves
 
     @property
     def gone_s(self) -> float:
@@ -168,11 +169,12 @@ class Service:
         return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
 
     def register(
-        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None
+        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None, part: float = 1.0
     ) -> IncomingRequest:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
-        `left_s`: the longest time that the client waits from now on, whatever the headers say.
+        `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: the share of the
+        client's time that another front leaves.
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue, dispatcher = self._clock(), self._request_queue, self._driver.dispatcher
@@ -194,13 +196,13 @@ class Service:
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
         except RefusedError as refused:
-            waits = self._waits(deadline_s - arrived_s)
+            waits = self._waits(deadline_s - arrived_s, part)
             self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
             refused.strains = waits and now_s + work_s <= deadline_s - rest_s
             raise
         long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         return IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority
+            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority, part
         )
 
     async def answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
@@ -223,7 +225,7 @@ class Service:
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
         except RefusedError as refused:
-            waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s))
+            waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
             self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
             refused.strains = waits
             raise
@@ -239,7 +241,7 @@ class Service:
         within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
-        waits = self._waits(deadline_s - incoming.arrived_s)
+        waits = self._waits(deadline_s - incoming.arrived_s, incoming.part)
         try:
             best = 0 if incoming.full or not self._knows_best or content.best >= len(inputs) else content.best
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
@@ -267,13 +269,12 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._picture_threads, work, argument)
 
     def left_s(self, incoming: IncomingRequest) -> float:
-        """The time until the deadline of a request, as far as its headers tell it."""
-        deadline_s = min(incoming.arrived_s + (incoming.within_s or self.config.slo_ms / 1e3), incoming.until_s)
-        return max(0.0, deadline_s - self._clock())
+        """The time until the deadline of a request, or until the SLO has passed."""
+        return max(0.0, min(incoming.gone_s, incoming.arrived_s + self.config.slo_ms / 1e3) - self._clock())
 
-    def _waits(self, within_s: float) -> bool:
+    def _waits(self, within_s: float, part: float) -> bool:
         """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
-        return within_s >= _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
+        return within_s >= part * _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
 
     def _after_s(self, deadline_s: float) -> float:
         """The time from a known answer until it is sent: recent peaks, but at most half of the time left."""

@@ -59,7 +59,7 @@ def stats_of(
     if route.edges:
         stats["levels"] = _levels(counts, route)
     if canary:
-        counted = {name: counts.canary[name] for name in ("kept", "missed")}
+        counted = {name: round(counts.canary[name], 3) for name in ("kept", "missed")}
         stats["canary"] = canary.model_dump() | counted | {"withdrawn_by": counts.canary["withdrawn"]}
     return stats if route.length is None else stats | {"tokens": _tokens(counts, route)}
 
@@ -180,7 +180,7 @@ class FrontSeries:
             ("isobatch_exits", "block", counts.exits),
             ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
             ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
-            ("isobatch_canary_inputs", "outcome", counts.canary),
+            ("isobatch_canary_requests", "outcome", counts.canary),
             ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
         ):
             for value, total in totals.items():

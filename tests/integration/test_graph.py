@@ -28,7 +28,7 @@ def test_hundreds_in_flight_each_get_their_own_answer(graph: str) -> None:
 
 def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     predict(graph, [[3, 7], [0, 3]])
-    of_some = {"isobatch_level_answers", "isobatch_audits", "isobatch_canary_inputs", "isobatch_disagreement",
+    of_some = {"isobatch_level_answers", "isobatch_audits", "isobatch_canary_requests", "isobatch_disagreement",
                "isobatch_disagreement_lately", "isobatch_promise"}  # fmt: skip
     always = {family.name: family for family in FRONT if family.name not in of_some}
     found = eventually(lambda: told if (told := scraped()).keys() >= always.keys() else {})

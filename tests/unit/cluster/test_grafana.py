@@ -68,5 +68,5 @@ def test_every_metric_is_on_the_page_and_most_are_on_a_panel() -> None:
     shown = {name for ask in ASKED for name in names_in(ask)}
     quiet = {family.name for family in METRICS if not shown & set(scraped_names(family))}
     assert quiet == {"isobatch_launches", "isobatch_launched_inputs", "isobatch_arrived_weight", "isobatch_audits",
-                     "isobatch_canary_inputs", "isobatch_controller_paused",
+                     "isobatch_canary_requests", "isobatch_controller_paused",
                      "isobatch_controller_sustains_per_s"}  # fmt: skip

@@ -8,8 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.canary import Canary, Headers, Reply
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.canary import LEFT, Canary, Headers, Reply
+from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.predict import Predict
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.named import CanaryTerms
 from tests.helpers.documented import TOY, DocumentedClient
@@ -20,17 +23,21 @@ class Other:
 
     def __init__(self, label: str = "7") -> None:
         self.label, self.asked = label, list[Mapping[bytes, bytes]]()
-        self.hangs = self.refuses = self.starts = False
+        self.hangs = self.refuses = self.ends = False
+        self.starts = 0  # attempts to reach it that fail
 
     async def ask(self, body: bytes, headers: Headers) -> Reply | None:
         self.asked.append(headers)
         if self.hangs:
             await asyncio.sleep(60)
+        if self.ends:
+            raise asyncio.CancelledError
         return None if self.refuses else Reply(b'{"model": "new", "outputs": []}', (self.label,))
 
     async def reach(self) -> None:
         if self.starts:
-            raise ConnectionError
+            self.starts -= 1
+            raise KeyError("no such application")
 
 
 def client(other: Other, share: float = 1.0, **terms: object) -> tuple[TestClient, Canary]:
@@ -69,7 +76,7 @@ def test_a_shadow_answers_no_client_and_is_compared() -> None:
         assert front.get("/stats").json()["canary"]["missed"] == 1
 
 
-@pytest.mark.parametrize("fault", ["label", "hangs", "refuses"])
+@pytest.mark.parametrize("fault", ["label", "hangs", "refuses", "ends"])
 def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Other labels, late answers and refusals alike; its clients get the present network's answers meanwhile."""
     other = Other()
@@ -84,7 +91,7 @@ def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCapt
     assert len(other.asked) == 20 + counted["missed"]
     assert models[-20:] == ["toy"] * 20
     assert fault == "label" or models == ["toy"] * 40
-    assert "the canary new is withdrawn: it answered 20 of " in caplog.text
+    assert f"of the inputs of {20 + counted['missed']:.0f} requests in time" in caplog.text
 
 
 def test_a_canary_that_keeps_its_share_stays() -> None:
@@ -102,7 +109,7 @@ def test_a_canary_that_keeps_its_share_stays() -> None:
             await canary.reply(own(), b"", {}, 1.0)
 
     asyncio.run(all_at_once())
-    assert canary.counts == {"kept": 1900, "missed": 100}
+    assert canary.counts == {"kept": 1900, "missed": 100, "withdrawn": 0}
 
 
 def test_requests_for_the_full_network_and_before_it_runs_do_not_go_to_it() -> None:
@@ -110,19 +117,71 @@ def test_requests_for_the_full_network_and_before_it_runs_do_not_go_to_it() -> N
     with client(other)[0] as front:
         reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Full": "1"})
         assert reply.json()["model"] == "toy"
-    starting = Other()
-    starting.starts = True
-    with client(starting)[0] as front:
+    assert not other.asked
+
+
+def test_a_canary_that_starts_later_is_reached_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the front answers alone."""
+    monkeypatch.setattr("isobatch.deployments.front.canary.AGAIN_S", 0.05)
+    other = Other()
+    other.starts = 3
+    front, canary = client(other)
+    with front:
+        assert front.portal
+        reaching = front.portal.start_task_soon(canary.begin)
         assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
-    assert not other.asked + starting.asked
+        reaching.result(10)
+        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
+    assert len(other.asked) == 1
 
 
-def test_it_gets_the_time_that_is_left_and_the_priority() -> None:
+def test_the_own_answer_waits_for_the_canary_for_at_most_the_slo() -> None:
     other = Other()
     with client(other)[0] as front:
-        front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Priority": "3", "X-Deadline-Ms": "200"})
+        other.hangs, began_s = True, time.perf_counter()
+        reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Deadline-Ms": "60000"})
+        assert (reply.json()["model"], time.perf_counter() - began_s < 10) == ("toy", True)
+
+
+def test_one_request_cannot_withdraw_a_canary() -> None:
+    """Its inputs may be alike, so it counts once."""
+    canary = Canary(CanaryTerms(application="new"), Other().ask, Other().reach)
+
+    async def own() -> Reply:
+        return Reply(b"", ("8",) * 256)
+
+    asyncio.run(canary.reply(own(), b"", {}, 1.0))
+    assert canary.counts == {"kept": 0, "missed": 1, "withdrawn": 0}
+
+
+@pytest.mark.parametrize(("deadline_ms", "refused"), [(LEFT * 400, 1), (100, 0)])
+def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_ms: float, refused: int) -> None:
+    config, drivers = AppConfig.model_validate({**TOY, "slo_ms": 400, "max_waiting": 1}), list[Driver]()
+    api = create_api(Service(config, time.perf_counter, opened=drivers.append))
+    headers = {b"content-type": b"application/json", b"x-deadline-ms": b"%.3f" % deadline_ms}
+    predict = api.direct["/predict"]
+    assert isinstance(predict, Predict)
+
+    async def two_at_once() -> list[Reply | BaseException]:
+        replies = (predict.computed(headers, b'{"inputs": [[3, 7]]}') for _ in range(2))
+        return await asyncio.gather(*replies, return_exceptions=True)
+
+    with DocumentedClient(api) as front:
+        assert front.portal
+        _, second = front.portal.call(two_at_once)
+        assert isinstance(second, RefusedError)
+        assert "backlog of 1" in str(second)
+    assert drivers[0].counts.refused == refused
+
+
+def test_it_gets_the_time_that_is_left_the_priority_and_the_trace() -> None:
+    other, trace = Other(), f"00-{'a' * 32}-{'b' * 16}-01"
+    given = {"X-Priority": "3", "X-Deadline-Ms": "200", "traceparent": trace, "content-encoding": "identity"}
+    with client(other)[0] as front:
+        front.post("/predict", json={"inputs": [[3, 7]]}, headers=given)
     (headers,) = other.asked
-    assert headers[b"x-priority"] == b"3"
+    assert (headers[b"x-priority"], headers[b"traceparent"]) == (b"3", given["traceparent"].encode())
+    assert b"content-encoding" not in headers, "the body that it gets is decompressed"
     assert 100 < float(headers[b"x-deadline-ms"]) <= 160
 
 
