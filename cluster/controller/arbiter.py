@@ -5,7 +5,7 @@ budgets only. An application lends devices that it is not expected to need. It n
 own devices sustain.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -126,6 +126,7 @@ class Arbiter:
     _standby: dict[str, tuple[StandbyReplica, ...]] = field(default_factory=dict)  # as each answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
+    _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
     _why: str = ""
     _decided_s: float | None = None
     _refusing: frozenset[str] = frozenset()  # the applications that refused inputs at the last decision
@@ -146,6 +147,10 @@ class Arbiter:
             self._decide(reason, standings, present, now_s)
         return dict(self._grants(standings, present))
 
+    def send_again(self, names: Collection[str]) -> None:
+        """The last grants to these applications did not arrive, or not completely: the next look repeats them."""
+        self._unsent.update(names)
+
     @property
     def is_moving(self) -> bool:
         """Whether a device changes hands."""
@@ -154,7 +159,7 @@ class Arbiter:
     @property
     def look_again_s(self) -> float:
         """After this time the next look is due."""
-        return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
+        return min(MOVING_S, self.config.look_every_s) if self.is_moving or self._unsent else self.config.look_every_s
 
     def _reason(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""
@@ -208,10 +213,12 @@ class Arbiter:
             free = _without(free, [taken])
             budget = {kind: count + taken[kind] for kind, count in budgets[name].items()}
             ids = self._chosen(name, budget)
-            if budget != has or ids != self._ids.get(name):
+            if budget != has or ids != self._ids.get(name) or name in self._unsent:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
-                self._ids |= {} if ids is None else {name: ids}
+                self._unsent.discard(name)
+                if ids is not None:
+                    self._ids[name] = ids
                 yield name, Grant(budget, why, ids)
 
     def _chosen(self, name: str, budget: Budget) -> frozenset[str] | None:

@@ -110,6 +110,10 @@ class ControlLoop:
             if due or self.controller.must_look(observed, self._clock()):
                 await self._look(observed)
 
+    async def _look_now(self) -> None:
+        self._pending.append(await self._application.observe())
+        await self._look(merged(self._pending))
+
     async def _look(self, observed: Observed) -> None:
         plan = await self._application.plan()
         self._pending, self._looked_s = [], self._clock()
@@ -155,17 +159,23 @@ class ControlLoop:
             async with self._deciding:
                 self.controller.grant(grant.budget, grant.why, self._clock())
                 self.decided["granted"] += 1
-        if grant.device_ids is not None:
-            await self._application.use(grant.device_ids)
-        self._granted.set()
+        try:
+            if grant.device_ids is not None:
+                await self._application.use(grant.device_ids)
+        finally:  # the budget is another one even if the fronts cannot be reached
+            self._granted.set()
 
     async def act(self) -> None:
-        """Roll out what follows from a grant, and look anew after that."""
+        """Look, and roll out what follows from a grant. Another look is due then. A peek is ended before."""
         self._granted.clear()
-        async with self._turn:
-            if step := await self._call(self.controller.act, self._clock()):
-                await self._execute(step)
-        self._looked_s = -inf
+        try:
+            async with self._turn:
+                peeks = self.controller.peek is not None
+                await self._look_now()
+                if peeks:
+                    await self._look_now()
+        finally:
+            self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
         """Execute a command of a person, even if the connection to that person is closed."""
@@ -176,8 +186,7 @@ class ControlLoop:
 
     async def _force(self) -> Event:
         async with self._turn:
-            self._pending.append(await self._application.observe())
-            await self._look(merged(self._pending))
+            await self._look_now()
             self.controller.follow(await self._application.plan(), self._clock())
             return await self._execute(await self._call(self.controller.force, self._clock()))
 

@@ -96,10 +96,6 @@ class Controller:
             or self._close_window_if_due(observed, now_s)
         )
 
-    def act(self, now_s: float) -> NextStep | None:
-        """Called after a grant: what it decides is decided now, not at the next look."""
-        return self._close(now_s) if self._is_moved and not self.peek else None
-
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
         return self._decide(self.window.observed, now_s, "")

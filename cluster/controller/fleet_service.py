@@ -80,8 +80,11 @@ class FleetService:
         for decision in self.arbiter.decisions[-1:]:
             if [decision] != before:
                 log.log(logging.INFO if decision.budgets is None else logging.WARNING, "fleet: %s", decision.why)
-        await asyncio.gather(
+        sent = await asyncio.gather(
             *(self._call(name, "grant", each) for name, each in grants.items()), return_exceptions=True
+        )
+        self.arbiter.send_again(
+            [name for name, each in zip(grants, sent, strict=True) if isinstance(each, BaseException)]
         )
 
     def note(self, standings: Mapping[str, Standing]) -> None:

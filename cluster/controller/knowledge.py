@@ -14,6 +14,7 @@ from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
 RECENT_S = 2.0  # the looks of this time show the present rate of arrivals
+SHORT_S = 0.5  # a look so soon after another shows no rate of its own
 
 
 class CurrentWindow:
@@ -29,6 +30,8 @@ class CurrentWindow:
 
     def add(self, observed: Observed) -> None:
         self.looks.append(observed)
+        if observed.seconds < SHORT_S and self._recent:
+            observed = merged([self._recent.pop(), observed])
         self.latest = observed
         self._recent.append(observed)
         while sum(each.seconds for each in self._recent) - self._recent[0].seconds >= RECENT_S:

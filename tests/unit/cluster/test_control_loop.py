@@ -1,4 +1,4 @@
-"""What persons ask for while the loop looks, thinks or rolls out."""
+"""What persons and arbiters send while the loop looks, thinks or rolls out."""
 
 import asyncio
 from contextlib import suppress
@@ -6,12 +6,21 @@ from pathlib import Path
 from threading import Event as Signal
 from typing import Any
 
+import pytest
+
+from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.knowledge import CurrentWindow
+from isobatch.cluster.controller.peeks import Peek
 from isobatch.cluster.controller.record import Events
+from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
 PATIENCE_S = 10.0
+FLEET = {"v100": 2, "k80": 2}
+ASKED = question(MEDIUM, **FLEET)
 
 
 class SlowQuestion(ClassifierPlanningProblem):
@@ -78,3 +87,76 @@ class SlowlyRolled(Fluid):
         self.begun.set()
         await asyncio.sleep(0.01)
         await super().roll_out(plan)
+
+
+def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
+    """A device is gone, and another plan runs, since the last look."""
+    app = Fluid(ASKED, first_plan(ASKED))
+    loop = control_loop(app)
+    run(app, loop, 240)
+    app.now_s += 3
+    app.devices = lambda at_s: {"v100": 1, "k80": 1}
+    app.running = other = ASKED.best(MEDIUM, Corrections(), {"v100": 2, "k80": 1})
+
+    async def granted() -> None:
+        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
+        await loop.act()
+
+    asyncio.run(granted())
+    assert app.running.devices() == {"v100": 1, "k80": 1}
+    assert loop.controller.record.events.all[-1].before == other
+    assert loop.is_due, "so that the arbiter soon knows which devices are free"
+
+
+def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
+    app = Fluid(ASKED, first_plan(ASKED))
+    loop = control_loop(app)
+    run(app, loop, 240)
+    before = loop.controller.running
+    app.running = loop.controller.running = loop.controller.known.cost_model().with_all_ramps(before)
+    loop.controller.peek = Peek(before, loop.controller.record.number)
+    app.now_s += 2
+
+    async def granted() -> None:
+        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
+        await loop.act()
+
+    asyncio.run(granted())
+    assert not loop.controller.peek
+    assert app.running.devices() == {"v100": 1, "k80": 2}
+
+
+def test_a_look_so_soon_after_another_shows_no_rate_of_its_own() -> None:
+    window = CurrentWindow(0.0)
+    window.add(Observed(0.0, 1.0, 100, 50, (50,), refused=50))
+    window.add(Observed(1.0, 0.01, 5, 5, (5,)))
+    assert window.latest
+    assert (window.latest.refused, window.recent_per_s) == (50, pytest.approx(105 / 1.01))
+    window.add(Observed(1.01, 0.0, 0, 0, (0,)))
+    assert window.latest.refused == 50
+
+
+class Unreachable(Fluid):
+    async def use(self, device_ids: frozenset[str]) -> None:
+        raise ConnectionError
+
+
+def test_a_controller_follows_a_grant_whose_devices_did_not_reach_its_fronts() -> None:
+    app = Unreachable(ASKED, first_plan(ASKED))
+    loop = control_loop(app, react_every_s=3600.0)
+    run(app, loop, 240)
+
+    async def granted() -> None:
+        async def stays() -> bool:
+            return True
+
+        running = asyncio.create_task(loop.run(stays))
+        with pytest.raises(ConnectionError):
+            await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100", frozenset(("v100-0",))))
+        async with asyncio.timeout(60):
+            while app.running.devices() == FLEET:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(granted())
+    assert app.running.devices() == {"v100": 1, "k80": 2}
