@@ -7,7 +7,6 @@ own devices sustain.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
@@ -57,13 +56,7 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
-    sustains_per_s: float = inf  # by the plan that runs
     standby: tuple[StandbyReplica, ...] = ()
-
-    @property
-    def is_short(self) -> bool:
-        """Whether inputs are refused, or soon will be, where devices come soon enough to prevent it."""
-        return self.refuses or (is_quick(self.start_s) and self.expected_per_s > (1 + RESERVE) * self.sustains_per_s)
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -87,7 +80,6 @@ class Standing:
             start_s=known.record.start_s,
             arrivals_per_s=observed.arrivals_per_s,
             goodput_per_s=observed.goodput_per_s,
-            sustains_per_s=known.sustains_per_s(controller.running),
             standby=window.latest.standby if window.latest else (),
         )
 
@@ -170,8 +162,7 @@ class Arbiter:
         quick = all(is_quick(each.start_s) for each in standings.values())
         late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
         if refusing and (late or refusing - self._refusing):
-            now = any(each.refuses for each in standings.values())
-            return f"inputs of {', '.join(sorted(refusing))} {'are' if now else 'would soon be'} refused"
+            return f"inputs of {', '.join(sorted(refusing))} are refused"
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
 
     def _decide(self, reason: str, standings: Mapping[str, Standing], present: Budget, now_s: float) -> None:
@@ -381,7 +372,7 @@ def _reached(goal: FleetGoal, was: float | None, now: float) -> str:
 
 
 def _refusing(standings: Mapping[str, Standing]) -> frozenset[str]:
-    return frozenset(name for name, each in standings.items() if each.is_short)
+    return frozenset(name for name, each in standings.items() if each.refuses)
 
 
 def is_quick(start_s: float) -> bool:

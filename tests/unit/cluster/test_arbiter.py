@@ -75,16 +75,14 @@ def test_the_giver_shrinks_before_the_taker_grows() -> None:
     assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
 
 
-@pytest.mark.parametrize(("start_s", "moves"), [(1.0, True), (20.0, False)])
-def test_quick_devices_move_before_inputs_are_refused(start_s: float, moves: bool) -> None:
+def test_no_device_moves_before_inputs_are_refused_or_the_window_ends() -> None:
     fleet = arbiter()
     both = {"a": standing(0.1, OWN["a"]), "b": standing(0.9, OWN["b"])}
-    quick = {name: replace(each, start_s=start_s, sustains_per_s=EACH_PER_S) for name, each in both.items()}
-    assert fleet.look(quick, FLEET, 0.0) == fleet.look(quick, FLEET, 1.0) == {}
+    quick = {name: replace(each, start_s=1.0) for name, each in both.items()}
+    assert fleet.look(quick, FLEET, 0.0) == {}
     more = quick | {"b": replace(quick["b"], expected_per_s=1.9 * EACH_PER_S)}
-    grants = fleet.look(more, FLEET, 2.0)
-    assert list(grants) == ["a"] * moves
-    assert not moves or "inputs of b would soon be refused: weighted goodput" in grants["a"].why
+    assert fleet.look(more, FLEET, 10.0) == {}
+    assert list(fleet.look(more | {"b": replace(more["b"], refuses=True)}, FLEET, 20.0)) == ["a"]
 
 
 def test_what_nobody_asks_for_moves_no_device() -> None:
