@@ -1,15 +1,12 @@
 """The `args:` of the controller's application in a Serve file."""
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from isobatch.deployments.named import HostName, LogFormat
-from isobatch.deployments.sources import local
 from isobatch.optimizer.fleets.application import SOMETHING, FleetGoal
 from isobatch.optimizer.goals import GOALS
-from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.latency import MOST_BATCH
 
 GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
@@ -105,25 +102,6 @@ class MemberTerms(ShareTerms):
 
     devices: dict[str, NonNegativeInt] = Field(description="Its own devices: those of its plan, as KIND: COUNT.")
     controller: str = Field(description="The name of the application that is its controller.")
-
-    def misfit(self, fleet: Mapping[str, int], led: Mapping[str, dict[str, Any]], controller: dict[str, Any]) -> str:
-        """Why an arbiter cannot lead this application; empty: it can.
-
-        `led`: the `args:` of all applications that classify, `controller`: those of its controller.
-        """
-        name, shared = self.name, controller.get("shared") or {}
-        if name not in led:
-            return f"there is no application {name} that classifies, only {', '.join(led) or 'none'}"
-        if not shared or controller.get("application") != name:
-            return f"{self.controller} is no controller of {name} with shared: {dict(fleet)}"
-        if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
-            counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
-            return f"{self.controller} shares {counts}: give both the same"
-        uses = read_plan(local(led[name]["plan"])).devices() if "plan" in led[name] else {}
-        if beyond := next((kind for kind, count in uses.items() if count > self.devices.get(kind, 0)), None):
-            own = self.devices.get(beyond, 0)
-            return f"the plan of {name} uses {uses[beyond]} {beyond}, of which {own} are its own: plan the fleet anew"
-        return ""
 
 
 class ArbiterConfig(WatcherConfig):

@@ -47,16 +47,18 @@ class Controller:
         now_s: float, pinned: Plan | None = None, keeper: PromiseKeeper | None = None,
         grow_to: Mapping[str, int] | None = None, budget: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
+        self.pinned, self.keeper = pinned, keeper
         again_after_s = patience.hold_windows * patience.replan_every_s
         self.device_requests = DeviceRequests(grow_to or {}, patience.come_within_s, again_after_s)
-        self.pinned, self.keeper, self.patience, self.running = pinned, keeper, patience, running
+        self.patience, self.running = patience, running
         self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
         self._trial: Trial | None = None
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
-        self._devices_changed = self._granted = False  # others are present, or granted, since the last decision
+        self._devices_changed = False  # since the last decision
+        self._granted = False  # devices, since the last decision
         self._relief = OverloadRelief()
         if events.last:
             self._resume(events.last, now_s)
@@ -262,7 +264,9 @@ class Controller:
                 reason = "the inputs differ from the forecast: "
             elif early and aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
-            elif not (self._is_moved or (self._devices_changed and early)):
+            elif not (
+                self._granted or (self._devices_changed and (early or lost_devices(self.running, self.present.counts)))
+            ):
                 return None
         return self._close(now_s, reason, latest)
 
@@ -279,9 +283,10 @@ class Controller:
 
     def _close(self, now_s: float, reason: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         observed = self.window.observed
-        keeper = None if forced or self.record.paused else self.keeper
-        if self._learn(latest, now_s) and keeper and (change := self._loosened(keeper, observed, now_s)):
-            return self._with_change(change, now_s)
+        if self._learn(latest, now_s):
+            keeper = None if forced or self.record.paused else self.keeper
+            if keeper and (change := self._loosened(keeper, observed, now_s)):
+                return self._with_change(change, now_s)
         self.window.start(now_s)
         self._devices_changed = False
         step = self._decide(observed, now_s, reason, forced)
@@ -345,8 +350,10 @@ class Controller:
                 self._relief.set_best(snapshot.most.plan)
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
-        short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
-        event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
+        running = snapshot.running
+        short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
+        why = "; ".join(filter(None, (reason + verdict.why, short)))
+        event = replace(event, why=why, gain_promised=verdict.gain)
         if not is_idle(observed) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
@@ -366,20 +373,17 @@ class Controller:
             self.running, self.pinned, self.known, self.patience, counts, observed, now_s, rush_per_s, self._granted
         )
 
-    @property
-    def _is_moved(self) -> bool:
-        return self._granted or bool(self._devices_changed and lost_devices(self.running, self.present.counts))
-
     def _may_relieve(self, now_s: float) -> bool:
         """Whether the plan of most goodput on these devices may be another one: it is unknown, or does not run."""
         fixed = self.record.paused or self.pinned or self.known.problem.answers_early
         return not fixed and self._relief.may_help(self.running, now_s)
 
     def _should_peek(self, verdict: Verdict, cost_model: CostModel, now_s: float) -> bool:
-        fixed = self._trial or self.pinned or self.record.paused or lost_devices(self.running, self.present.counts)
-        broken = self.keeper and self.keeper.worse > 1.0  # closed ramps still have the thresholds that broke it
-        due = self._peeks.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
-        return due and not fixed and not broken
+        if self._trial or self.pinned or self.record.paused or lost_devices(self.running, self.present.counts):
+            return False
+        if self.keeper and self.keeper.worse > 1.0:  # closed ramps still have the thresholds that broke the promise
+            return False
+        return self._peeks.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
 
     @property
     def _worse(self) -> float:

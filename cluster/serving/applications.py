@@ -7,13 +7,29 @@ from typing import Any
 
 from isobatch.cluster.serving.haproxy import ready
 from isobatch.cluster.serving.local import LocalRay
-from isobatch.cluster.serving.serve_file import ServeFile
+from isobatch.cluster.serving.serve_file import ServeFile, check_apart, name_of
 from isobatch.deployments.ray_facts import serve_client
 from isobatch.profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting applications need
 CLIENT_CHECK_S = 0.02  # how often to check whether Serve's controller exists
+
+
+def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None) -> ServeFile:
+    """The same content, with the running applications that are to stay: Serve ends those that a file does not name.
+
+    `running` are the applications that come from Serve files. `others`: whether those of them that are not in this file
+    stay ("keep") or end ("end").
+    """
+    names = [name_of(application) for application in content["applications"]]
+    more = [{"args": {}} | application for application in running if name_of(application) not in names]
+    if more and others is None:
+        choice = "--others keep leaves them, --others end ends them"
+        raise UserError(f"{', '.join(map(name_of, more))}: running there and not in the file: {choice}")
+    complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
+    check_apart(complete)
+    return complete
 
 
 def deploy(

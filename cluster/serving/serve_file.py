@@ -1,7 +1,7 @@
 """Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig
+from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig, MemberTerms
 from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -83,7 +83,7 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
     for application in served(content):
         application["args"] = (application.get("args") or {}) | overrides
         application["args"] = _checked(application, root)
-    _check_apart(content)
+    check_apart(content)
     for application in controllers(content):
         key_in(checked(ControllerConfig, application.get("args") or {}).api_key_variable)
     for application in arbiters(content):
@@ -176,7 +176,7 @@ def prefix_of(application: dict[str, Any]) -> str:
     return str(application.get("route_prefix") or "/").rstrip("/")
 
 
-def _check_apart(content: ServeFile) -> None:
+def check_apart(content: ServeFile) -> None:
     """Refuse names, paths and ports that two applications share, and a controller of an application that is missing."""
     applications = content["applications"]
     _no_two("name", [name_of(application) for application in applications])
@@ -229,9 +229,28 @@ def _checked_arbiter(arbiter: dict[str, Any], content: ServeFile) -> ArbiterConf
     led = {name_of(each): each["args"] for each in classifiers(content)}
     settings = {name_of(each): each.get("args") or {} for each in controllers(content)}
     for each in config.applications:
-        if wrong := each.misfit(config.devices, led, settings.get(each.controller, {})):
+        if wrong := _misfit(each, config.devices, led, settings.get(each.controller, {})):
             raise UserError(f"{name_of(arbiter)}: args: applications: {wrong}")
     return config
+
+
+def _misfit(
+    terms: MemberTerms, fleet: Mapping[str, int], led: Mapping[str, dict[str, Any]], controller: dict[str, Any]
+) -> str:
+    """Why the arbiter cannot lead this application; empty: it can."""
+    name, shared = terms.name, controller.get("shared") or {}
+    if name not in led:
+        return f"there is no application {name} that classifies, only {', '.join(led) or 'none'}"
+    if not shared or controller.get("application") != name:
+        return f"{terms.controller} is no controller of {name} with shared: {dict(fleet)}"
+    if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
+        counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
+        return f"{terms.controller} shares {counts}: give both the same"
+    uses = read_plan(local(led[name]["plan"])).devices() if "plan" in led[name] else {}
+    if beyond := next((kind for kind, count in uses.items() if count > terms.devices.get(kind, 0)), None):
+        own = terms.devices.get(beyond, 0)
+        return f"the plan of {name} uses {uses[beyond]} {beyond}, of which {own} are its own: plan the fleet anew"
+    return ""
 
 
 def only(name: str, content: ServeFile) -> ServeFile:
@@ -273,22 +292,6 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
         chosen = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | chosen).items() if value is not None}
     _no_two("grpc_port", [port for _, port in grpc_addresses(complete)])
-    return complete
-
-
-def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None) -> ServeFile:
-    """The same content, with the running applications that are to stay: Serve ends those that a file does not name.
-
-    `running` are the applications that come from Serve files. `others`: whether those of them that are not in this file
-    stay ("keep") or end ("end").
-    """
-    names = [name_of(application) for application in content["applications"]]
-    more = [{"args": {}} | application for application in running if name_of(application) not in names]
-    if more and others is None:
-        choice = "--others keep leaves them, --others end ends them"
-        raise UserError(f"{', '.join(map(name_of, more))}: running there and not in the file: {choice}")
-    complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
-    _check_apart(complete)
     return complete
 
 

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
     ROOT,
-    beside,
     grpc_addresses,
     serve_file,
     with_grpc,
