@@ -151,7 +151,7 @@ class Arbiter:
     @property
     def look_again_s(self) -> float:
         """After this time the next look is due."""
-        return min(MOVING_S, self.config.look_every_s) if self.is_moving or self._unsent else self.config.look_every_s
+        return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
 
     def _reason(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""

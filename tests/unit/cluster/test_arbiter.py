@@ -270,12 +270,12 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
     controllers = Controllers({name: by_ids(standing(0.5, OWN[name]), first, first) for name in OWN}, fail=2)
     monkeypatch.setattr("ray.serve.get_deployment_handle", controllers.handle)
     monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
-    service = FleetService(arbiter().config)
+    service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
     running = asyncio.create_task(service.run())
     async with asyncio.timeout(10):
         while len(controllers.grants) < 3:
             await asyncio.sleep(0.01)
-    await asyncio.sleep(1.0)  # two more looks, if one were needed
+    await asyncio.sleep(0.5)  # some more looks
     running.cancel()
     assert [(name, grant.device_ids) for name, grant in controllers.grants] == [("a", first)] * 3
 
