@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 from isobatch.profiles.latency import LatencyTable, interpolate
 
 Floats = NDArray[np.float64]
-BEND = 0.03  # a curve that is straight to within this share needs no more points
+BEND = 0.015  # a curve that is straight to within this share needs no more points
 NOISY = 0.10  # a measurement with a larger relative spread is not reliable enough for planning
 LEAVING = 8  # of this many inputs one leaves at a stop that is timed, and another one
 GOOD_ENOUGH = 0.9  # the knee is the smallest batch that reaches this share of the best rate

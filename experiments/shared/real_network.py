@@ -111,7 +111,7 @@ def _make(folder: Path, survival: Sequence[float], width: int) -> None:
 
 
 def profiled(
-    network: Path, folder: Path, budget_s: float = 30.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE
+    network: Path, folder: Path, budget_s: float = 60.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE
 ) -> Profile:  # fmt: skip
     """What `isobatch profile` measures of it here, with the survival of `profiled_texts`; of a CPU, on one thread."""
     data, out = folder / "texts.csv", folder / "profile.json"
