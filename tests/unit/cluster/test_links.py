@@ -66,13 +66,13 @@ def test_a_node_without_a_free_device_is_named(monkeypatch: pytest.MonkeyPatch) 
     def get(reference: object, timeout: float) -> None:
         raise ray.exceptions.GetTimeoutError
 
-    nodes = {name: {"CPU": 1.0} for name in ("n1", "n2")}
+    nodes = {name: {"CPU": 1.0} for name in ("1" * 56, "2" * 56)}
     actor = SimpleNamespace(open=SimpleNamespace(remote=lambda: None))
     monkeypatch.setattr("isobatch.deployments.ray_facts.nodes_by_id", lambda: nodes)
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=lambda **_: lambda device: actor))
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", lambda actor: None)
-    with pytest.raises(UserError, match="no CPU of node n1 was free within 120 s: end what runs there, or run"):
+    with pytest.raises(UserError, match="no CPU of node 1{56} was free within 120 s: end what runs there, or run"):
         list(between_nodes({"cpu"}, SIZES))
 
 
