@@ -69,10 +69,12 @@ def test_a_node_without_a_free_device_is_named(monkeypatch: pytest.MonkeyPatch) 
     nodes = {name: {"CPU": 1.0} for name in ("1" * 56, "2" * 56)}
     actor = SimpleNamespace(open=SimpleNamespace(remote=lambda: None))
     monkeypatch.setattr("isobatch.deployments.ray_facts.nodes_by_id", lambda: nodes)
-    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=lambda **_: lambda device: actor))
+    monkeypatch.setattr(
+        ray, "remote", lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda device: actor))
+    )
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", lambda actor: None)
-    with pytest.raises(UserError, match="no CPU of node 1{56} was free within 120 s: end what runs there, or run"):
+    with pytest.raises(UserError, match=r"no CPU of node 1{56} was free within 120 s: end what runs there, or run"):
         list(between_nodes({"cpu"}, SIZES))
 
 
