@@ -55,6 +55,9 @@ class DecoderProfileOptions(_CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
 
+LINKS_NEED = {"model", "out", "device", "kind", "links"}  # the options that --links reads
+
+
 @of_kinds(ClassifierProfileOptions, DecoderProfileOptions)
 def profile(given: GivenOptions) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
@@ -76,12 +79,13 @@ def profile(given: GivenOptions) -> None:
 
         refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
         profile_texts(given.only(DecoderProfileOptions, refusal), source)
-    else:
-        from isobatch.cluster.commands.profile_inputs import profile_inputs
+    elif given.values["links"]:
         from isobatch.cluster.commands.profile_links import profile_links
 
-        options = given.only(ClassifierProfileOptions, "is for decoders")
-        if options.links:
-            profile_links(options, source)
-        else:
-            profile_inputs(options, source)
+        others = given.values.keys() - LINKS_NEED
+        refusal = "is not read by --links, which times no launches: leave it out"
+        profile_links(given.only(ClassifierProfileOptions, refusal, others), source)
+    else:
+        from isobatch.cluster.commands.profile_inputs import profile_inputs
+
+        profile_inputs(given.only(ClassifierProfileOptions, "is for decoders"), source)

@@ -33,8 +33,13 @@ def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
     for link, note in _measured(device, kind, {*known.kinds, kind}, sizes_up_to(largest), console):
         console.print(f"{note}: {1e3 * link.latency_s:.2f} ms and {link.bytes_per_s / 1e6:.0f} MB/s")
         with locked(out):  # each is kept at once
-            save(load(out).joined_by(replace(known, links=(link,), notes=(note,))), out)
+            now = load(out)  # others may have added to it meanwhile
+            save(now.joined_by(replace(now, links=(link,), notes=(note,))), out)
     console.print(f"written to {out}")
+    console.print(
+        "the link in one machine counts with --one-machine of isobatch plan and tune, and with one_machine of the "
+        "controller; plans that an application makes at its start count links between nodes only"
+    )
 
 
 def _measured(

@@ -50,7 +50,7 @@ class ClassifierPlanningProblem:
     gap: float = 0.01
     goal: str = "goodput"  # of the controller, by its name
     reserve: float = 0.1
-    links: Mapping[str, float] | None = None  # declared rates, in Gbit/s
+    gbit_per_s: Mapping[str, float] | None = None  # declared rates of links, by KIND>KIND
 
     @property
     def prior(self) -> ExitProfile:
@@ -97,7 +97,9 @@ class ClassifierPlanningProblem:
         return facts.without_exits if self.answers_early else facts
 
     def _links(self, devices: Sequence[Device]) -> tuple[Link, ...]:
-        return links_between(devices, one_machine=self.one_machine, gbit_per_s=self.links, measured=self.profile.links)
+        return links_between(
+            devices, one_machine=self.one_machine, gbit_per_s=self.gbit_per_s, measured=self.profile.links
+        )
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> LaunchTableCosts:
         return LaunchTableCosts(self.facts(survival, corrections))

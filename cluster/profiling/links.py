@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
@@ -38,6 +38,7 @@ from isobatch.deployments.transport.replica_connection import (
 )
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.devices import Link
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 SIZES = tuple(2**power for power in range(12, 27, 2))  # bytes of a batch: 4 KiB to 64 MiB
@@ -67,14 +68,7 @@ class Passing:
             rows = np.arange(len(batch))
             return Launched(Exits(rows, np.full(len(rows), stop - 1), np.zeros((len(rows), 1), np.float32)), None)
         size = int(batch.arrays["wish"][0, 1])
-        return Launched(NOBODY_LEFT, Batch(stop, {"hidden": self._states(len(batch), size)}, batch.memory))
-
-    def _states(self, rows: int, size: int) -> Any:
-        if self._device == "cpu":
-            return np.ones((rows, size), np.uint8)
-        import torch
-
-        return torch.ones(rows, size, dtype=torch.uint8, device=self._device)
+        return Launched(NOBODY_LEFT, Batch(stop, {"hidden": _states(self._device, len(batch), size)}, batch.memory))
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         (batch,) = batches
@@ -82,6 +76,16 @@ class Passing:
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
         return batch
+
+
+@cache
+def _states(device: str, rows: int, size: int) -> Any:
+    """Made once, so that a hop takes no longer for it."""
+    if device == "cpu":
+        return np.ones((rows, size), np.uint8)
+    import torch
+
+    return torch.ones(rows, size, dtype=torch.uint8, device=device)
 
 
 class LinkEnd:
@@ -108,9 +112,11 @@ class LinkEnd:
         local, uploaded = structs.replace(order, parts=await self._exchange.gather(order.parts)), list[str]()
         if self._replica.gpu:
             local, uploaded = await asyncio.to_thread(self._replica.uploaded, local)
-        async for reply in self._workers.run("", local):
-            yield reply
-        self._replica.holdings.drop(uploaded)
+        try:
+            async for reply in self._workers.run("", local):
+                yield reply
+        finally:
+            self._replica.holdings.drop(uploaded)
 
     async def _warm_up(self, plan: str) -> None:
         raise NotImplementedError("an end of a link has no plan")
@@ -175,12 +181,19 @@ class Hops:
     turn_s: float
 
     def link(self, source: str, target: str, one_machine: bool) -> Link:
-        """The line through the hops that is nearest in relation to each of them."""
-        sizes, hops_s = np.array([*self.by_bytes]), np.array([*self.by_bytes.values()])
+        """The line through the hops that is nearest in relation to each of them. Sizes at which other work hid the hop,
+        so that an answer seemed to come no later for it, do not count."""
+        seen = {size: hop_s for size, hop_s in self.by_bytes.items() if hop_s > 0}
+        if len(seen) < LEAST_SIZES:
+            raise UserError(
+                f"link {source}>{target}: only {len(seen)} of {len(self.by_bytes)} sizes could be measured beside "
+                "other work of these devices: run isobatch profile --links again when they are idle"
+            )
+        sizes, hops_s = np.array([*seen]), np.array([*seen.values()])
         per_byte_s, latency_s = np.polyfit(sizes, hops_s, 1, w=1 / hops_s)
         if per_byte_s <= 0:
             per_byte_s, latency_s = hops_s[-1] / sizes[-1], 0.0
-        turn_s = self.turn_s if source == target else 0.0
+        turn_s = max(0.0, self.turn_s) if source == target else 0.0
         return Link(source, target, float(1 / per_byte_s), max(0.0, float(latency_s)), turn_s, one_machine)
 
     def __str__(self) -> str:
@@ -223,7 +236,7 @@ async def _longer_s(driver: Driver, size: int, rounds: int) -> float:
             await driver.answer(pack(model.encode([[leaves, size]])), within_s=PATIENCE_S)
             took_s.append(perf_counter() - begun_s)
         longer_s.append(took_s[1] - took_s[0])
-    return max(median(longer_s[WARM_UPS:]), 1e-9)
+    return median(longer_s[WARM_UPS:])
 
 
 def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
@@ -273,6 +286,9 @@ def _on_node(kind: str, node: str) -> Iterator[ReplicaAddress]:
     actor = ray.remote(LinkEnd).options(**options, scheduling_strategy=on_node).remote(device)
     try:
         yield ray.get(actor.open.remote(), timeout=START_S)
+    except ray.exceptions.GetTimeoutError:
+        what = f"no {'CPU' if device == 'cpu' else 'GPU'} of node {node} was free within {START_S:g} s"
+        raise UserError(f"{what}: end what runs there, or run isobatch profile --links before you serve") from None
     finally:
         ray.kill(actor)
 

@@ -35,7 +35,8 @@ from isobatch.profiles.files import differ
 from isobatch.profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
-# The time to reach the replicas of a new plan, and for these to warm up. Any that are missing join later.
+# The time to reach the replicas of a new plan, and for these to warm up. After that the plan is followed as it is: any
+# that are missing join later, and any that are not warm yet get orders between their full batches.
 JOIN_WITHIN_S = 4.0
 # The time between two reports of this front's arrivals.
 REPORT_EVERY_S = 1.0
@@ -161,8 +162,8 @@ class Follower:
         self._reroute()
 
     async def _join(self, graph: Graph) -> None:
-        """Reach the replicas of a plan, and have them run full batches of it."""
-        self._workers.plan = graph.plan.to_json()
+        """Reach the replicas of a plan, and have those that it uses run full batches of it."""
+        self._workers.plan, self._workers.uses = graph.plan.to_json(), graph.uses
         await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
 
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
@@ -185,6 +186,7 @@ class _Connected:
     group: str
     connection: ReplicaConnection
     device_id: str
+    warmed_for: str = ""  # the last plan that it was to run full batches of, in JSON
 
 
 class ServeWorkers:
@@ -206,6 +208,8 @@ class ServeWorkers:
         self._listed: dict[str, frozenset[str]] = {}  # Serve's last list of replicas, by group
         self._was_listed: dict[str, asyncio.Event] = {}  # set once Serve has listed replicas, by group
         self.plan = ""  # that replicas get ready for before they are used, in JSON; "": for none
+        self.uses: Callable[[str], bool] = lambda device_id: True  # whether the plan has splits for this device
+        self._warming = set[str]()  # replicas that are connected, but are not used yet
         self._suspects = set[str]()  # replicas that are ended soon if they still hang
 
     async def open(self) -> None:
@@ -224,16 +228,20 @@ class ServeWorkers:
         if connecting := [self._connecting[name] for name in self._listed[group] if name in self._connecting]:
             await asyncio.wait(connecting)
         here = [name for name, each in self._connected.items() if each.group == group]
-        await asyncio.gather(*(self._warm_up(name, self._connected[name].connection) for name in here))
+        await asyncio.gather(*map(self._warm_up, here))
 
-    async def _warm_up(self, name: str, connection: ReplicaConnection) -> None:
-        if not self.plan:
+    async def _warm_up(self, name: str) -> None:
+        """Have a replica run full batches of the plan, if the plan uses it, and if that has not been tried yet."""
+        connected, plan = self._connected.get(name), self.plan
+        if connected is None or connected.warmed_for == plan or not self.uses(connected.device_id):
             return
         try:
             async with asyncio.timeout(WARM_WITHIN_S):
-                await connection.warm_up(self.plan)
+                await connected.connection.warm_up(plan)
         except Exception as error:
             log.warning("replica %s has not run its full batches: %s: %s", name, type(error).__name__, error)
+        if self._connected.get(name) is connected:  # it may have gone meanwhile
+            self._connected[name] = replace(connected, warmed_for=plan)
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         connected = self._connected.get(replica)
@@ -304,19 +312,23 @@ class ServeWorkers:
             self._connecting[name] = asyncio.get_running_loop().create_task(self._connect(group, name))
 
     async def _connect(self, group: str, name: str) -> None:
-        """Connect to a replica. If that fails, try again later for as long as Serve lists it."""
+        """Connect to a replica. If that fails, try again later for as long as Serve lists it.
+
+        It warms up before it is used, unless its group has no other one.
+        """
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 connected = await self._open_connection(group, name)
-            await self._warm_up(name, connected.connection)
-            if not connected.connection.is_open:
-                raise ConnectionError("the connection ended while it warmed up")
         except Exception as error:
             log.warning("replica %s cannot be reached: %s: %s", name, type(error).__name__, error)
             self._doubt(group)
         else:
             self._connected[name] = connected
+            self._warming.add(name)
             self._changed(group, self._listed[group])  # the replica may have gone meanwhile
+            self._report(group)
+            await self._warm_up(name)
+            self._warming.discard(name)
             self._report(group)
         finally:
             del self._connecting[name]
@@ -343,5 +355,8 @@ class ServeWorkers:
         asyncio.get_running_loop().call_later(TRUSTED_AFTER_S, lambda: self._changed(group, self._listed[group]))
 
     def _report(self, group: str) -> None:
-        here = {name: each for name, each in self._connected.items() if each.group == group}
-        self._on_change(group, {name: each.device_id for name, each in here.items()})
+        here = {name: each.device_id for name, each in self._connected.items() if each.group == group}
+        warm = {name: device_id for name, device_id in here.items() if name not in self._warming}
+        used = warm if any(map(self.uses, warm.values())) else here
+        self._warming -= used.keys()
+        self._on_change(group, used)

@@ -128,9 +128,9 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Bloc
 
 def warm_ups(
     model: SplitModel, directory: str | Path, plan: Plan, kind: str, tokens: int | None
-) -> Iterator[tuple[Hashable, Callable[[], None]]]:
-    """Calls that run a full batch of each split of the plan on devices of this kind, each with what it computes.
-    `tokens`: those of a text that counts as one, where the plan does not say it.
+) -> Iterator[tuple[Hashable, int, Callable[[], None]]]:
+    """Calls that run a full batch of each split of the plan on devices of this kind, each with what it computes and the
+    size of the batch. `tokens`: those of a text that counts as one, where the plan does not say it.
 
     After that no request waits for what a device does only once: load weights and kernels, allocate memory, record
     graphs.
@@ -151,7 +151,17 @@ def warm_ups(
             batch = example(network, directory, split.batch_size, length)
             network.warm_up(split.start, stops(split.start, split.stop, ramps), ramps, batch)
 
-        yield (split.start, split.stop, ramps, split.batch_size, length), run
+        # Exported graphs have their ramps inside, and recorded ones are of one shape.
+        own = {"torch": (), "onnx": ramps}.get(network.backend, (ramps, split.batch_size))
+        yield (split.start, split.stop, length, own), split.batch_size, run
+
+
+def needs_one_warm_up(model: SplitModel) -> bool:
+    """Whether a changed plan brings nothing that is done only once: a CPU on torch has all weights and, after
+    `compile_shapes`, all kernels."""
+    return (
+        isinstance(model, ServedModel) and model.device.type == "cpu" and model.backend == "torch" and not model.exports
+    )
 
 
 def compute_with(threads: int) -> None:

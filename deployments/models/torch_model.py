@@ -75,15 +75,17 @@ def merge(batches: Sequence[Batch]) -> Batch:
 
 
 def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
-    """The inputs at these positions."""
-    memory = torch.as_tensor(batch.memory)
+    """The inputs at these positions. In a cascade, memory may be on the host while arrays are on a GPU."""
+    arrays, memory = {name: torch.as_tensor(each) for name, each in batch.arrays.items()}, torch.as_tensor(batch.memory)
+    device = next(iter(arrays.values())).device
     token_rows = [] if batch.lengths is None else [rows_of(batch.lengths, rows)]
-    inputs, *of_tokens = to_device([rows, *token_rows], memory.device)  # the arrays are on the same device
+    inputs, *of_tokens = to_device([rows, *token_rows], device)
     array_rows = of_tokens[0] if of_tokens else inputs
+    memory_rows = inputs if memory.device == device else to_device([rows], memory.device)[0]
     lengths = None if batch.lengths is None else batch.lengths[rows]
-    arrays = {name: torch.as_tensor(array).index_select(0, array_rows) for name, array in batch.arrays.items()}
+    selected = {name: array.index_select(0, array_rows) for name, array in arrays.items()}
     ahead = select(batch.ahead, rows) if batch.ahead else None
-    return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths, ahead=ahead)
+    return Batch(batch.cursor, selected, memory.index_select(0, memory_rows), lengths, ahead=ahead)
 
 
 def _lengths(batch: Batch) -> NDArray[np.int64]:

@@ -17,8 +17,10 @@ from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel
 
+Warm = dict[Hashable, int]  # the largest batch that has run, by what was computed
 
-def load_model(config: AppConfig, kind: str, directory: str, warm: set[Hashable] | None = None) -> SplitModel:
+
+def load_model(config: AppConfig, kind: str, directory: str, warm: Warm | None = None) -> SplitModel:
     """Load the network as a device of this kind runs it, and run full batches of its plan, which `warm` gets."""
     config = _without_lost_plan(config)
     if config.backend == VIRTUAL:
@@ -42,24 +44,31 @@ def load_model(config: AppConfig, kind: str, directory: str, warm: set[Hashable]
         warn_of_other_backend(table, backend_of(model))
         compile_shapes(model, table)
     if plan:
-        for run in cold(config, kind, directory, model, plan, set() if warm is None else warm):
+        for run in cold_launches(config, kind, directory, model, {} if warm is None else warm)(plan):
             run()
     return model
 
 
-def cold(
-    config: AppConfig, kind: str, directory: str, model: SplitModel, plan: Plan, warm: set[Hashable]
-) -> Iterator[Callable[[], None]]:
-    """Calls that run the full batches of this plan that have not run here yet. They count as `warm` from then on."""
+def cold_launches(
+    config: AppConfig, kind: str, directory: str, model: SplitModel, warm: Warm
+) -> Callable[[Plan], Iterator[Callable[[], None]]]:
+    """Calls, for any plan, that run its full batches that have not run here yet. A launch counts as warm once the next
+    call is taken, so one that fails is tried again."""
     if config.backend == VIRTUAL or not config.profile:
-        return
-    from isobatch.deployments.models.backends import warm_ups
+        return lambda plan: iter(())
+    from isobatch.deployments.models.backends import needs_one_warm_up, warm_ups
 
     length = profile_of(_without_lost_plan(config)).table(kind).length
-    for launch, run in warm_ups(model, directory, plan, kind, length):
-        if launch not in warm:
-            warm.add(launch)
-            yield run
+
+    def cold(plan: Plan) -> Iterator[Callable[[], None]]:
+        if warm and needs_one_warm_up(model):
+            return
+        for launch, size, run in warm_ups(model, directory, plan, kind, length):
+            if warm.get(launch, 0) < size:
+                yield run
+                warm[launch] = size
+
+    return cold
 
 
 def _without_lost_plan(config: AppConfig) -> AppConfig:

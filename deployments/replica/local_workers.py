@@ -62,7 +62,7 @@ class LocalWorkers:
         await done
 
     def computes_for_s(self, replica: str) -> float:
-        """How long the replica's current launch has taken so far."""
+        """How long the replica's current launch has taken so far; 0 while other work runs between launches."""
         began_s = self._began_s.get(replica)
         return 0.0 if began_s is None else time.monotonic() - began_s
 
@@ -86,15 +86,15 @@ class LocalWorkers:
         """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
         if not (work := self._work[name].get()):
             return False
-        self._began_s[name] = time.monotonic()
         work()
-        del self._began_s[name]
         return True
 
     def _answer(self, name: str, order: Order, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
+        self._began_s[name] = time.monotonic()
         for reply in _guarded(self._replicas[name].run(order)):
             with suppress(RuntimeError):  # the event loop is closed, so no caller waits for this reply
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
+        del self._began_s[name]
 
 
 def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[WorkerReply]:

@@ -6,7 +6,6 @@ import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator, Hashable
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -16,7 +15,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
-from isobatch.deployments.replica.loading import cold, load_model, weights_in
+from isobatch.deployments.replica.loading import cold_launches, load_model, weights_in
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.serve_process import ReplicaProcess
@@ -67,9 +66,10 @@ class ServeReplica(ReplicaProcess):
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         with as_computing():  # libraries start threads as they load
-            model = load_model(config, kind, directory, warm := set[Hashable]())
+            model = load_model(config, kind, directory, warm := dict[Hashable, int]())
         self._replica = SplitReplica(model, self._holdings)
-        self._cold = partial(cold, config, kind, directory, model, warm=warm)
+        self._cold_launches = cold_launches(config, kind, directory, model, warm)
+        self._warming = asyncio.Lock()
         self._workers = LocalWorkers({_WORKER: self._replica})
         self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck)
         if kind == "cpu" and config.backend != VIRTUAL:
@@ -109,8 +109,9 @@ class ServeReplica(ReplicaProcess):
 
     async def warm_up(self, plan: str) -> None:
         """Run a full batch of each split of a plan, in JSON, that has not run here. Launches may come in between."""
-        for run in self._cold(Plan.from_json(plan)):
-            await self._workers.between_launches(_WORKER, run)
+        async with self._warming:  # other fronts that need the same launches wait until these have run
+            for run in self._cold_launches(Plan.from_json(plan)):
+                await self._workers.between_launches(_WORKER, run)
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run a launch. Survivors held elsewhere are fetched first, while the previous launch still computes."""

@@ -46,10 +46,6 @@ class Stayed(Message, frozen=True):
     stop: int | None = None
 
 
-class Warm(Message, frozen=True):
-    """The replica has run a full batch of each of its splits of a plan."""
-
-
 class Failed(Message, frozen=True):
     """The launch has failed for this reason. `is_loss`: survivors that it needed are lost."""
 
@@ -72,4 +68,4 @@ class NumberedOrder(Message, frozen=True):
 
 class NumberedReply(Message, frozen=True):
     number: int
-    reply: Departed | Stayed | Failed | Warm
+    reply: Departed | Stayed | Failed

@@ -12,11 +12,15 @@ from typing import NamedTuple
 from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
 from isobatch.deployments.transport.connection import Message, log
 from isobatch.deployments.transport.holdings import LostError
-from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed, Warm
+from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from isobatch.deployments.transport.wire import Wire
+from isobatch.profiles.model import NOBODY
 
 GONE = "the replica has gone"
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer fronts
+
+
+Reply = Departed | Stayed | Failed
 
 
 class EndIfStuck(Message, frozen=True):
@@ -51,9 +55,8 @@ class ReplicaConnection(KeyedConnection):
         super().__init__(key)
         self._on_lost = on_lost
         self._numbers = count()
-        self._replies: dict[
-            int, asyncio.Queue[Departed | Stayed | Failed | Warm | None]
-        ] = {}  # None: the last reply has come
+        self._replies: dict[int, asyncio.Queue[Reply | None]] = {}  # None: the last reply has come
+        self._warm_ups = set[int]()  # the numbers of those that run
         self._retired = False
 
     def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
@@ -61,39 +64,44 @@ class ReplicaConnection(KeyedConnection):
 
     async def warm_up(self, plan: str) -> None:
         """Returns when the replica has run full batches of its splits of this plan, in JSON."""
-        async for _ in self._call(lambda number: WarmUp(number, plan)):
+
+        def message(number: int) -> Message:
+            self._warm_ups.add(number)
+            return WarmUp(number, plan)
+
+        async for _ in self._call(message):
             pass
 
     async def _call(self, message: Callable[[int], Message]) -> AsyncIterator[Departed | Stayed]:
-        """The replies to a message, which gets a number, without a last one that only says that all is done."""
+        """The replies to a message, which gets a number."""
         if not self.is_open:
             raise ConnectionError(GONE)
         number = next(self._numbers)
         replies = self._replies[number] = asyncio.Queue()
         try:
             self.send(message(number))
-            while not isinstance(reply := await replies.get(), Stayed | Warm):
+            while not isinstance(reply := await replies.get(), Stayed):
                 if reply is None:
                     raise ConnectionError(GONE)
                 if isinstance(reply, Failed):
                     raise reply.error
                 yield reply
-            if isinstance(reply, Stayed):
-                yield reply
+            yield reply
         finally:
             del self._replies[number]
+            self._warm_ups.discard(number)
             self._close_if_done()
 
     def end_if_stuck(self, after_s: float) -> None:
         self.send(EndIfStuck(after_s))
 
     def retire(self) -> None:
-        """Close the connection once all orders are answered. No others may be sent."""
+        """Close the connection once all orders are answered. No others may be sent. A warm-up is not waited for."""
         self._retired = True
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._retired and not self._replies:
+        if self._retired and self._replies.keys() <= self._warm_ups:
             self.hang_up()
 
     # Received messages
@@ -159,12 +167,12 @@ class _FrontConnection(AuthorizedConnection):
         try:
             if isinstance(message, WarmUp):
                 await self._server.warm_up(message.plan)
-                self.send(NumberedReply(number, Warm()))
+                self.send(NumberedReply(number, Stayed(None, NOBODY, 0.0)))
                 return
             async for reply in self._server.run(message.order):
                 self.send(NumberedReply(number, reply))
         except LostError as error:
             self.send(NumberedReply(number, Failed(str(error), is_loss=True)))
         except Exception as error:
-            log.exception("a launch failed")
+            log.exception("a warm-up failed" if isinstance(message, WarmUp) else "a launch failed")
             self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))

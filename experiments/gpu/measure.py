@@ -241,7 +241,7 @@ def _compared(name: str, length: int | None, survival: str, setting: TableSettin
 
 def _link(setting: TableSetting) -> Found:
     """What moving survivors costs between two processes with this device, through their streams and sockets."""
-    sizes, rounds = (links.SIZES, links.ROUNDS) if setting.layers is None else (links.SIZES[:2], 3)
+    sizes, rounds = (links.SIZES, links.ROUNDS) if setting.layers is None else (links.SIZES[:4], 5)
     link, note = links.in_one_machine(setting.device, setting.kind, sizes, rounds)
     rate = {"hop_ms": 1e3 * link.latency_s, "gb_per_s": link.bytes_per_s / 1e9, "turn_ms": 1e3 * link.turn_s}
     return rate | {"by_size": note.partition(": ")[2]}

@@ -24,8 +24,8 @@ def write(page: Path, results: Path) -> None:
         kind, found = path.stem.removeprefix("results-"), json.loads(path.read_text())
         where = f"{kind}, {found['dtype']}, {found['backend']}, {found['date']}"
         lines += [f"| {where} | {what} | {value} |" for what, value in rows_of(kind, found["parts"])]
-        by = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
-        lines.append(f"| {where} | measured with | {by} |")
+        if by := ", ".join(f"{name} {value}" for name, value in found.get("versions", {}).items()):
+            lines.append(f"| {where} | measured with | {by} |")
     page.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
 
 

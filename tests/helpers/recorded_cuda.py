@@ -26,6 +26,15 @@ class OnGpu(Tensor):
 
     device = GPU  # type: ignore[assignment]
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function.__name__ == "index_select":
+            on_gpu = {isinstance(each, OnGpu) for each in tensors(args)}
+            assert on_gpu == {True}, "rows must be on the device of what they select"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
     def record_stream(self, stream: "Stream") -> None:  # type: ignore[override]
         stream.cuda.calls.append(f"memory is kept for {stream.name}")
 

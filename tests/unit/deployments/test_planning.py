@@ -135,7 +135,7 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     declared = {ends: link.bytes_per_s for ends, link in graph.facts.links.items()}
     assert declared["v100", "oddity"] == 1e7
     assert declared["oddity", "v100"] > 1e9
-    assert classifier_problem(ControllerConfig(), config, load(Path(profile))).links == {"v100>oddity": 0.08}
+    assert classifier_problem(ControllerConfig(), config, load(Path(profile))).gbit_per_s == {"v100>oddity": 0.08}
     with pytest.raises(UserError, match="must name two kinds of devices: KIND>KIND"):
         checked(AppConfig, told | {"links": {"v100": 0.08}})
     with pytest.raises(UserError, match="links"):

@@ -138,6 +138,19 @@ def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
     assert min(map(names.index, compared[1:])) > max(map(names.index, others)), "tables come first"
 
 
+def test_results_without_versions_are_on_the_page(tmp_path: Path) -> None:
+    found = {
+        "dtype": "float16",
+        "backend": "torch",
+        "date": "2026-01-02",
+        "parts": {"decoder": {"tokens_per_s_2": 7.0}},
+    }
+    (tmp_path / "results-h100.json").write_text(json.dumps(found))
+    (tmp_path / "gpu.md").write_text(f"{page.BEGIN}{page.END}")
+    page.write(tmp_path / "gpu.md", tmp_path)
+    assert "| h100, float16, torch, 2026-01-02 | decoder | tokens_per_s_2 7 |" in (tmp_path / "gpu.md").read_text()
+
+
 def test_a_rate_is_compared_with_the_published_one() -> None:
     hop = {"bytes": 2**20, "device_to_host": 0.25}
     part = {"rate_per_s": 3884.5, "each_stop_ms": 0.25, "roofline_shares": {"8": 0.1, "64": 0.4}, "hop_ms": hop}

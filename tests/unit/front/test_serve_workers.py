@@ -26,6 +26,7 @@ class Serve:
     def __init__(self) -> None:
         self.replicas: dict[str, ServeReplica] = {}
         self.slow_s: dict[str, float] = {}  # how long a replica takes to say where it is
+        self.devices: dict[str, str] = {}  # the devices on which replicas stand by
 
     def start(self, *names: str, directory: str = "") -> None:
         self.replicas |= {name: ServeReplica(CONFIG, "cpu", directory) for name in names}
@@ -54,7 +55,7 @@ class Handle:
         name = self._name if self._name in known else min(known)
         self._serve.tell()
         await asyncio.sleep(self._serve.slow_s.get(self._name, 0.0))
-        return (await known[name].whereabouts())._replace(replica=name)
+        return (await known[name].whereabouts())._replace(replica=name, device_id=self._serve.devices.get(name, ""))
 
 
 class Scene:
@@ -67,6 +68,18 @@ class Scene:
 
     def _changed(self, _: str, replicas: Collection[str]) -> None:
         self.told.append(set(replicas))
+
+    def warm_ups_wait(self, gate: asyncio.Event, *names: str) -> list[str]:
+        """The replicas that warm up from now on, for which they wait until the gate opens."""
+        warmed = list[str]()
+
+        async def warm_up(name: str, plan: str) -> None:
+            warmed.append(f"{name} for {plan}")
+            await gate.wait()
+
+        for name in names:
+            self.serve.replicas[name]._orders.warm_up = partial(warm_up, name)
+        return warmed
 
     async def runs_on(self, replica: str) -> bool:
         return [1 async for _ in self.workers.run(replica, ORDER)] != []
@@ -136,32 +149,89 @@ async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(
 async def test_replicas_run_full_batches_of_a_plan_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are connected before the front follows a changed plan, and those that come later."""
     async with staged(monkeypatch) as stage:
-        gate, warmed = asyncio.Event(), list[tuple[ServeReplica, str]]()
-
-        async def warm_up(replica: ServeReplica, plan: str) -> None:
-            warmed.append((replica, plan))
-            await gate.wait()
-
-        def patch(*names: str) -> None:
-            for name in names:
-                replica = stage.serve.replicas[name]
-                replica._orders.warm_up = partial(warm_up, replica)
-
-        patch("a", "b")
+        gate = asyncio.Event()
+        warmed = stage.warm_ups_wait(gate, "a", "b")
         stage.workers.plan = "another"
         joining = asyncio.ensure_future(stage.workers.join(GROUP))
-        await eventually(lambda: len(warmed) == 2)
+        await eventually(lambda: sorted(warmed) == ["a for another", "b for another"])
         stage.serve.start("c")
-        patch("c")
+        later = stage.warm_ups_wait(gate, "c")
         stage.serve.tell()
-        await eventually(lambda: len(warmed) == 3)
-        assert {plan for _, plan in warmed} == {"another"}
+        await eventually(lambda: later == ["c for another"])
         assert stage.told[-1] == {"a", "b"}, "the new one is not used yet"
         assert await stage.runs_on("a"), "orders do not wait"
         assert not joining.done()
         gate.set()
         await joining
         await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        await stage.workers.join(GROUP)
+        assert (len(warmed), later) == (2, ["c for another"]), "each once"
+
+
+async def test_the_only_replica_of_a_group_is_used_while_it_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
+        stage.workers.plan, gate = "another", asyncio.Event()
+        stage.serve.replicas.clear()
+        stage.serve.start("c")
+        warmed = stage.warm_ups_wait(gate, "c")
+        joining = asyncio.ensure_future(stage.workers.join(GROUP))
+        await eventually(lambda: stage.told[-1] == {"c"} and len(warmed) == 1)
+        assert await stage.runs_on("c")
+        assert not joining.done()
+        gate.set()
+        await joining
+        assert warmed == ["c for another"]
+        assert stage.told[-1] == {"c"}
+
+
+async def test_a_replica_that_warms_up_is_used_once_the_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
+        stage.workers.plan, gate = "another", asyncio.Event()
+        stage.serve.start("c")
+        warmed = stage.warm_ups_wait(gate, "c")
+        stage.serve.tell()
+        await eventually(lambda: len(warmed) == 1)
+        for name in ("a", "b"):
+            del stage.serve.replicas[name]
+        stage.serve.tell()
+        await eventually(lambda: stage.told[-1] == {"c"})
+        assert await stage.runs_on("c")
+        gate.set()
+
+
+async def test_a_replica_that_goes_does_not_wait_for_its_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
+        stage.workers.plan, gate = "another", asyncio.Event()
+        stage.serve.start("c")
+        warmed = stage.warm_ups_wait(gate, "c", "a")
+        joining = asyncio.ensure_future(stage.workers.join(GROUP))
+        await eventually(lambda: len(warmed) == 1)
+        going = [stage.serve.replicas.pop("c")]
+        stage.serve.tell()
+        await eventually(lambda: len(warmed) == 2)
+        going.append(stage.serve.replicas.pop("a"))
+        stage.serve.tell()
+        for replica in going:
+            await replica.close()
+        await joining
+        assert stage.told[-1] == {"b"}
+
+
+async def test_replicas_on_devices_of_other_applications_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
+        stage.serve.devices = {"c": "ours", "d": "theirs"}
+        stage.workers.plan, stage.workers.uses = "another", lambda device_id: device_id == "ours"
+        stage.serve.start("c", "d")
+        gate = asyncio.Event()
+        gate.set()
+        warmed = stage.warm_ups_wait(gate, "a", "b", "c", "d")
+        stage.serve.tell()
+        await eventually(lambda: stage.told[-1] == {"a", "b", "c", "d"})
+        await stage.workers.join(GROUP)
+        assert warmed == ["c for another"]
+        stage.workers.uses = lambda device_id: True
+        await stage.workers.join(GROUP)
+        assert sorted(warmed) == [f"{name} for another" for name in "abcd"]
 
 
 async def test_a_replica_that_cannot_run_full_batches_is_used_all_the_same(

@@ -28,7 +28,7 @@ from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Spans
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.replica import loading
-from isobatch.deployments.replica.loading import cold, load_model
+from isobatch.deployments.replica.loading import cold_launches, load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
@@ -146,15 +146,35 @@ def test_a_replica_runs_full_batches_of_its_plan_before_it_is_ready(
         return run(model, batch, stop, *others)
 
     monkeypatch.setattr(TorchModel, "run", noted)
-    config, warm = checked(AppConfig, {"model": str(folder), **files}), set[Hashable]()
+    config, warm = checked(AppConfig, {"model": str(folder), **files}), dict[Hashable, int]()
     model = load_model(config, "cpu", str(folder), warm)
     assert ran == [(0, 2, 5), (2, 3, 5)]
     ran.clear()
-    later = Plan((Placement("cpu", 1, (Split(0, 3, 5, (1,)), Split(3, 4, 2))),))
+    later = Plan((Placement("cpu", 1, (Split(0, 3, 6, (1,)), Split(3, 4, 2))),))
+    assert not list(cold_launches(config, "cpu", str(folder), model, warm)(later)), "a CPU on torch is warm"
+    monkeypatch.setattr(TorchModel, "exports", True)
     for _ in range(2):
-        for launch in cold(config, "cpu", str(folder), model, later, warm):
+        for launch in cold_launches(config, "cpu", str(folder), model, warm)(later):
             launch()
-    assert ran == [(0, 3, 1), (3, 4, 2)], "one input gets to block 3; the first split is warm"
+    assert ran == [(0, 2, 6), (2, 3, 6), (0, 3, 1), (3, 4, 2)], "one input gets to block 3"
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("torch", [6]), ("onnx", [2, 6]), ("graphs", [3, 2, 6])])
+def test_a_launch_is_warm_if_all_that_it_needs_has_run_in_a_batch_as_large(
+    backend: str, expected: list[int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported graphs have their ramps inside, recorded ones are of one shape."""
+    model, warm, sizes = load(folder), dict[Hashable, int](), list[int]()
+    monkeypatch.setattr(TorchModel, "backend", backend)
+    monkeypatch.setattr(TorchModel, "exports", True)
+    monkeypatch.setattr(TorchModel, "warm_up", lambda model, start, stops, ramps, batch: sizes.append(len(batch)))
+    save(Profile("vit", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
+    config = checked(AppConfig, {"profile": str(tmp_path / "profile.json"), "devices": {"cpu": 1}})
+    launches_of = cold_launches(config, "cpu", str(folder), model, warm)
+    for size, ramps in ((5, (1,)), (3, (1,)), (2, ()), (6, (1,))):
+        for launch in launches_of(Plan((Placement("cpu", 1, (Split(0, 4, size, ramps),)),))):
+            launch()
+    assert sizes == [5, *expected]
 
 
 def test_block_ranges_go_from_ramp_to_ramp_and_include_all_ramps_that_the_policy_needs() -> None:

@@ -18,10 +18,12 @@ from isobatch.deployments.decoding.sequences import Sampling, TextRequest
 from isobatch.deployments.models import attention
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import select
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport import device_copies
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import batch_for
 from tests.helpers.recorded_cuda import GPU, OnGpu, Reads, RecordedCuda
 from tests.helpers.tiny_cascades import cascade, inputs_of
@@ -86,6 +88,20 @@ def test_a_cascade_reads_once_a_level_and_what_it_remembers(names: tuple[str, st
             batch = launched.survivors
     assert set(reads.found) == {LEDGER}
     assert len(reads.found) <= 2 * (len(model.ramp_blocks) + 1)
+
+
+def test_survivors_inside_a_level_are_chosen_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier levels answered is on the host, hidden states on the device, and texts of later levels on either."""
+    cuda = RecordedCuda(monkeypatch)
+    hidden, memory = torch.rand(5, 3), np.arange(6, dtype=np.float32).reshape(2, 3)
+    ahead = Batch(4, {"input_ids": np.arange(3)}, np.zeros((2, 0), np.float32), np.array([1, 2]))
+    batch = Batch(2, {"hidden": hidden.as_subclass(OnGpu)}, memory, np.array([2, 3]), ahead=ahead)
+    chosen = select(batch, np.array([1]))
+    assert torch.equal(torch.as_tensor(chosen.arrays["hidden"]).as_subclass(torch.Tensor), hidden[2:])
+    assert np.asarray(chosen.memory).tolist() == [[3.0, 4.0, 5.0]]
+    assert chosen.ahead
+    assert np.asarray(chosen.ahead.arrays["input_ids"]).tolist() == [1, 2]
+    assert cuda.calls == ["copy to the device on launches"]
 
 
 SAMPLED = Sampling(0.8, top_p=0.9, top_k=7, min_p=0.1)

@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace as replace_table
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +14,28 @@ import pytest
 from msgspec.structs import replace
 
 from isobatch.cluster.serving.ports import held_ports
-from isobatch.deployments.config import AppConfig
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.serve_replica import ServeReplica, take_device
+from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.packed import pack
 from isobatch.deployments.transport.replica_connection import ReplicaConnection, connect_to
 from isobatch.deployments.transport.wire import Wire
+from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
-from tests.helpers.toy_model import RAMPS, Toy, left_at
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.model import Batch, Launched
+from tests.helpers.toy_model import BLOCKS, RAMPS, Toy, left_at
+from tests.helpers.virtual_device import SURVIVAL, table
 
 WIRE = Wire("127.0.0.1")
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -285,3 +294,74 @@ def test_each_replica_that_stands_by_takes_a_device_of_its_own(tmp_path: Path) -
         take_device(tmp_path / "app", 2)
     taken[0][1].close()
     assert take_device(tmp_path / "app", 2)[0] == 0, "its replica has ended"
+
+
+async def test_only_a_launch_can_hang() -> None:
+    """A healthy replica in a long warm-up is not ended, though an order waits behind it."""
+    goes_on = threading.Event()
+
+    class Waits(Toy):
+        def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+            goes_on.wait(60)
+            return super().run(batch, stop, ramps)
+
+    workers, begun, end = LocalWorkers({"it": SplitReplica(Waits())}), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        end.wait(60)
+
+    async def launch() -> int:
+        return len([1 async for _ in workers.run("it", Order(1, frozenset(), (pack(Toy().encode([[3, 1]])),)))])
+
+    warming, launched = asyncio.ensure_future(workers.between_launches("it", work)), asyncio.ensure_future(launch())
+    await eventually(begun.is_set)
+    await asyncio.sleep(0.01)
+    assert workers.computes_for_s("it") == 0.0
+    end.set()
+    await warming
+    await eventually(lambda: workers.computes_for_s("it") > 0.0)
+    goes_on.set()
+    assert await launched == 1
+    await eventually(lambda: workers.computes_for_s("it") == 0.0)
+    await workers.close()
+
+
+async def test_fronts_wait_for_the_same_full_batch_and_one_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, fails, gate = list[int](), [False, True, False], threading.Event()
+
+    def warm_ups(model: Toy, directory: str, plan: Plan, *_: object) -> Iterator[tuple[str, int, Callable[[], None]]]:
+        (size,) = (split.batch_size for split in plan.splits)
+
+        def run() -> None:
+            ran.append(size)
+            if fails.pop(0):
+                raise MemoryError("no room")
+            if not fails:
+                gate.wait(60)
+
+        yield "the only launch", size, run
+
+    monkeypatch.setattr("isobatch.deployments.models.backends.warm_ups", warm_ups)
+    plans = [Plan((Placement("cpu", 1, (Split(0, BLOCKS, size),)),)) for size in (1, 2)]
+    (tmp_path / "plan.json").write_text(plans[0].to_json())
+    save(Profile("toy", (replace_table(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
+    files = {name: str(tmp_path / f"{name}.json") for name in ("plan", "profile")}
+    replica = ServeReplica(checked(AppConfig, {**files, "loader": CONFIG.loader}), "cpu", "")
+    with pytest.raises(MemoryError, match="no room"):
+        await replica.warm_up(plans[1].to_json())
+    fronts = [asyncio.ensure_future(replica.warm_up(plans[1].to_json())) for _ in range(2)]
+    await eventually(lambda: len(ran) == 3)
+    await asyncio.sleep(0.01)
+    assert not any(front.done() for front in fronts)
+    gate.set()
+    await asyncio.gather(*fronts)
+    assert ran == [1, 2, 2]
+    await replica._workers.close()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)

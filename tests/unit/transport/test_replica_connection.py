@@ -207,7 +207,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile() -> None:
+def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         warming = asyncio.ensure_future(connection.warm_up("7"))
         replica.gates[2] = asyncio.Event()
@@ -218,6 +218,24 @@ def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile() -> None:
         await warming
         with pytest.raises(LaunchError, match="ValueError: invalid literal"):
             await connection.warm_up("")
+        assert "a warm-up failed" in caplog.text
+
+    play(scene)
+
+
+def test_a_retired_connection_does_not_wait_for_a_warm_up() -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+        warming, launched = (
+            asyncio.ensure_future(connection.warm_up("7")),
+            asyncio.ensure_future(replies(connection, 2)),
+        )
+        await eventually(lambda: replica.gates.keys() == {2, 7})
+        connection.retire()
+        replica.gates[2].set()
+        assert await launched == [2.0, 2.0]
+        with pytest.raises(ConnectionError, match="the replica has gone"):
+            await warming
+        assert losses == []
 
     play(scene)
 
