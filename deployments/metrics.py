@@ -69,7 +69,7 @@ FRONT = (
     MetricFamily(
         "isobatch_canary_requests",
         "Counter",
-        "Requests that a canary computed too, by shares of inputs: kept, missed; withdrawn: 1 if it gets no more.",
+        "Requests that a canary computed too, split by their inputs: kept, missed; withdrawn: 1 once it gets none.",
         ("outcome",),
     ),
     MetricFamily(

@@ -57,8 +57,8 @@ class Controller:
         self._trial: Trial | None = None
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
-        self._devices_changed = False  # since the last decision
-        self._granted = False  # devices, since the last decision
+        self._devices_changed = False  # whether other devices are present or allowed since the last decision
+        self._granted = False  # whether an arbiter has granted more devices since then
         self._relief = OverloadRelief()
         if events.last:
             self._resume(events.last, now_s)

@@ -23,6 +23,7 @@ class CurrentWindow:
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
+        self._added_s = 0.0  # how much of the last one are short looks that followed it
         self.start(now_s)
 
     def start(self, now_s: float) -> None:
@@ -30,8 +31,11 @@ class CurrentWindow:
 
     def add(self, observed: Observed) -> None:
         self.looks.append(observed)
-        if observed.seconds < SHORT_S and self._recent:
+        self._added_s += observed.seconds
+        if self._recent and self._added_s < SHORT_S:
             observed = merged([self._recent.pop(), observed])
+        else:
+            self._added_s = 0.0
         self.latest = observed
         self._recent.append(observed)
         while sum(each.seconds for each in self._recent) - self._recent[0].seconds >= RECENT_S:

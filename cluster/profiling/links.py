@@ -287,7 +287,8 @@ def _on_node(kind: str, node: str) -> Iterator[ReplicaAddress]:
     try:
         yield ray.get(actor.open.remote(), timeout=START_S)
     except ray.exceptions.GetTimeoutError:
-        what = f"no {'CPU' if device == 'cpu' else 'GPU'} of node {node} was free within {START_S:g} s"
+        free = f"no {'CPU' if device == 'cpu' else 'GPU'} of node {node} was free"
+        what = f"{free}, or its process did not start, within {START_S:g} s"
         raise UserError(f"{what}: end what runs there, or run isobatch profile --links before you serve") from None
     finally:
         ray.kill(actor)

@@ -55,7 +55,7 @@ class Canary:
         self._tasks = set[asyncio.Task[Reply | None]]()
 
     async def begin(self) -> None:
-        """Wait until the canary answers: an application that is starting misses nothing."""
+        """Wait until the canary first answers: its first start misses nothing."""
         while not self._reached:
             try:
                 await self._reach()

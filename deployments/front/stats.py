@@ -60,7 +60,7 @@ def stats_of(
         stats["levels"] = _levels(counts, route)
     if canary:
         counted = {name: round(counts.canary[name], 3) for name in ("kept", "missed")}
-        stats["canary"] = canary.model_dump() | counted | {"withdrawn_by": counts.canary["withdrawn"]}
+        stats["canary"] = canary.model_dump() | counted | {"withdrawn_by": int(counts.canary["withdrawn"])}
     return stats if route.length is None else stats | {"tokens": _tokens(counts, route)}
 
 

@@ -157,8 +157,8 @@ def warm_ups(
 
 
 def needs_one_warm_up(model: SplitModel) -> bool:
-    """Whether a changed plan brings nothing that is done only once: a CPU on torch has all weights and, after
-    `compile_shapes`, all kernels."""
+    """Whether one warm-up is enough for all plans: a CPU on torch then has all weights and, by `compile_shapes`, all
+    kernels."""
     return (
         isinstance(model, ServedModel) and model.device.type == "cpu" and model.backend == "torch" and not model.exports
     )

@@ -136,6 +136,15 @@ def test_a_look_so_soon_after_another_shows_no_rate_of_its_own() -> None:
     assert window.latest.refused == 50
 
 
+def test_looks_that_are_all_short_do_not_become_one() -> None:
+    window = CurrentWindow(0.0)
+    for number in range(100):
+        window.add(Observed(0.4 * number, 0.4, 100 if number < 50 else 1, 0, (0,)))
+        assert window.latest
+        assert window.latest.seconds < 1.0
+    assert window.recent_per_s == pytest.approx(2.5)
+
+
 class Unreachable(Fluid):
     async def use(self, device_ids: frozenset[str]) -> None:
         raise ConnectionError

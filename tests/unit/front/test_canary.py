@@ -87,6 +87,7 @@ def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCapt
         models = [front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] for _ in range(40)]
         counted = front.get("/stats").json()["canary"]
     assert counted["withdrawn_by"] == 1
+    assert isinstance(counted["withdrawn_by"], int)
     assert 0 < counted["missed"] < 20, "after enough misses, and then no request more"
     assert len(other.asked) == 20 + counted["missed"]
     assert models[-20:] == ["toy"] * 20

@@ -363,5 +363,6 @@ async def test_fronts_wait_for_the_same_full_batch_and_one_that_fails_is_tried_a
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.001)
