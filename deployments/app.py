@@ -23,7 +23,7 @@ from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
 from isobatch.deployments.front import router, shortcut
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import limit_http
-from isobatch.deployments.front.canary import Canary, Headers, Reply
+from isobatch.deployments.front.canary import Canary, Headers, NamedReply
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.follower import Follower
 from isobatch.deployments.front.grpc_server import check_port
@@ -72,7 +72,7 @@ class Front:
         shortcut.apply(self._api, self._api.direct)
         return self._api
 
-    async def computed(self, headers: Headers, body: bytes) -> Reply | None:
+    async def computed(self, headers: Headers, body: bytes) -> NamedReply | None:
         """The reply to POST /predict for another front, whose canary this application is; None: it is refused."""
         predict = self._api.direct["/predict"]
         assert isinstance(predict, Predict), "This is a bug: every network has this path."
@@ -89,8 +89,8 @@ def _canary(terms: CanaryTerms, service: Service) -> Canary:
         raise UserError("args: canary: it compares labels, and this network answers with none: leave it out")
     front: Any = None  # the canary may start later than this application, or not at all
 
-    async def ask(body: bytes, headers: Headers) -> Reply | None:
-        reply: Reply | None = await front.computed.remote(headers, body)
+    async def ask(body: bytes, headers: Headers) -> NamedReply | None:
+        reply: NamedReply | None = await front.computed.remote(headers, body)
         return reply
 
     async def reach() -> None:

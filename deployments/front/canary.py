@@ -28,7 +28,7 @@ _FORWARDED = (b"content-type", PARENT.encode(), PRIORITY)
 Headers = Mapping[bytes, bytes]
 
 
-class Reply(NamedTuple):
+class NamedReply(NamedTuple):
     """A written reply, and the names of the labels in it, by input."""
 
     written: bytes
@@ -44,7 +44,7 @@ class Canary:
     def __init__(
         self,
         terms: CanaryTerms,
-        ask: Callable[[bytes, Headers], Awaitable[Reply | None]],
+        ask: Callable[[bytes, Headers], Awaitable[NamedReply | None]],
         reach: Callable[[], Awaitable[Any]],
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -52,7 +52,7 @@ class Canary:
         self.counts = defaultdict[str, float](float)
         self._ask, self._reach, self._chance = ask, reach, chance
         self._reached = False
-        self._tasks = set[asyncio.Task[Reply | None]]()
+        self._tasks = set[asyncio.Task[NamedReply | None]]()
 
     async def begin(self) -> None:
         """Wait until the canary first answers: its first start misses nothing."""
@@ -68,7 +68,7 @@ class Canary:
         able = self._reached and not self.counts["withdrawn"] and not incoming.full and len(self._tasks) < AT_ONCE
         return able and self._chance() < self.terms.share
 
-    async def reply(self, own: Awaitable[Reply], body: bytes, headers: Headers, within_s: float) -> bytes:
+    async def reply(self, own: Awaitable[NamedReply], body: bytes, headers: Headers, within_s: float) -> bytes:
         """The reply for the client, who waits for `within_s`."""
         task = asyncio.create_task(self._answer(body, headers, LEFT * within_s))
         self._tasks.add(task)
@@ -85,7 +85,7 @@ class Canary:
         reply = _reply_of(task)
         return reply.written if reply and not self.counts["withdrawn"] else mine.written
 
-    async def _answer(self, body: bytes, headers: Headers, within_s: float) -> Reply | None:
+    async def _answer(self, body: bytes, headers: Headers, within_s: float) -> NamedReply | None:
         """The canary's answer; None: it has none in time."""
         sent = {name: headers[name] for name in _FORWARDED if name in headers}
         try:
@@ -95,7 +95,7 @@ class Canary:
             log.warning("the canary %s did not answer: %s", self.terms.application, type(error).__name__)
         return None
 
-    def _count(self, mine: Reply, theirs: Reply | None) -> None:
+    def _count(self, mine: NamedReply, theirs: NamedReply | None) -> None:
         names, counts = theirs.names if theirs else (), self.counts
         same = sum(own == other for own, other in zip(mine.names, names, strict=False))
         kept = same / len(mine.names) if mine.names else 1.0
@@ -111,5 +111,5 @@ class Canary:
             )  # fmt: skip
 
 
-def _reply_of(done: asyncio.Task[Reply | None]) -> Reply | None:
+def _reply_of(done: asyncio.Task[NamedReply | None]) -> NamedReply | None:
     return None if done.cancelled() else done.result()

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
-from isobatch.deployments.front.canary import LEFT, Canary, Headers, Reply
+from isobatch.deployments.front.canary import LEFT, Canary, Headers, NamedReply
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
@@ -65,12 +65,12 @@ class Predict:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    async def computed(self, headers: Headers, body: bytes) -> Reply:
+    async def computed(self, headers: Headers, body: bytes) -> NamedReply:
         """The reply to a request that another front sends, because this network is its canary."""
         names = list[object]()
         with self._service.counted(self._kind, headers):
             incoming = self._service.register(self._kind, len(body), headers, part=LEFT)
-            return Reply(await self._answer(incoming, headers, body, [self._forms[0]], names), tuple(names))
+            return NamedReply(await self._answer(incoming, headers, body, [self._forms[0]], names), tuple(names))
 
     async def _reply(self, headers: Headers, receive: Receive, form: list[Form]) -> bytes:
         incoming = self._service.register(self._kind, size_of(headers), headers)
@@ -78,9 +78,9 @@ class Predict:
         if not (self._canary and self._canary.takes(incoming)):
             return await self._answer(incoming, headers, body, form)
 
-        async def own() -> Reply:
+        async def own() -> NamedReply:
             names = list[object]()
-            return Reply(await self._answer(incoming, headers, body, form, names), tuple(names))
+            return NamedReply(await self._answer(incoming, headers, body, form, names), tuple(names))
 
         return await self._canary.reply(own(), body, headers, self._service.left_s(incoming))
 

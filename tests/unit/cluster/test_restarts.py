@@ -89,7 +89,7 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
 
     app.now_s += 30.0
     asyncio.run(before.run(stays))
-    app.asked = replace(asked, links={"v100>v100": 1e-4})
+    app.asked = replace(asked, gbit_per_s={"v100>v100": 1e-4})
     after = control_loop(app)  # another configuration has a memory of its own
     after.go_on_from(before)
     (began,) = after.controller.record.events.all

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.canary import LEFT, Canary, Headers, Reply
+from isobatch.deployments.front.canary import LEFT, Canary, Headers, NamedReply
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.predict import Predict
@@ -26,13 +26,13 @@ class Other:
         self.hangs = self.refuses = self.ends = False
         self.starts = 0  # attempts to reach it that fail
 
-    async def ask(self, body: bytes, headers: Headers) -> Reply | None:
+    async def ask(self, body: bytes, headers: Headers) -> NamedReply | None:
         self.asked.append(headers)
         if self.hangs:
             await asyncio.sleep(60)
         if self.ends:
             raise asyncio.CancelledError
-        return None if self.refuses else Reply(b'{"model": "new", "outputs": []}', (self.label,))
+        return None if self.refuses else NamedReply(b'{"model": "new", "outputs": []}', (self.label,))
 
     async def reach(self) -> None:
         if self.starts:
@@ -104,8 +104,8 @@ def test_a_canary_that_keeps_its_share_stays() -> None:
         for number in range(2000):
             names = ("7",) if number % 20 else ("8",)
 
-            async def own(names: tuple[str, ...] = names) -> Reply:
-                return Reply(b"", names)
+            async def own(names: tuple[str, ...] = names) -> NamedReply:
+                return NamedReply(b"", names)
 
             await canary.reply(own(), b"", {}, 1.0)
 
@@ -148,8 +148,8 @@ def test_one_request_cannot_withdraw_a_canary() -> None:
     """Its inputs may be alike, so it counts once."""
     canary = Canary(CanaryTerms(application="new"), Other().ask, Other().reach)
 
-    async def own() -> Reply:
-        return Reply(b"", ("8",) * 256)
+    async def own() -> NamedReply:
+        return NamedReply(b"", ("8",) * 256)
 
     asyncio.run(canary.reply(own(), b"", {}, 1.0))
     assert canary.counts == {"kept": 0, "missed": 1, "withdrawn": 0}
@@ -163,7 +163,7 @@ def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_m
     predict = api.direct["/predict"]
     assert isinstance(predict, Predict)
 
-    async def two_at_once() -> list[Reply | BaseException]:
+    async def two_at_once() -> list[NamedReply | BaseException]:
         replies = (predict.computed(headers, b'{"inputs": [[3, 7]]}') for _ in range(2))
         return await asyncio.gather(*replies, return_exceptions=True)
 
