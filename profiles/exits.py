@@ -137,7 +137,7 @@ class ExitProfile:
         (20, 20, 20, 40)
         """
         sure, shares = self.by_set
-        first, now = first_ramp(sure), first_ramp(sure & np.isin(np.arange(self.num_blocks - 1), list(ramps)))
+        first, now = first_ramp(sure), first_ramp(sure, ramps)
         counts = np.zeros(self.num_blocks, np.int64)
         for block, count in enumerate(left):
             weights = np.bincount(first[now == block], shares[now == block], minlength=self.num_blocks)
@@ -158,8 +158,7 @@ class ExitProfile:
     def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The share of the inputs in `sure` that enter each block if these ramps are open."""
         sure, shares = self.by_set
-        first = first_ramp(sure & np.isin(np.arange(self.num_blocks - 1), list(ramps)))
-        left = np.bincount(first, weights=shares, minlength=self.num_blocks)
+        left = np.bincount(first_ramp(sure, ramps), weights=shares, minlength=self.num_blocks)
         inside = 1 - left[:-1].cumsum()
         return (1.0, *np.where(inside < LEAST, 0.0, inside).tolist())
 
@@ -178,9 +177,13 @@ class ExitProfile:
         return sure, np.array([share for _, share in self.sure])
 
 
-def first_ramp(sure: Flags) -> Integers:
-    """The first ramp of each row at which its inputs leave; where there is none, the last block."""
-    first: Integers = np.column_stack((sure, np.ones(len(sure), bool))).argmax(axis=1)
+def first_ramp(sure: Flags, ramps: Collection[int] | None = None) -> Integers:
+    """The first ramp of each row at which its inputs leave; where there is none, the last block.
+
+    `ramps`: those that are open; None: all.
+    """
+    leaves = sure if ramps is None else sure & np.isin(np.arange(sure.shape[1]), list(ramps))
+    first: Integers = np.column_stack((leaves, np.ones(len(sure), bool))).argmax(axis=1)
     return first
 
 

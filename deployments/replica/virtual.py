@@ -153,10 +153,8 @@ class VirtualModel:
 
     def _find_left_at(self, start: int, stop: int, ramps: frozenset[int]) -> Blocks:
         """The block after which the inputs of each set leave in a launch (-1: they stay)."""
-        active = [ramp for ramp in ramps if start <= ramp < stop]
-        leaves = self._sets & np.isin(np.arange(self.num_blocks - 1), active)
-        stays = np.zeros(len(leaves), bool) if stop == self.num_blocks else ~leaves.any(axis=1)
-        return np.where(stays, -1, first_ramp(leaves))
+        first = first_ramp(self._sets, [ramp for ramp in ramps if start <= ramp < stop])
+        return first if stop == self.num_blocks else np.where(first == self.num_blocks - 1, -1, first)
 
 
 def _tokens(content: Any, length: int) -> int:

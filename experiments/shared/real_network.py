@@ -27,7 +27,7 @@ SURVIVAL = (1.0, 0.95, 0.85, 0.7, 0.55, 0.42, 0.33, 0.26, 0.21, 0.17, 0.14, 0.12
 BLOCKS, WIDTH, LABELS, KIND = len(SURVIVAL), 768, ("neg", "pos"), "cpu"
 WORDS = tuple(f"word{number}" for number in range(300))
 LARGEST_BATCH = 32
-PROFILED = 2400  # texts: so many that chance moves the share that enters the last blocks by 3 % at most
+PROFILED = 2400  # texts: the share that enters the middle block then has a standard error of 3 % of it
 DTYPE = "bfloat16" if computes_bfloat16() else "float32"  # what this processor computes fastest in
 FINE = 1e4  # digits of a logit beyond this are as good as chance
 

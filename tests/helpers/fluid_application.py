@@ -1,7 +1,7 @@
 """An application without requests, which behaves as the cost model predicts. A day of it takes seconds."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,3 +233,17 @@ def batches(plan: Plan, batch_size: int) -> Plan:
         for each in plan.placements
     )
     return replace(plan, placements=placements)
+
+
+async def until_it_moves(app: Fluid, loop: ControlLoop, grant: Callable[[], Awaitable[None]]) -> None:
+    """Run the loop, and grant, until the application runs on other devices."""
+
+    async def stays() -> bool:
+        return True
+
+    before, running = app.running.devices(), asyncio.create_task(loop.run(stays))
+    await grant()
+    async with asyncio.timeout(60):
+        while app.running.devices() == before:
+            await asyncio.sleep(0.01)
+    running.cancel()

@@ -23,7 +23,16 @@ from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
-from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+from tests.helpers.fluid_application import (
+    MEDIUM,
+    Fluid,
+    control_loop,
+    first_plan,
+    moves,
+    question,
+    run,
+    until_it_moves,
+)
 
 FLEET = {"v100": 2, "k80": 2}
 OWN = {"a": {"v100": 1, "k80": 1}, "b": {"v100": 1, "k80": 1}}
@@ -304,18 +313,7 @@ def test_a_controller_follows_a_grant_at_once() -> None:
     loop = control_loop(app, react_every_s=3600.0)
     run(app, loop, 240)
 
-    async def granted() -> None:
-        async def stays() -> bool:
-            return True
-
-        running = asyncio.create_task(loop.run(stays))
-        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
-        async with asyncio.timeout(60):
-            while app.running.devices() == FLEET:
-                await asyncio.sleep(0.01)
-        running.cancel()
-
-    asyncio.run(granted())
+    asyncio.run(until_it_moves(app, loop, lambda: loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))))
     assert app.running.devices() == {"v100": 1, "k80": 2}
 
 

@@ -16,7 +16,16 @@ from isobatch.cluster.controller.peeks import Peek
 from isobatch.cluster.controller.record import Events
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
-from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
+from tests.helpers.fluid_application import (
+    MEDIUM,
+    Fluid,
+    batches,
+    control_loop,
+    first_plan,
+    question,
+    run,
+    until_it_moves,
+)
 
 PATIENCE_S = 10.0
 FLEET = {"v100": 2, "k80": 2}
@@ -156,16 +165,8 @@ def test_a_controller_follows_a_grant_whose_devices_did_not_reach_its_fronts() -
     run(app, loop, 240)
 
     async def granted() -> None:
-        async def stays() -> bool:
-            return True
-
-        running = asyncio.create_task(loop.run(stays))
         with pytest.raises(ConnectionError):
             await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100", frozenset(("v100-0",))))
-        async with asyncio.timeout(60):
-            while app.running.devices() == FLEET:
-                await asyncio.sleep(0.01)
-        running.cancel()
 
-    asyncio.run(granted())
+    asyncio.run(until_it_moves(app, loop, granted))
     assert app.running.devices() == {"v100": 1, "k80": 2}
