@@ -100,11 +100,9 @@ class Audits:
 
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch) -> None:
         """Pay for a new shadow in the rest of the launch in which it was answered."""
-        others = launch.weight - (1 if launch.length is None else ticket.weight)
-        if others:
-            rest = (launch.stop - 1 - block) / (launch.stop - launch.cursor)
-            stage = launch.queue.stage
-            self.pay(rest * (stage.seconds(launch.weight) - stage.seconds(others)))
+        weight = 1 if launch.length is None else ticket.weight
+        if weight < launch.weight:
+            self.pay(launch.queue.stage.staying_s(launch.weight, weight, behind=block))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
         """Audit none of these any more; returns whether any was. Where answers are early, all inputs run on."""
@@ -138,7 +136,7 @@ class Audits:
             heavier = weight + (1 if stage.length is None else waiting[0].ticket.weight)
             if heavier > stage.room:
                 break
-            cost_s = stage.seconds(heavier) - stage.seconds(weight)
+            cost_s = stage.staying_s(heavier, heavier - weight)
             if cost_s > ROUNDING_S and cost_s > self._allowed_s:
                 break
             self.pay(cost_s)

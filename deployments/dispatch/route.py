@@ -89,6 +89,26 @@ class Stage:
         size = weight / self.length
         return [seconds_at(size, point.least_s, point.launch_s) for point in self.exits]
 
+    def staying_s(self, weight: int, added: int, behind: int | None = None) -> float:
+        """The planned time that `added` of a launch's weight costs behind this block (None: from the start), if it
+        stays to the end. Others leave on the way: what stays then costs more than its part of the launch.
+
+        >>> half = ExitPoint(0, (0.01, 0.012), survival=0.5), ExitPoint(3, (0.03, 0.036))
+        >>> stage = Stage(0, 4, batch=2, group="a", launch_s=(0.03, 0.035), exits=half)
+        >>> round(stage.staying_s(2, 1), 3), round(stage.staying_s(2, 1, behind=0), 3)
+        (0.01, 0.008)
+        """
+        first = 0 if behind is None else self.exit_at(behind) + 1
+        inside = [self.survival, *(point.survival for point in self.exits)]
+        both_s, others_s = ((0.0, *self.until_s(each)) for each in (weight, weight - added))
+        staying_s = 0.0
+        for number in range(first, len(self.exits)):
+            part_s = both_s[number + 1] - both_s[number]
+            more_s = max(0.0, part_s - (others_s[number + 1] - others_s[number]))
+            share = inside[number] / self.survival if self.survival else 0.0
+            staying_s += min(part_s, more_s / share) if share else part_s
+        return staying_s
+
     def exit_at(self, block: int) -> int:
         """The index of the exit point at this block, or of the first one behind it."""
         return self._exit_by_block[block - self.start]

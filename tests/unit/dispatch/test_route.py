@@ -85,3 +85,12 @@ def test_a_plan_s_thresholds_go_with_the_ramps_of_all_pipelines() -> None:
     route = route_of(plan, facts, ["left", "right"])
     assert [each.ramps for each in route.pipelines] == [{1: 0.2, 2: None}] * 2
     assert route_of(lane, facts, ["left"]).ramps == {1, 2}
+
+
+@pytest.mark.parametrize(("behind", "blocks"), [(None, (0, 1, 2, 3)), (1, (2, 3)), (2, (3,))])
+def test_an_input_that_stays_costs_its_part_of_each_later_block(behind: int | None, blocks: tuple[int, ...]) -> None:
+    plan = Plan((Placement("v100", 1, (Split(0, 4, 8, ramps=(1, 2)),)),))
+    (stage,) = route_of(plan, facts_of("v100=1"), ["all"]).stages
+    each_input_s = sum(0.001 * (block + 1) for block in blocks)  # as in the table
+    assert stage.staying_s(6, 1, behind) == pytest.approx(each_input_s)
+    assert stage.seconds(6) - stage.seconds(5) < stage.staying_s(6, 1)  # others leave
