@@ -101,8 +101,7 @@ class Audits:
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch) -> None:
         """Pay for a new shadow in the rest of the launch in which it was answered."""
         weight = 1 if launch.length is None else ticket.weight
-        if weight < launch.weight:
-            self.pay(launch.queue.stage.staying_s(launch.weight, weight, behind=block))
+        self.pay(launch.queue.stage.staying_s(launch.weight, weight, behind=block))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
         """Audit none of these any more; returns whether any was. Where answers are early, all inputs run on."""
@@ -158,7 +157,7 @@ class Audits:
             is_full = count < len(waiting) or weight >= queue.stage.room
             if not is_full and waiting[0].since_s > now_s - ALONE_AFTER_S:
                 continue
-            if 0.0 < (cost_s := queue.stage.seconds(weight)) <= self._allowed_s:
+            if 0.0 < (cost_s := queue.stage.staying_s(weight, weight)) <= self._allowed_s:
                 self.pay(cost_s)
                 yield waiting[0].lane, queue, replica, [self._take(queue) for _ in range(count)]
 

@@ -95,18 +95,21 @@ class Stage:
 
         >>> half = ExitPoint(0, (0.01, 0.012), survival=0.5), ExitPoint(3, (0.03, 0.036))
         >>> stage = Stage(0, 4, batch=2, group="a", launch_s=(0.03, 0.035), exits=half)
-        >>> round(stage.staying_s(2, 1), 3), round(stage.staying_s(2, 1, behind=0), 3)
-        (0.01, 0.008)
+        >>> round(stage.staying_s(2, 1), 3), round(stage.staying_s(2, 1, behind=0), 3), stage.staying_s(1, 1)
+        (0.01, 0.008, 0.03)
         """
         first = 0 if behind is None else self.exit_at(behind) + 1
-        inside = [self.survival, *(point.survival for point in self.exits)]
-        both_s, others_s = ((0.0, *self.until_s(each)) for each in (weight, weight - added))
-        staying_s = 0.0
+        if added == weight:  # without the first input there would be no launch
+            one = min(self.length or 1, weight)
+            ends_s = (0.0, *self.until_s(one))
+            more_s = self.staying_s(weight, weight - one, behind) if one < weight else 0.0
+            return ends_s[-1] - ends_s[first] + more_s
+        ends_s, others_end_s = ((0.0, *self.until_s(each)) for each in (weight, weight - added))
+        inside, staying_s = (self.survival, *(point.survival for point in self.exits)), 0.0
         for number in range(first, len(self.exits)):
-            part_s = both_s[number + 1] - both_s[number]
-            more_s = max(0.0, part_s - (others_s[number + 1] - others_s[number]))
-            share = inside[number] / self.survival if self.survival else 0.0
-            staying_s += min(part_s, more_s / share) if share else part_s
+            part_s, others_s = (ends[number + 1] - ends[number] for ends in (ends_s, others_end_s))
+            share = max(inside[number] / self.survival, 1 / self.room) if self.survival else 1.0
+            staying_s += max(0.0, part_s - others_s) / share
         return staying_s
 
     def exit_at(self, block: int) -> int:

@@ -94,3 +94,14 @@ def test_an_input_that_stays_costs_its_part_of_each_later_block(behind: int | No
     each_input_s = sum(0.001 * (block + 1) for block in blocks)  # as in the table
     assert stage.staying_s(6, 1, behind) == pytest.approx(each_input_s)
     assert stage.seconds(6) - stage.seconds(5) < stage.staying_s(6, 1)  # others leave
+
+
+def test_inputs_that_all_stay_cost_a_launch_that_does_not_shrink() -> None:
+    plan = Plan((Placement("v100", 1, (Split(0, 4, 8, ramps=(1, 2)),)),))
+    (stage,) = route_of(plan, facts_of("v100=1"), ["all"]).stages
+    (whole,) = route_of(
+        replace(plan, placements=(Placement("v100", 1, (Split(0, 4, 8),)),)), facts_of("v100=1"), ["all"]
+    ).stages
+    ramps_s, launch_s = 2 * 0.0001, 0.0005  # a batch stops at both ramps
+    assert stage.staying_s(6, 6) == pytest.approx(whole.seconds(6) + ramps_s + 2 * launch_s)
+    assert stage.staying_s(6, 6, behind=2) == pytest.approx(6 * 0.004 + launch_s)
