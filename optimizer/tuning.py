@@ -6,18 +6,20 @@ just these ramps (`plan_for_its_ramps`).
 
 Thresholds for a plan: the allowed loss that would be spent at ramps which the plan closes goes to the ramps which it
 opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
-what a block costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better.
-All this is rated on the table that may be used any number of times; the promise is tested once, for the result.
+what a block costs. From the ramps that a plan opens, one is added, taken away or kept alone at a time while the plan
+gets better; each choice is rated by the best plan that opens just these ramps. All this is rated on the table that may
+be used any number of times; the promise is tested once, for the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
@@ -93,33 +95,28 @@ def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) 
 
     None if there are none. `find` gives the best plan for a problem.
     """
-    before = _consistent_plan(facts, objective, evidence, evidence.prepared, find)
-    if before is None:
+    exits = evidence.exits(evidence.prepared)
+    planned = plan_for_its_ramps(replace(facts, survival=exits.survival, exits=exits), objective, find)
+    if planned is None:
         return None
+    before, _ = planned
     best = _climbed(facts, objective, evidence, before, find)
-    chosen = evidence.proven_candidates(opened(best), costs_of(best, facts))
-    after = _consistent_plan(facts, objective, evidence, chosen, find)
-    if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
+    chosen = evidence.proven_candidates(ramps := opened(best), costs_of(best, facts))
+    after = find(_opening(ramps, facts, evidence, chosen))
+    if after is None or _value(after, objective) >= _value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
 
-def _consistent_plan(
-    facts: Problem, objective: Objective, evidence: Evidence, chosen: Indices, find: Find
-) -> Plan | None:
-    exits = evidence.exits(chosen)
-    known = replace(facts, survival=exits.survival, exits=exits)
-    planned = plan_for_its_ramps(known, objective, find)
-    return planned[0] if planned else None
-
-
 def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:
-    """The plan with the best estimated thresholds, by adding or removing one ramp at a time."""
+    """The plan with the best estimated thresholds. In each turn one ramp is added or removed, or stays alone.
+
+    Where ramps are expensive, one alone is often best, and on the way from one to another both would be open.
+    """
     for _ in range(TURNS):
-        ramps, costs = opened(best), costs_of(best, facts)
-        choices = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
-        survivals = [evidence.survival(evidence.likely_candidates(each, costs)) for each in choices]
-        plans = [find(facts.surviving(survival)) for survival in survivals]
+        ramps, every = opened(best), range(facts.num_blocks - 1)
+        choices = {*(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every), tuple(ramps)}
+        plans = [_likely(each, facts, evidence, best, find) for each in sorted(choices)]
         better = min((plan for plan in plans if plan), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break
@@ -127,21 +124,40 @@ def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Pla
     return best
 
 
-def costs_of(plan: Plan, facts: Problem) -> Floats:
-    """The mean cost of an input up to the end of each block: device seconds times their price, as a share of all."""
+def _likely(ramps: Sequence[int], facts: Problem, evidence: Evidence, near: Plan, find: Find) -> Plan | None:
+    """The best plan that opens these ramps; their thresholds are chosen by what blocks cost in a plan near it."""
+    chosen = evidence.likely_candidates(ramps, costs_of(near, facts, ramps))
+    return find(_opening(ramps, facts, evidence, chosen))
+
+
+def _opening(ramps: Collection[int], facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
+    """The problem whose plans open just those of these ramps at which inputs leave with the chosen candidates.
+
+    A plan that closed one of them and opened another instead would be rated as if inputs left there, too.
+    """
+    return replace(facts.surviving(evidence.exits(chosen).survival_with(ramps)), keeps_open=True)
+
+
+def costs_of(plan: Plan, facts: Problem, ramps: Collection[int] | None = None) -> Floats:
+    """The mean cost of an input up to the end of each block: device seconds times their price, as a share of all.
+
+    `ramps`: those that are open; None: those that the plan opens. An input also pays for each ramp that it passes.
+    """
     rates = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
-    block_costs = [_block_costs(pipeline, facts) for pipeline in plan.pipelines]
+    open_ramps = np.isin(np.arange(facts.num_blocks), [*(opened(plan) if ramps is None else ramps)])
+    block_costs = [_block_costs(pipeline, facts, open_ramps) for pipeline in plan.pipelines]
     costs: Floats = np.average(block_costs, axis=0, weights=rates).cumsum()
     costs /= costs[-1]
     return costs
 
 
-def _block_costs(pipeline: Plan, facts: Problem) -> Floats:
+def _block_costs(pipeline: Plan, facts: Problem, open_ramps: NDArray[np.bool_]) -> Floats:
     costs = np.zeros(facts.num_blocks)
     for split in pipeline.splits:
-        kind = pipeline.placement_of(split).kind
-        times_s = facts.table(kind).block_times_s(split.batch_size) / split.batch_size
-        costs[split.start : split.stop] = times_s[split.start : split.stop] * (facts.device(kind).price_per_hour or 1.0)
+        kind, size, here = pipeline.placement_of(split).kind, split.batch_size, slice(split.start, split.stop)
+        table = facts.table(kind)
+        times_s = (table.block_times_s(size) + table.ramp_times_s(size) * open_ramps) / size
+        costs[here] = times_s[here] * (facts.device(kind).price_per_hour or 1.0)
     return costs
 
 

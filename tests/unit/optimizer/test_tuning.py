@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from isobatch.optimizer import Objective, Problem, evaluate, problem
-from isobatch.optimizer.plan import opened
+from isobatch.optimizer.plan import Placement, Plan, Split, opened
 from isobatch.optimizer.search.exact import search
-from isobatch.optimizer.tuning import plan_for_its_ramps, tuned
+from isobatch.optimizer.tuning import costs_of, plan_for_its_ramps, tuned
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import outcome
@@ -21,16 +21,19 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.exit_tables import exit_table
 
 SIZES = (1, 2, 4, 8)
+SETS = list(chain.from_iterable(combinations(range(3), count) for count in range(4)))  # of ramps
 
 
-def _table(kind: str, slower: float) -> LatencyTable:
+def _table(kind: str, slower: float, ramp: float) -> LatencyTable:
     times = tuple(((8 + size) * slower,) * 4 for size in SIZES)
-    return LatencyTable(kind, SIZES, times, ((1e-5,) * 4,) * 4, 1e-3, (8,) * 4, (8,) * 4, "told")
+    ramps = tuple((ramp * block[0],) * 3 + (0.0,) for block in times)
+    return LatencyTable(kind, SIZES, times, ramps, 1e-3, (8,) * 4, (8,) * 4, "told")
 
 
-def facts(kinds: str = "v100=2") -> Problem:
-    """Four blocks; a launch costs as much as eight inputs at one block, so that full batches pay."""
-    tables = tuple(_table(kind, slower) for kind, slower in (("v100", 1e-3), ("k80", 4e-3)))
+def facts(kinds: str = "v100=2", ramp: float = 1e-3) -> Problem:
+    """Four blocks; a launch costs as much as eight inputs at one block, so that full batches pay. `ramp`: what a ramp
+    takes, in times of a block."""
+    tables = tuple(_table(kind, slower, ramp) for kind, slower in (("v100", 1e-3), ("k80", 4e-3)))
     devices = fleet(kinds)
     return problem(Profile("toy", tables), devices, links_between(devices))
 
@@ -63,6 +66,33 @@ def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
     assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
 
 
+@pytest.mark.parametrize("ramp", [1e-3, 0.3, 0.6])
+@pytest.mark.parametrize("seed", [1, 3, 8, 10])
+def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) -> None:
+    asked, objective, recorded = facts(ramp=ramp), Objective(max_batch=8), exit_table(seed, count=2000)
+    kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
+    find, known = partial(search, objective=objective), kept.exits(kept.prepared)
+    found = tuned(asked, objective, kept, find)
+    as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), objective, find)
+    assert as_prepared is not None
+    plan = found.plan if found else as_prepared[0]
+    assert plan.promise is not None
+    for ramps in SETS:
+        chosen = kept.likely_candidates(ramps, costs_of(plan, asked, ramps))
+        leaving = asked.surviving(kept.exits(chosen).survival_with(ramps))
+        other = search(replace(leaving, keeps_open=True), objective)
+        assert other is not None
+        assert set(opened(other)) <= set(ramps)
+        assert plan.promise.goodput_per_s >= 0.999 * evaluate(other, leaving).goodput_per_s, ramps
+
+
+def test_an_input_pays_for_each_ramp_that_it_passes() -> None:
+    plan = Plan((Placement("v100", 1, (Split(0, 2, 8, (0,)), Split(2, 4, 8))),))
+    asked = facts(ramp=0.5)
+    assert costs_of(plan, asked) == pytest.approx(np.array([1.5, 2.5, 3.5, 4.5]) / 4.5)
+    assert costs_of(plan, asked, [1, 2]) == pytest.approx(np.array([1.0, 2.5, 4.0, 5.0]) / 5.0)
+
+
 def exits(seed: int) -> ExitProfile:
     """Inputs that would leave at any ramps; nobody knows why."""
     random = np.random.default_rng(seed)
@@ -87,7 +117,7 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
     assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
     assert not truth.broken
     best = 0.0
-    for ramps in chain.from_iterable(combinations(range(3), count) for count in range(4)):
+    for ramps in SETS:
         other = search(asked.surviving(known.survival_with(ramps)), objective)
         if (
             other
@@ -100,9 +130,8 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
 def by_chance(survival: tuple[float, ...]) -> ExitProfile:
     """Whether an input would leave at a ramp says nothing of the other ramps."""
     leave = [1 - after / here for here, after in pairwise(survival)]
-    sets = list(chain.from_iterable(combinations(range(len(leave)), count) for count in range(len(leave) + 1)))
-    shares = [prod(p if ramp in ramps else 1 - p for ramp, p in enumerate(leave)) for ramps in sets]
-    return ExitProfile(survival, tuple(zip(sets, shares, strict=True)))
+    shares = [prod(p if ramp in ramps else 1 - p for ramp, p in enumerate(leave)) for ramps in SETS]
+    return ExitProfile(survival, tuple(zip(SETS, shares, strict=True)))
 
 
 @pytest.mark.parametrize("after", [0.9, 0.7, 0.5])
