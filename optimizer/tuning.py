@@ -13,7 +13,7 @@ be used any number of times; the promise is tested once, for the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,8 +34,12 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
+Rehearse = Callable[
+    [Plan, Problem], Plan
+]  # a plan that sustains more when recorded inputs are simulated, and promises it
 LOST = 0.01  # closing ramps loses exits if this share more inputs go on
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
+REHEARSED = 3  # sets of ramps, the best by estimate, that are simulated
 LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
 
 
@@ -90,44 +94,55 @@ class Tuned:
     before: Plan
 
 
-def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) -> Tuned | None:
+def tuned(
+    facts: Problem, objective: Objective, evidence: Evidence, find: Find, rehearse: Rehearse | None = None
+) -> Tuned | None:
     """Thresholds with which a better plan is possible than with those of `isobatch prepare`, within the promise.
 
-    None if there are none. `find` gives the best plan for a problem.
+    None if there are none. `find` gives the best plan for a problem by estimate. With `rehearse` a few sets of ramps
+    are simulated, and what their plans sustain decides.
     """
     exits = evidence.exits(evidence.prepared)
-    planned = plan_for_its_ramps(replace(facts, survival=exits.survival, exits=exits), objective, find)
-    if planned is None:
+    known = replace(facts, survival=exits.survival, exits=exits)
+    planned = plan_for_its_ramps(known, objective, find)
+    if planned is None or not (rated := _rated(facts, objective, evidence, planned[0], find)):
         return None
-    before, _ = planned
-    best = _climbed(facts, objective, evidence, before, find)
+    before, best = planned[0], rated[0][0]
+    if rehearse:
+        before = rehearse(before, known)
+        best = min((rehearse(*each) for each in rated[:REHEARSED]), key=lambda plan: _value(plan, objective))
     chosen = evidence.proven_candidates(ramps := opened(best), costs_of(best, facts))
-    after = find(_opening(ramps, facts, evidence, chosen))
+    problem = _opening(ramps, facts, evidence, chosen)
+    after = find(problem)
+    if after and rehearse:
+        after = rehearse(after, problem)
     if after is None or _value(after, objective) >= _value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
 
-def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:
-    """The plan with the best estimated thresholds. In each turn one ramp is added or removed, or stays alone.
+def _rated(
+    facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find
+) -> list[tuple[Plan, Problem]]:
+    """Plans with likely thresholds for the sets of ramps that they open, the best first, each with its problem.
 
-    Where ramps are expensive, one alone is often best, and on the way from one to another both would be open.
+    In each turn one ramp is added or taken away, or stays alone. Where ramps are expensive, one alone is often best,
+    and on the way from one to another both would be open.
     """
+    rated, every = dict[tuple[int, ...], tuple[Plan, Problem]](), range(facts.num_blocks - 1)
     for _ in range(TURNS):
-        ramps, every = opened(best), range(facts.num_blocks - 1)
-        choices = {*(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every), tuple(ramps)}
-        plans = [_likely(each, facts, evidence, best, find) for each in sorted(choices)]
-        better = min((plan for plan in plans if plan), key=lambda plan: _value(plan, objective), default=best)
+        ramps = opened(best)
+        choices = {tuple(ramps), *(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every)}
+        for each in sorted(choices):
+            chosen = evidence.likely_candidates(each, costs_of(best, facts, each))
+            problem = _opening(each, facts, evidence, chosen)
+            if plan := find(problem):
+                rated[*opened(plan)] = plan, problem
+        better = min((plan for plan, _ in rated.values()), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break
         best = better
-    return best
-
-
-def _likely(ramps: Sequence[int], facts: Problem, evidence: Evidence, near: Plan, find: Find) -> Plan | None:
-    """The best plan that opens these ramps; their thresholds are chosen by what blocks cost in a plan near it."""
-    chosen = evidence.likely_candidates(ramps, costs_of(near, facts, ramps))
-    return find(_opening(ramps, facts, evidence, chosen))
+    return sorted(rated.values(), key=lambda each: _value(each[0], objective))
 
 
 def _opening(ramps: Collection[int], facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:

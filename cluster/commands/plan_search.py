@@ -139,7 +139,7 @@ def searched(
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
     facts = problem_of(options, devices, profile)
     within = no_later(facts, objective) if options.no_later else objective
-    simulate = _simulation(options, live)
+    simulate = simulation(options, live)
 
     def result(facts: Problem, simulate: Simulate | None = None) -> PlanResult:
         return plan_result(options, facts, within, live, simulate)
@@ -204,7 +204,7 @@ def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile)
     return problem(measured, kinds, links, exits.survival, measured.length, exits)
 
 
-def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
+def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
     """The function that simulates the plan and similar ones; None where no plan is simulated."""
     in_time = options.in_time
     if not 0 < in_time < 1:
