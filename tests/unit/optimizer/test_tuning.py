@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from isobatch.optimizer import Objective, Problem, evaluate, problem
+from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.plan import Placement, Plan, Split, opened
 from isobatch.optimizer.search.exact import search
-from isobatch.optimizer.tuning import costs_of, plan_for_its_ramps, tuned
+from isobatch.optimizer.tuning import REHEARSED, costs_of, plan_for_its_ramps, tuned
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import outcome
@@ -84,6 +85,39 @@ def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) ->
         assert other is not None
         assert set(opened(other)) <= set(ramps)
         assert plan.promise.goodput_per_s >= 0.999 * evaluate(other, leaving).goodput_per_s, ramps
+
+
+def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
+    """In the simulations of this test, a plan sustains half if it opens the ramp that is best by estimate."""
+    asked, objective, recorded = facts(ramp=0.3), Objective(max_batch=8), exit_table(1, count=2000)
+    kept, find = Evidence(recorded, recorded, "accuracy", 0.03, 0.95), partial(search, objective=objective)
+    estimated, simulated = tuned(asked, objective, kept, find), list[list[int]]()
+    assert estimated is not None
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        simulated.append(opened(plan))
+        assert plan.promise is not None
+        share = 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=share * plan.promise.goodput_per_s))
+
+    found = tuned(asked, objective, kept, find, rehearse)
+    _, *others, after = simulated
+    assert found is not None
+    assert len(others) == REHEARSED
+    assert opened(estimated.plan) in others
+    assert opened(found.plan) == after != opened(estimated.plan)
+    assert set(outcome(recorded, found.chosen, "accuracy").places.tolist()) <= {*after, 3}
+
+
+def test_a_plan_that_opens_all_ramps_is_changed_into_others_that_do_so() -> None:
+    asked, objective = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True), Objective(max_batch=8)
+    plan = search(asked, objective)
+    assert plan is not None
+    changed = list(neighbours(plan, asked, objective))
+    assert {tuple(opened(each)) for each in changed} == {(0, 2)}
+    assert len({len(each.splits) for each in changed}) > 1
+    free = replace(asked, keeps_open=False)
+    assert len({tuple(opened(each)) for each in neighbours(plan, free, objective)}) > 1
 
 
 def test_an_input_pays_for_each_ramp_that_it_passes() -> None:
