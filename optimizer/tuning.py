@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -177,7 +178,9 @@ def _block_costs(pipeline: Plan, facts: Problem, open_ramps: NDArray[np.bool_]) 
 
 
 def _value(plan: Plan, objective: Objective) -> float:
-    """The value of the goal: the smaller, the better."""
+    """The value of the goal: the smaller, the better; infinite where nothing is sustained in simulations."""
     promise = plan.promise
     assert promise, "This is a bug: the planner promises something of each plan."
+    if not promise.goodput_per_s:
+        return inf
     return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

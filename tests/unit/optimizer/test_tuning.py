@@ -109,6 +109,15 @@ def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
     assert set(outcome(recorded, found.chosen, "accuracy").places.tolist()) <= {*after, 3}
 
 
+def test_where_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        assert plan.promise is not None
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=0.0))
+
+    objective = Objective(max_batch=8)
+    assert tuned(facts(), objective, evidence(1), partial(search, objective=objective), rehearse) is None
+
+
 def test_a_plan_that_opens_all_ramps_is_changed_into_others_that_do_so() -> None:
     asked, objective = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True), Objective(max_batch=8)
     plan = search(asked, objective)
