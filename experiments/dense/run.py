@@ -201,14 +201,14 @@ class Networks:
         shape = replace(self.evidence.shape, costs=costs)
         return shape.cost(shape.places(self.evidence.likely_candidates(opened, costs)))
 
-    def tuned(self, name: str, **options: Any) -> "Tuned":
+    def tuned(self, name: str, **options: Any) -> "TunedNetwork":
         """What `isobatch tune` makes of it for one device; kept, so that a quiet machine need not wait for it."""
         out = place_of("dense", name)
         if not out.exists():
             tune(self.folder, self.folder / PROFILE, f"{KIND}=1", out, max_batch=LARGEST, gap=GAP, **options)
         if not out.exists():
             raise UserError(f"{name}: no thresholds are better than those of isobatch prepare")
-        return Tuned(out, read_plan(out / PLAN), read_profile(out / PROFILE))
+        return TunedNetwork(out, read_plan(out / PLAN), read_profile(out / PROFILE))
 
     def goodput(self) -> Figures:
         made = self.tuned("tuned", slo_ms=1e3 * self.slo_s)
@@ -222,7 +222,7 @@ class Networks:
         yield "goodput_over_no_exits", rows[GIVEN].goodput_per_s / rows[STOCK].goodput_per_s
         yield "goodput_over_early_exit", rows[GIVEN].goodput_per_s / max(rows[NAIVE].goodput_per_s, 1e-9)
 
-    def no_later(self) -> "tuple[Tuned, Tails]":
+    def no_later(self) -> "tuple[TunedNetwork, Tails]":
         """What `isobatch tune --no-later` makes of it, and the tail without exits."""
         made = self.tuned("no-later", no_later=True)
         facts = alone(made.profile, KIND)
@@ -246,7 +246,7 @@ class Networks:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedNetwork:
     """A network with thresholds for a plan, and its exits and times."""
 
     folder: Path
