@@ -215,3 +215,14 @@ def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.cuda, name, function)
     facts = facts_of(model, fake.batch_at(0, 1), "h100", None, "", "cuda:0", served=model)
     assert facts.activation_bytes == (75, 65, *[5] * (model.num_blocks - 2))
+
+
+def test_where_memory_is_not_counted_no_ramp_is_run_for_it() -> None:
+    class Noting(FakeModel):
+        def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+            opened.extend(ramps)
+            return super().run(batch, stop, ramps, kept)
+
+    opened = list[int]()
+    assert facts_of(FakeModel(), fake.batch_at(0, 1), "cpu", None, "", "cpu", served=Noting()).activation_bytes == ()
+    assert opened == []
