@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.optimizer.effort import never
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.spread import best_of
@@ -35,9 +36,8 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
-Rehearse = Callable[
-    [Plan, Problem], Plan
-]  # a plan that sustains more when recorded inputs are simulated, and promises it
+# The best of this plan and similar ones in simulations, with what it sustains; the plan itself where none is simulated.
+Rehearse = Callable[[Plan, Problem], Plan]
 LOST = 0.01  # closing ramps loses exits if this share more inputs go on
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
 REHEARSED = 3  # sets of ramps, the best by estimate, that are simulated
@@ -96,22 +96,25 @@ class Tuned:
 
 
 def tuned(
-    facts: Problem, objective: Objective, evidence: Evidence, find: Find, rehearse: Rehearse | None = None
-) -> Tuned | None:
+    facts: Problem, objective: Objective, evidence: Evidence, find: Find, rehearse: Rehearse | None = None,
+    out_of_time: Callable[[], bool] = never,
+) -> Tuned | None:  # fmt: skip
     """Thresholds with which a better plan is possible than with those of `isobatch prepare`, within the promise.
 
     None if there are none. `find` gives the best plan for a problem by estimate. With `rehearse` a few sets of ramps
-    are simulated, and what their plans sustain decides.
+    are simulated, and what their plans sustain decides. Once it is `out_of_time`, no further set of ramps is tried.
     """
     exits = evidence.exits(evidence.prepared)
     known = replace(facts, survival=exits.survival, exits=exits)
     planned = plan_for_its_ramps(known, objective, find)
-    if planned is None or not (rated := _rated(facts, objective, evidence, planned[0], find)):
+    if planned is None or not (rated := _rated(facts, objective, evidence, planned[0], find, out_of_time)):
         return None
     before, best = planned[0], rated[0][0]
     if rehearse:
         before = rehearse(before, known)
-        best = min((rehearse(*each) for each in rated[:REHEARSED]), key=lambda plan: _value(plan, objective))
+        sets = enumerate(rated[:REHEARSED])
+        rehearsed = [rehearse(*each) for place, each in sets if not place or not out_of_time()]
+        best = min(rehearsed, key=lambda plan: _value(plan, objective))
     chosen = evidence.proven_candidates(ramps := opened(best), costs_of(best, facts))
     problem = _opening(ramps, facts, evidence, chosen)
     after = find(problem)
@@ -123,22 +126,26 @@ def tuned(
 
 
 def _rated(
-    facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find
+    facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find, out_of_time: Callable[[], bool]
 ) -> list[tuple[Plan, Problem]]:
     """Plans with likely thresholds for the sets of ramps that they open, the best first, each with its problem.
 
     In each turn one ramp is added or taken away, or stays alone. Where ramps are expensive, one alone is often best,
-    and on the way from one to another both would be open.
+    and on the way from one to another both would be open. The ramps of the best plan so far come first.
     """
     rated, every = dict[tuple[int, ...], tuple[Plan, Problem]](), range(facts.num_blocks - 1)
     for _ in range(TURNS):
-        ramps = opened(best)
-        choices = {tuple(ramps), *(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every)}
-        for each in sorted(choices):
+        ramps = (*opened(best),)
+        others = {*(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every)} - {ramps}
+        for each in (ramps, *sorted(others)):
+            if rated and out_of_time():
+                break
             chosen = evidence.likely_candidates(each, costs_of(best, facts, each))
             problem = _opening(each, facts, evidence, chosen)
             if plan := find(problem):
-                rated[*opened(plan)] = plan, problem
+                same = (*opened(plan),)  # as another set of ramps, or with thresholds for another plan
+                if same not in rated or _value(plan, objective) < _value(rated[same][0], objective):
+                    rated[same] = plan, problem
         better = min((plan for plan, _ in rated.values()), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break

@@ -13,7 +13,7 @@ from isobatch.profiles.files import Profile, load, save
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
-    from isobatch.optimizer import Objective, Plan, Problem
+    from isobatch.optimizer import Plan, Problem
     from isobatch.optimizer.tuning import Tuned
     from isobatch.profiles.evidence import Evidence
 
@@ -24,9 +24,7 @@ def tune(
     devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
-    goal: Annotated[
-        str, typer.Option(help="goodput, cost, latency or goodput-per-dollar.", metavar="NAME")
-    ] = "goodput",
+    goal: Annotated[str, typer.Option(help="goodput, latency or goodput-per-dollar.", metavar="NAME")] = "goodput",
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
@@ -46,10 +44,13 @@ def tune(
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
     from isobatch.cluster.commands.plan_search import problem_of
     from isobatch.deployments.prepare.pipeline import check_free
+    from isobatch.optimizer.goals import GOALS
     from isobatch.profiles.evidence import EVIDENCE, Evidence
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
+    if goal in GOALS and GOALS[goal].at_given_goodput:
+        raise UserError(f"--goal {goal} is for 'isobatch plan': give goodput, latency or goodput-per-dollar")
     check_free(out, force)
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
     options = ClassifierPlanOptions(
@@ -71,25 +72,22 @@ def tune(
 
 def tuned_with(options: "ClassifierPlanOptions", facts: "Problem", evidence: "Evidence") -> "Tuned | None":
     """Thresholds and a plan for these options of `isobatch plan`."""
-    from isobatch.cluster.commands.plan_search import LivePlan, objective_of, simulation
+    from functools import partial
+
+    from isobatch.cluster.commands.plan_search import LivePlan, found_in_time, objective_of, simulation
     from isobatch.optimizer.pipelines.baselines import no_later
-    from isobatch.optimizer.pipelines.side_by_side import side_by_side
     from isobatch.optimizer.tuning import tuned
 
     objective = objective_of(options)
     within = no_later(facts, objective) if options.no_later else objective
-
-    def find(facts: "Problem", objective: "Objective" = within) -> "Plan | None":
-        return side_by_side(facts.given, objective, options.gap)
-
     with LivePlan() as live:
-        simulate = simulation(options, live)
+        simulate, find = simulation(options, live), partial(found_in_time, live)
 
         def rehearse(plan: "Plan", facts: "Problem") -> "Plan":
             better = simulate(plan, facts, within, find) if simulate else None
             return better.plan if better else plan
 
-        return tuned(facts, within, evidence, find, rehearse)
+        return tuned(facts, within, evidence, partial(find, objective=within, gap=options.gap), rehearse, live.is_over)
 
 
 def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evidence", result: "Tuned") -> None:

@@ -109,6 +109,49 @@ def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
     assert set(outcome(recorded, found.chosen, "accuracy").places.tolist()) <= {*after, 3}
 
 
+def test_of_two_plans_that_open_the_same_ramps_the_better_is_kept() -> None:
+    """In this test, a ramp alone is worth half if it is rated again, in a later turn."""
+    asked, objective, kept = facts(ramp=0.3), Objective(max_batch=8), evidence(1)
+    offered, rated = dict[int, list[float]](), dict[int, float]()
+
+    def find(given: Problem) -> Plan | None:
+        plan = search(given, objective)
+        if plan is None or not given.keeps_open or len(ramps := opened(plan)) != 1:
+            return plan
+        assert plan.promise is not None
+        rates = offered.setdefault(ramps[0], [])
+        rates.append(plan.promise.goodput_per_s * (0.5 if rates else 1.0))
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=rates[-1]))
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        assert plan.promise is not None
+        if known.keeps_open and len(ramps := opened(plan)) == 1:
+            rated.setdefault(ramps[0], plan.promise.goodput_per_s)
+        return plan
+
+    tuned(asked, objective, kept, find, rehearse)
+    assert rated
+    for ramp, rate_per_s in rated.items():
+        assert len(offered[ramp]) > 1
+        assert rate_per_s == max(offered[ramp])
+
+
+def test_once_the_time_is_over_one_set_of_ramps_is_rated_and_simulated() -> None:
+    asked, objective, given, simulated = facts(), Objective(max_batch=8), list[Problem](), list[Plan]()
+
+    def find(problem: Problem) -> Plan | None:
+        given.append(problem)
+        return search(problem, objective)
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        simulated.append(plan)
+        return plan
+
+    tuned(asked, objective, evidence(1), find, rehearse, out_of_time=lambda: True)
+    assert len([each for each in given if each.keeps_open]) == 2, "the chosen set, and again with proven thresholds"
+    assert len(simulated) == 3, "the plan before, too"
+
+
 def test_where_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
     def rehearse(plan: Plan, known: Problem) -> Plan:
         assert plan.promise is not None
