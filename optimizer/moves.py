@@ -35,7 +35,14 @@ def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Pla
 
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:
     cuts = {split.start for split in plan.splits} - {0}
+    if facts.keeps_open and plan.ramps and {*plan.ramps} != _leaving(facts):
+        return False
     return {*facts.edges} <= cuts and (objective.cuts is None or cuts == {*objective.cuts, *facts.edges})
+
+
+def _leaving(facts: Problem) -> set[int]:
+    """The ramps at which inputs leave while all are open."""
+    return {block for block in facts.ramp_blocks if facts.survival[block + 1] < facts.survival[block]}
 
 
 def _inner(split: Split) -> bool:
@@ -83,9 +90,8 @@ def _parted(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
     """One ramp inside a split opened or closed: the search only considers all of them or none."""
-    leaving = {block for block in facts.ramp_blocks if facts.survival[block + 1] < facts.survival[block]}
     for split in plan.splits:
-        for ramp in leaving.intersection(range(split.start, split.stop - 1)):
+        for ramp in _leaving(facts).intersection(range(split.start, split.stop - 1)):
             yield {split: (replace(split, ramps=tuple(sorted({*split.ramps} ^ {ramp}))),)}
 
 

@@ -22,7 +22,7 @@ class Problem:
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
     exits: ExitProfile | None = None  # if set, scores and simulations take the survival of their plan's ramps from here
-    keeps_open: bool = False  # no plan may close a ramp inside a split
+    keeps_open: bool = False  # a plan opens all ramps at which inputs leave, or none
 
     def __post_init__(self) -> None:
         for table in self.tables:

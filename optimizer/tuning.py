@@ -6,8 +6,9 @@ just these ramps (`plan_for_its_ramps`).
 
 Thresholds for a plan: the allowed loss that would be spent at ramps which the plan closes goes to the ramps which it
 opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
-what a block costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better.
-All this is rated on the table that may be used any number of times; the promise is tested once, for the result.
+what a block costs. From the ramps that a plan opens, one is added, taken away or kept alone at a time while the plan
+gets better; each choice is rated by the best plan that opens just these ramps. All this is rated on the table that may
+be used any number of times; the promise is tested once, for the result.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from isobatch.optimizer.effort import never
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.spread import best_of
@@ -32,8 +36,11 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
+# The best of this plan and similar ones in simulations, with what it sustains; the plan itself where none is simulated.
+Rehearse = Callable[[Plan, Problem], Plan]
 LOST = 0.01  # closing ramps loses exits if this share more inputs go on
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
+REHEARSED = 3  # sets of ramps, the best by estimate, that are simulated
 LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
 
 
@@ -88,65 +95,99 @@ class Tuned:
     before: Plan
 
 
-def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) -> Tuned | None:
+def tuned(
+    facts: Problem, objective: Objective, evidence: Evidence, find: Find, rehearse: Rehearse | None = None,
+    out_of_time: Callable[[], bool] = never,
+) -> Tuned | None:  # fmt: skip
     """Thresholds with which a better plan is possible than with those of `isobatch prepare`, within the promise.
 
-    None if there are none. `find` gives the best plan for a problem.
+    None if there are none. `find` gives the best plan for a problem by estimate. With `rehearse` a few sets of ramps
+    are simulated, and what their plans sustain decides. Once it is `out_of_time`, no further set of ramps is tried.
     """
-    before = _consistent_plan(facts, objective, evidence, evidence.prepared, find)
-    if before is None:
+    exits = evidence.exits(evidence.prepared)
+    known = replace(facts, survival=exits.survival, exits=exits)
+    planned = plan_for_its_ramps(known, objective, find)
+    if planned is None or not (rated := _rated(facts, objective, evidence, planned[0], find, out_of_time)):
         return None
-    best = _climbed(facts, objective, evidence, before, find)
-    chosen = evidence.proven_candidates(opened(best), costs_of(best, facts))
-    after = _consistent_plan(facts, objective, evidence, chosen, find)
-    if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
+    before, best = planned[0], rated[0][0]
+    if rehearse:
+        before = rehearse(before, known)
+        sets = enumerate(rated[:REHEARSED])
+        rehearsed = [rehearse(*each) for place, each in sets if not place or not out_of_time()]
+        best = min(rehearsed, key=lambda plan: _value(plan, objective))
+    chosen = evidence.proven_candidates(ramps := opened(best), costs_of(best, facts))
+    problem = _opening(ramps, facts, evidence, chosen)
+    after = find(problem)
+    if after and rehearse:
+        after = rehearse(after, problem)
+    if after is None or _value(after, objective) >= _value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
 
-def _consistent_plan(
-    facts: Problem, objective: Objective, evidence: Evidence, chosen: Indices, find: Find
-) -> Plan | None:
-    exits = evidence.exits(chosen)
-    known = replace(facts, survival=exits.survival, exits=exits)
-    planned = plan_for_its_ramps(known, objective, find)
-    return planned[0] if planned else None
+def _rated(
+    facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find, out_of_time: Callable[[], bool]
+) -> list[tuple[Plan, Problem]]:
+    """Plans with likely thresholds for the sets of ramps that they open, the best first, each with its problem.
 
-
-def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:
-    """The plan with the best estimated thresholds, by adding or removing one ramp at a time."""
+    In each turn one ramp is added or taken away, or stays alone. Where ramps are expensive, one alone is often best,
+    and on the way from one to another both would be open. The ramps of the best plan so far come first.
+    """
+    rated, every = dict[tuple[int, ...], tuple[Plan, Problem]](), range(facts.num_blocks - 1)
     for _ in range(TURNS):
-        ramps, costs = opened(best), costs_of(best, facts)
-        choices = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
-        survivals = [evidence.survival(evidence.likely_candidates(each, costs)) for each in choices]
-        plans = [find(facts.surviving(survival)) for survival in survivals]
-        better = min((plan for plan in plans if plan), key=lambda plan: _value(plan, objective), default=best)
+        ramps = (*opened(best),)
+        others = {*(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every)} - {ramps}
+        for each in (ramps, *sorted(others)):
+            if rated and out_of_time():
+                break
+            chosen = evidence.likely_candidates(each, costs_of(best, facts, each))
+            problem = _opening(each, facts, evidence, chosen)
+            if plan := find(problem):
+                same = (*opened(plan),)  # as another set of ramps, or with thresholds for another plan
+                if same not in rated or _value(plan, objective) < _value(rated[same][0], objective):
+                    rated[same] = plan, problem
+        better = min((plan for plan, _ in rated.values()), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break
         best = better
-    return best
+    return sorted(rated.values(), key=lambda each: _value(each[0], objective))
 
 
-def costs_of(plan: Plan, facts: Problem) -> Floats:
-    """The mean cost of an input up to the end of each block: device seconds times their price, as a share of all."""
+def _opening(ramps: Collection[int], facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
+    """The problem whose plans open just those of these ramps at which inputs leave with the chosen candidates.
+
+    A plan that closed one of them and opened another instead would be rated as if inputs left there, too.
+    """
+    return replace(facts.surviving(evidence.exits(chosen).survival_with(ramps)), keeps_open=True)
+
+
+def costs_of(plan: Plan, facts: Problem, ramps: Collection[int] | None = None) -> Floats:
+    """The mean cost of an input up to the end of each block: device seconds times their price, as a share of all.
+
+    `ramps`: those that are open; None: those that the plan opens. An input also pays for each ramp that it passes.
+    """
     rates = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
-    block_costs = [_block_costs(pipeline, facts) for pipeline in plan.pipelines]
+    open_ramps = np.isin(np.arange(facts.num_blocks), [*(opened(plan) if ramps is None else ramps)])
+    block_costs = [_block_costs(pipeline, facts, open_ramps) for pipeline in plan.pipelines]
     costs: Floats = np.average(block_costs, axis=0, weights=rates).cumsum()
     costs /= costs[-1]
     return costs
 
 
-def _block_costs(pipeline: Plan, facts: Problem) -> Floats:
+def _block_costs(pipeline: Plan, facts: Problem, open_ramps: NDArray[np.bool_]) -> Floats:
     costs = np.zeros(facts.num_blocks)
     for split in pipeline.splits:
-        kind = pipeline.placement_of(split).kind
-        times_s = facts.table(kind).block_times_s(split.batch_size) / split.batch_size
-        costs[split.start : split.stop] = times_s[split.start : split.stop] * (facts.device(kind).price_per_hour or 1.0)
+        kind, size, here = pipeline.placement_of(split).kind, split.batch_size, slice(split.start, split.stop)
+        table = facts.table(kind)
+        times_s = (table.block_times_s(size) + table.ramp_times_s(size) * open_ramps) / size
+        costs[here] = times_s[here] * (facts.device(kind).price_per_hour or 1.0)
     return costs
 
 
 def _value(plan: Plan, objective: Objective) -> float:
-    """The value of the goal: the smaller, the better."""
+    """The value of the goal: the smaller, the better; infinite where nothing is sustained in simulations."""
     promise = plan.promise
     assert promise, "This is a bug: the planner promises something of each plan."
+    if not promise.goodput_per_s:
+        return inf
     return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

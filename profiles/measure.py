@@ -201,6 +201,7 @@ def facts_of(
     """
     hidden, memory, activation, repeated, current = list[int](), list[int](), list[int](), list[int](), single
     before: Collection[int] = ()
+    known = device.startswith("cuda")
     for block in range(model.num_blocks):
         ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
         with modules_run() as modules:
@@ -211,12 +212,15 @@ def facts_of(
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights
-        launched, peak_bytes = _peak_bytes(partial((served or model).run, current, block + 1, ()), device)
-        activation.append(peak_bytes)
+        run = partial((served or model).run, current, block + 1)
+        launched, peak_bytes = _peak_bytes(partial(run, ()), device)
+        with_ramp_bytes = (
+            _peak_bytes(partial(run, ramps), device)[1] if ramps and known else 0
+        )  # a bridge may need more
+        activation.append(max(peak_bytes, with_ramp_bytes))
         current = launched.survivors or current
         # Of the hidden state, or of the answer.
         hidden.append(launched.survivors.size_bytes if launched.survivors else int(launched.exits.logits.nbytes))
-    known = device.startswith("cuda")
     return NetworkFacts(
         kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source,
         repeated_bytes=tuple(repeated) if any(repeated) else (),

@@ -24,6 +24,7 @@ from isobatch.profiles.model import SplitModel
 STOCK = "no exits"
 NAIVE = "early exit"
 CONSTANT = "constant batch"
+GIVEN = "the given plan"  # of a bench that has one
 SYSTEMS = (STOCK, NAIVE, CONSTANT)
 MOST = 1.3  # times the promise of a plan: the highest rate that is tried
 STEPS = 6  # halvings of the searched interval
@@ -99,6 +100,7 @@ class Bench:
     max_batch: int = 64
     least: int = 200  # the fewest inputs by which a rate is judged, even on a slow device
     make_ready: Callable[[Plan], None] = lambda plan: None
+    given: Plan | None = None  # a plan to compare with the others
 
     def compare(
         self, slos_ms: Sequence[float], seconds: float, rounds: int, progress: Callable[[str], None] = lambda what: None
@@ -109,6 +111,7 @@ class Bench:
         for slo_ms in slos_ms:
             slo_s = slo_ms / 1e3
             candidates = plans(self.profile, self.kind, slo_s, self.max_batch)
+            candidates |= {GIVEN: [self.given]} if self.given else {}
             for plan in chain(*candidates.values()):
                 self.make_ready(plan)
             runs: dict[str, list[BestPlan]] = {system: [] for system in candidates}

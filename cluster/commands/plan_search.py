@@ -139,7 +139,7 @@ def searched(
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
     facts = problem_of(options, devices, profile)
     within = no_later(facts, objective) if options.no_later else objective
-    simulate = _simulation(options, live)
+    simulate = simulation(options, live)
 
     def result(facts: Problem, simulate: Simulate | None = None) -> PlanResult:
         return plan_result(options, facts, within, live, simulate)
@@ -204,7 +204,7 @@ def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile)
     return problem(measured, kinds, links, exits.survival, measured.length, exits)
 
 
-def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
+def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
     """The function that simulates the plan and similar ones; None where no plan is simulated."""
     in_time = options.in_time
     if not 0 < in_time < 1:
@@ -246,6 +246,13 @@ def _hurried(seconds: float | None) -> choice.SimulationEffort:
     )
 
 
+def found_in_time(
+    live: LivePlan, facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP
+) -> Plan | None:
+    """The best plan by estimate, or the best so far once the search is over."""
+    return side_by_side(facts.given, objective, gap, effort=replace(EFFORT, out_of_time=live.is_over))
+
+
 def plan_result(
     options: "ClassifierPlanOptions", facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
 ) -> PlanResult:
@@ -260,11 +267,7 @@ def plan_result(
     others = baselines(facts, objective)
     if simple := best_of([each.plan for each in others], facts, objective):
         live.estimated(simple, evaluate(simple, facts).goodput_per_s)
-    effort = replace(EFFORT, out_of_time=live.is_over)
-
-    def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
-        return side_by_side(facts.given, objective, gap, effort=effort)
-
+    find = partial(found_in_time, live)
     chosen = find(facts, objective, options.gap)
     first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)
     if first:

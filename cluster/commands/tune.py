@@ -8,11 +8,12 @@ from rich.console import Console
 
 from isobatch.cluster.commands import METRICS, Metric, above_0
 from isobatch.deployments.folders import PLAN, PROFILE
-from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, save
 
 if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
+    from isobatch.optimizer import Plan, Problem
     from isobatch.optimizer.tuning import Tuned
     from isobatch.profiles.evidence import Evidence
 
@@ -23,15 +24,15 @@ def tune(
     devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
-    goal: Annotated[
-        str, typer.Option(help="goodput, cost, latency or goodput-per-dollar.", metavar="NAME")
-    ] = "goodput",
+    goal: Annotated[str, typer.Option(help="goodput, latency or goodput-per-dollar.", metavar="NAME")] = "goodput",
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
     max_batch: Annotated[int, "The largest batch."] = 64,
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
+    no_later: Annotated[bool, "No answer takes longer than without exits, whatever the SLO allows."] = False,
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,
+    believed: Annotated[bool, "Simulate nothing: compare plans by the planner's own estimates."] = False,
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False,
 ) -> None:
     """Choose thresholds and plan together, so that the allowed loss is spent only at ramps that the plan opens.
@@ -40,35 +41,53 @@ def tune(
 
     Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
     """
-    from functools import partial
-
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
+    from isobatch.cluster.commands.plan_search import problem_of
     from isobatch.deployments.prepare.pipeline import check_free
-    from isobatch.optimizer import Objective, problem
-    from isobatch.optimizer.pipelines.side_by_side import side_by_side
-    from isobatch.optimizer.tuning import tuned
+    from isobatch.optimizer.goals import GOALS
     from isobatch.profiles.evidence import EVIDENCE, Evidence
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
+    if goal in GOALS and GOALS[goal].at_given_goodput:
+        raise UserError(f"--goal {goal} is for 'isobatch plan': give goodput, latency or goodput-per-dollar")
     check_free(out, force)
-    evidence, kinds = Evidence.read(model / EVIDENCE).for_metric(metric), fleet(devices)
-    known = load(profile)
-    facts = problem(
-        known, kinds, links_between(kinds, one_machine=one_machine, measured=known.links), length=known.length
-    )
+    evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
+    options = ClassifierPlanOptions(
+        slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,
+        believed=believed,
+    )  # fmt: skip
+    facts = problem_of(options, devices, known)
     if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
         raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
-    objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
-    find = partial(side_by_side, objective=objective, gap=gap)
+    result = tuned_with(options, facts, evidence)
     console = Console(markup=False)
-    with Console(stderr=True).status("planning"):
-        result = tuned(facts, objective, evidence, find)
     if result is None:
         console.print("nothing is written: with other thresholds no plan is better within the promise")
         return
     _write(model, out, force, known, evidence, result)
     console.print(_as_text(result), highlight=False)
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
+
+
+def tuned_with(options: "ClassifierPlanOptions", facts: "Problem", evidence: "Evidence") -> "Tuned | None":
+    """Thresholds and a plan for these options of `isobatch plan`."""
+    from functools import partial
+
+    from isobatch.cluster.commands.plan_search import LivePlan, found_in_time, objective_of, simulation
+    from isobatch.optimizer.pipelines.baselines import no_later
+    from isobatch.optimizer.tuning import tuned
+
+    objective = objective_of(options)
+    within = no_later(facts, objective) if options.no_later else objective
+    with LivePlan() as live:
+        simulate, find = simulation(options, live), partial(found_in_time, live)
+
+        def rehearse(plan: "Plan", facts: "Problem") -> "Plan":
+            better = simulate(plan, facts, within, find) if simulate else None
+            return better.plan if better else plan
+
+        return tuned(facts, within, evidence, partial(find, objective=within, gap=options.gap), rehearse, live.is_over)
 
 
 def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evidence", result: "Tuned") -> None:

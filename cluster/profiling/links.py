@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import uvloop
 from msgspec import structs
 from numpy.typing import NDArray
 
@@ -133,7 +134,7 @@ def _end(pipe: Any, make: Callable[[], LinkEnd]) -> None:
         except EOFError:
             return
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 @contextmanager
@@ -251,7 +252,7 @@ def in_one_machine(device: str, kind: str, sizes: Sequence[int], rounds: int = R
     """The link between two processes of this machine, and a note on it."""
     make = partial(LinkEnd, device)
     with process(make) as source, process(make) as target:
-        measured = asyncio.run(hops(source, target, Wire(HERE), sizes, rounds))
+        measured = uvloop.run(hops(source, target, Wire(HERE), sizes, rounds))
     return measured.link(kind, kind, True), f"link {kind}>{kind} in one machine: {measured}"
 
 

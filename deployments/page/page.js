@@ -510,6 +510,7 @@ function mapped(output) {
 function marked(output) {
   const both = element("div", { class: "map" }), picture = element("img", { src: seen, alt: "the picture" });
   const points = drawn("svg", { role: "img" });
+  points.append(drawn("title", {}, "the points on the picture"));
   picture.addEventListener("load", () => points.setAttribute("viewBox", `0 0 ${picture.naturalWidth} ${picture.naturalHeight}`));
   for (const { name, x, y, score } of output.points) {
     const spot = drawn("circle", { cx: x, cy: y, r: "1.5%", class: "point", "fill-opacity": Math.min(1, Math.max(0, score)) });

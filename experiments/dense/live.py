@@ -15,33 +15,19 @@ from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.request_bodies import bodies_of
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.tails import LOADS, PATIENCE, Tails
-from isobatch.deployments.prepare import pipeline
 from isobatch.optimizer import Plan, evaluate
-from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.files import Profile
-from isobatch.profiles.losses import Indices
 
 TURNS, WARMS_UP_S = 3, 5.0
 
 
 def live_tail(
-    tails: Tails,
-    plan: Plan,
-    profile: Profile,
-    prepared: Path,
-    evidence: Evidence,
-    chosen: Indices,
-    fresh: Scenes,
-    lasts_s: float,
+    tails: Tails, plan: Plan, profile: Profile, model: Path, fresh: Scenes, lasts_s: float
 ) -> Iterator[tuple[str, float]]:
-    """`chosen`: the thresholds that the plan was made for. Arrivals are the same with exits and without."""
+    """`model`: with the thresholds that the plan was made for. Arrivals are the same with exits and without."""
     with TemporaryDirectory() as name, bare() as here:
-        folder = Path(name)
-        pipeline.tune(prepared, folder / "model", evidence, chosen)
-        entry = application(
-            plan, profile, folder, model=str(folder / "model"), backend="torch", slo_ms=1e3 * PATIENCE * tails.slo_s
-        )
-        here.deploy(entry)
+        patience_ms = 1e3 * PATIENCE * tails.slo_s
+        here.deploy(application(plan, profile, Path(name), model=str(model), backend="torch", slo_ms=patience_ms))
         yield from asyncio.run(_ratios(here, tails, plan, fresh, lasts_s))
 
 

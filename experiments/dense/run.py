@@ -5,36 +5,40 @@ gives it bridges. Everything but the live part runs in process, on one thread, a
 The promise is that other pictures lose at most 1 % of their mean IoU, 95 % sure.
 
 Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
-smaller where pictures leave. Goodput: what one device sustains within an SLO, with constant batches, by plans from the
-measured times; in full and with early exit in batches that shrink beside it. The promise is repeated on random parts
-of recorded pictures. Tail: p99 over that in full at four loads, by the plan of `isobatch plan --no-later`, simulated
-with the measured times. Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose weights are
-random. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
+smaller where pictures leave. Goodput: what one device sustains within an SLO in full, and with the plan and thresholds
+of `isobatch tune`; with early exit in batches that shrink and with constant batches beside it. The promise is repeated
+on random parts of recorded pictures. Tail: p99 over that in full at four loads, by `isobatch tune --no-later`,
+simulated with the measured times. Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose
+weights are random. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
 
-`parts=live` plays the tail through HTTP, on a machine that does nothing else.
+`parts=tail` and then `parts=live` play the tail through HTTP; the second one on a machine that does nothing else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from experiments.dense.shapes import exit_costs
-from experiments.shared.gains import keeping_tail
+from experiments.shared.gains import baseline_plan
 from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import GRID, NAMES, SIDE, Scenes, drawn, on_grid, scene_network
-from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
+from isobatch.cluster.bench.compare import CONSTANT, GIVEN, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
+from isobatch.cluster.commands.tune import tune
 from isobatch.cluster.profiling.block_times import images, timed
+from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import LOADS, Tails
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.exits import confidence
+from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
@@ -44,14 +48,13 @@ from isobatch.deployments.prepare.measuring import PrepareOptions, retuned
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample
 from isobatch.deployments.progress import show
-from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.optimizer.pipelines.baselines import no_later
-from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.tuning import tuned
+from isobatch.optimizer import Objective, Plan, evaluate, read_plan
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
-from isobatch.profiles.files import Profile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import load as read_profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_iou
 from isobatch.profiles.measure import stopwatch_for
@@ -69,7 +72,7 @@ SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
 TRIAL_S, ROUNDS = 1.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
 KIND, GAP = "cpu", 0.01
-LIVE, LIVE_S = "live", 20
+LIVE, LIVE_S = "live", 15  # of seconds: the part then takes seven minutes
 console = Console(stderr=True, width=140)
 Figures = Iterator[tuple[str, float]]
 
@@ -82,8 +85,8 @@ def measure(parts: str = "", repeats: int = REPEATS, again: int = 0, live_s: int
     `again=1`: measure also what the same code has measured on this machine before.
     """
     out, threads = place_of("dense", "prepared"), torch.get_num_threads()
-    if again and out.exists():
-        rmtree(out)
+    for name in ("prepared", "tuned", "no-later") if again else ():
+        rmtree(place_of("dense", name), ignore_errors=True)
     torch.set_num_threads(1)
     try:
         return _figures(out, parts, repeats, bool(again), live_s)
@@ -101,7 +104,7 @@ def _figures(out: Path, parts: str, repeats: int, again: bool, live_s: int) -> d
         "promise": lambda: _promise(load(out), repeats),
         "tail": lambda: networks().tail(),
         "shapes": exit_costs,
-        LIVE: lambda: _live(networks(), live_s),
+        LIVE: lambda: networks().live(live_s),
     }
     wanted = parts.split(",") if parts else [name for name in known if name != LIVE]
     if unknown := set(wanted) - set(known):
@@ -129,9 +132,11 @@ def _prepare(out: Path) -> None:
 
 
 def _networks(out: Path) -> "Networks":
-    model = load(out)
-    (measured,) = timed(model, [images(model, SIDE, 1)], KIND, "float32", PROFILE_S, LARGEST)
-    return Networks(out, model, Evidence.read(out / EVIDENCE), measured.table, drawn(FRESH, seed=2))
+    model, path = load(out), out / PROFILE
+    if not path.exists():
+        (measured,) = timed(model, [images(model, SIDE, 1)], KIND, "float32", PROFILE_S, LARGEST)
+        save(Profile("scenes", (measured.table,)), path)
+    return Networks(out, model, Evidence.read(out / EVIDENCE), read_profile(path).tables[0], drawn(FRESH, seed=2))
 
 
 @dataclass(frozen=True)
@@ -196,51 +201,57 @@ class Networks:
         shape = replace(self.evidence.shape, costs=costs)
         return shape.cost(shape.places(self.evidence.likely_candidates(opened, costs)))
 
-    @cached_property
-    def chosen(self) -> Indices:
-        """Candidates for the ramps that the best plan opens."""
-        facts, objective = self.facts(self.evidence.prepared), Objective(slo_s=self.slo_s, max_batch=LARGEST)
-        better = tuned(facts, objective, self.evidence, lambda problem: side_by_side(problem, objective, GAP))
-        return better.chosen if better else self.evidence.prepared
-
-    def profile(self, chosen: Indices) -> Profile:
-        return Profile("scenes", (self.table,), self.evidence.exits(chosen))
-
-    def facts(self, chosen: Indices) -> Problem:
-        return alone(self.profile(chosen), KIND)
+    def tuned(self, name: str, **options: Any) -> "TunedNetwork":
+        """What `isobatch tune` makes of it for one device; kept, so that a quiet machine need not wait for it."""
+        out = place_of("dense", name)
+        if not out.exists():
+            tune(self.folder, self.folder / PROFILE, f"{KIND}=1", out, max_batch=LARGEST, gap=GAP, **options)
+        if not out.exists():
+            raise UserError(f"{name}: no thresholds are better than those of isobatch prepare")
+        return TunedNetwork(out, read_plan(out / PLAN), read_profile(out / PROFILE))
 
     def goodput(self) -> Figures:
-        network = self.with_thresholds(self.chosen)
+        made = self.tuned("tuned", slo_ms=1e3 * self.slo_s)
+        network = load(made.folder)
         inputs = [network.encode([picture]) for picture in self.fresh.pictures]
-        bench = Bench(network, self.profile(self.chosen), KIND, Source(inputs), stopwatch_for("cpu"), LARGEST)
+        source, clock = Source(inputs), stopwatch_for("cpu")
+        bench = Bench(network, made.profile, KIND, source, clock, LARGEST, given=made.plan)
         rows = {row.system: row for row in bench.compare([1e3 * self.slo_s], TRIAL_S, ROUNDS, console.print)}
-        for system, name in ((STOCK, "full"), (NAIVE, "early_exit"), (CONSTANT, "constant")):
+        for system, name in ((STOCK, "full"), (NAIVE, "early_exit"), (CONSTANT, "constant"), (GIVEN, "tuned")):
             yield f"goodput_{name}_per_s", rows[system].goodput_per_s
-        yield "goodput_over_no_exits", rows[CONSTANT].goodput_per_s / rows[STOCK].goodput_per_s
-        yield "goodput_over_early_exit", rows[CONSTANT].goodput_per_s / max(rows[NAIVE].goodput_per_s, 1e-9)
+        yield "goodput_over_no_exits", rows[GIVEN].goodput_per_s / rows[STOCK].goodput_per_s
+        yield "goodput_over_early_exit", rows[GIVEN].goodput_per_s / max(rows[NAIVE].goodput_per_s, 1e-9)
 
-    def no_later(self) -> tuple[Tails, Plan]:
-        """The tail without exits, and the plan of `isobatch plan --no-later`, which keeps it."""
-        facts = self.facts(self.chosen)
+    def no_later(self) -> "tuple[TunedNetwork, Tails]":
+        """What `isobatch tune --no-later` makes of it, and the tail without exits."""
+        made = self.tuned("no-later", no_later=True)
+        facts = alone(made.profile, KIND)
         limited = no_later(facts, Objective(max_batch=LARGEST))
-        plan = side_by_side(facts, limited, GAP)
-        assert plan, "This is a bug: the network without exits is a plan."
-        return keeping_tail(plan, facts, limited)
+        assert limited.slo_s, "This is a bug: a plan that is no later has an SLO."
+        stock = baseline_plan(NO_EXITS, facts, limited)
+        return made, Tails(facts, stock, limited.slo_s, DEFAULT_EFFORT.last_inputs)
 
     def tail(self) -> Figures:
-        tails, plan = self.no_later()
-        for share, ratio in zip(LOADS, tails.ratios(plan), strict=True):
+        made, tails = self.no_later()
+        for share, ratio in zip(LOADS, tails.ratios(made.plan), strict=True):
             yield f"p99_ratio_at_{share}", ratio
-        stock, exits = (evaluate(each, tails.facts).goodput_per_s for each in (tails.stock, plan))
+        stock, exits = (evaluate(each, tails.facts).goodput_per_s for each in (tails.stock, made.plan))
         yield "goodput_no_later_over_no_exits", exits / stock
 
+    def live(self, lasts_s: float) -> Figures:
+        from experiments.dense.live import live_tail
 
-def _live(networks: Networks, lasts_s: float) -> Figures:
-    from experiments.dense.live import live_tail
+        made, tails = self.no_later()
+        return live_tail(tails, made.plan, made.profile, made.folder, self.fresh, lasts_s)
 
-    tails, plan = networks.no_later()
-    profile = networks.profile(networks.chosen)
-    return live_tail(tails, plan, profile, networks.folder, networks.evidence, networks.chosen, networks.fresh, lasts_s)
+
+@dataclass(frozen=True)
+class TunedNetwork:
+    """A network with thresholds for a plan, and its exits and times."""
+
+    folder: Path
+    plan: Plan
+    profile: Profile
 
 
 def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int]) -> tuple[float, Indices]:

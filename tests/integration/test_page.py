@@ -28,6 +28,9 @@ from tests.helpers.asking import ask, eventually
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.fluid_application import MEDIUM, question
 from tests.helpers.serving import in_a_thread
+from tests.helpers.tiny_pixels import GRID, drawn, pixel_network, png
+from tests.helpers.tiny_points import NAMES as COLOURS
+from tests.helpers.tiny_points import SIDES, point_network, reference, spots
 from tests.helpers.tiny_words import word_network
 from tests.integration.conftest import Put, Run
 
@@ -242,6 +245,49 @@ def test_labels_of_words_stand_below_them(browser: Any) -> None:
         assert phone.locator("#forecast").is_hidden(), "nobody forecasts"
         assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE
         assert grave_faults(phone) == []
+
+
+def drop(page: Any, picture: Any) -> None:
+    """Let a file fall onto the page, as from a folder."""
+    script = """(bytes) => {
+      const held = new DataTransfer();
+      held.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+      return held;
+    }"""
+    page.wait_for_selector("#drop:not([hidden])")
+    page.dispatch_event("#try", "drop", {"dataTransfer": page.evaluate_handle(script, list(png(picture)))})
+
+
+def test_a_map_lies_over_the_dropped_picture(browser: Any) -> None:
+    (picture,) = drawn(1, seed=9).pictures
+    with unsteered(AppConfig(model=str(pixel_network()), slo_ms=60_000)) as url, page_at(browser, url, PHONE) as phone:
+        drop(phone, picture)
+        phone.wait_for_selector("#answer .map img:nth-child(2)")
+        shown, over = phone.locator("#answer .map img").all()
+        assert over.bounding_box() == shown.bounding_box()
+        assert over.evaluate("image => image.decode().then(() => image.naturalWidth)") == GRID
+        assert grave_faults(phone) == []
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_points_lie_on_the_dropped_picture(browser: Any, width: int) -> None:
+    (picture,) = spots(1, seed=9).pictures
+    _, (points,) = reference(picture[None], point_network())
+    with unsteered(AppConfig(model=str(point_network()), slo_ms=60_000)) as url, page_at(browser, url, width) as page:
+        drop(page, picture)
+        page.wait_for_selector("#answer .map svg[viewBox]")
+        shown = page.locator("#answer .map img").bounding_box()
+        circles = page.locator("#answer .map circle")
+        assert [name.split(",")[0] for name in circles.locator("title").all_text_contents()] == list(COLOURS)
+        for circle, expected in zip(circles.all(), points.tolist(), strict=True):
+            box = circle.bounding_box()
+            x, y = (
+                (box[at] + box[size] / 2 - shown[at]) / shown[size] * whole
+                for at, size, whole in (("x", "width", SIDES.width), ("y", "height", SIDES.height))
+            )
+            assert (x, y) == pytest.approx(expected, abs=0.5)  # of a pixel of the picture
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert grave_faults(page) == []
 
 
 def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Path) -> None:

@@ -1,11 +1,21 @@
 """The best plan so far is shown, and kept at Ctrl-C."""
 
 import signal
+from typing import Any
 
 import pytest
 
+from isobatch.cluster.commands import plan_search
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, LivePlan
-from isobatch.optimizer import Placement, Plan, Split
+from isobatch.cluster.commands.tune import tuned_with
+from isobatch.cluster.simulator import plan_choice
+from isobatch.optimizer import Objective, Placement, Plan, Problem, Split
+from isobatch.optimizer.effort import Effort
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles.evidence import Evidence
+from tests.helpers.exit_tables import exit_table
+from tests.helpers.simulated_fleet import facts
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8), Split(6, 12, 4))),))
 
@@ -56,3 +66,30 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.Captur
         live.better(PLAN, 2346.0, 8)
     line = "planning: 2,345 per second, as simulated: batches of 8 > 4; 7 other plans tried; 3 s\n"
     assert capsys.readouterr().err == line
+
+
+def test_ctrl_c_ends_the_searches_of_tune_and_candidates_of_simulations_need_no_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gaps, ended = list[float](), list[bool]()
+
+    def search(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
+        gaps.append(gap)
+        ended.append(effort.out_of_time())
+        if len(ended) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return side_by_side(facts, objective, gap, effort=effort)
+
+    def simulated(plan: Plan, facts: Problem, objective: Objective, find: plan_choice.Find, effort: Any) -> Any:
+        assert find(facts, objective)
+        return plan_choice.SimulatedChoice(plan, 1.0, 1.0, tried=1)
+
+    monkeypatch.setattr(plan_search, "side_by_side", search)
+    monkeypatch.setattr(plan_choice, "best_simulated", simulated)
+    fleet = facts(v100=2)
+    tables = (exit_table(seed, fleet.num_blocks - 1, count=2000) for seed in (1, 2))
+    options = ClassifierPlanOptions(slo_ms=1000.0, goal="goodput", max_batch=8, gap=0.01)
+    tuned_with(options, fleet, Evidence(*tables, "accuracy", 0.03, 0.95))
+    assert ended == [False, *[True] * (len(ended) - 1)]
+    assert {*gaps} == {0.01, plan_choice.CANDIDATE_GAP}
+    assert gaps.count(plan_choice.CANDIDATE_GAP) == 3, "the plan before, one set of ramps, and that with its thresholds"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from isobatch.optimizer import Objective, Problem, evaluate, problem
-from isobatch.optimizer.plan import opened
+from isobatch.optimizer.moves import neighbours
+from isobatch.optimizer.plan import Placement, Plan, Split, opened
 from isobatch.optimizer.search.exact import search
-from isobatch.optimizer.tuning import plan_for_its_ramps, tuned
+from isobatch.optimizer.tuning import REHEARSED, costs_of, plan_for_its_ramps, tuned
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import outcome
@@ -21,16 +22,19 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.exit_tables import exit_table
 
 SIZES = (1, 2, 4, 8)
+SETS = list(chain.from_iterable(combinations(range(3), count) for count in range(4)))  # of ramps
 
 
-def _table(kind: str, slower: float) -> LatencyTable:
+def _table(kind: str, slower: float, ramp: float) -> LatencyTable:
     times = tuple(((8 + size) * slower,) * 4 for size in SIZES)
-    return LatencyTable(kind, SIZES, times, ((1e-5,) * 4,) * 4, 1e-3, (8,) * 4, (8,) * 4, "told")
+    ramps = tuple((ramp * block[0],) * 3 + (0.0,) for block in times)
+    return LatencyTable(kind, SIZES, times, ramps, 1e-3, (8,) * 4, (8,) * 4, "told")
 
 
-def facts(kinds: str = "v100=2") -> Problem:
-    """Four blocks; a launch costs as much as eight inputs at one block, so that full batches pay."""
-    tables = tuple(_table(kind, slower) for kind, slower in (("v100", 1e-3), ("k80", 4e-3)))
+def facts(kinds: str = "v100=2", ramp: float = 1e-3) -> Problem:
+    """Four blocks; a launch costs as much as eight inputs at one block, so that full batches pay. `ramp`: what a ramp
+    takes, in times of a block."""
+    tables = tuple(_table(kind, slower, ramp) for kind, slower in (("v100", 1e-3), ("k80", 4e-3)))
     devices = fleet(kinds)
     return problem(Profile("toy", tables), devices, links_between(devices))
 
@@ -63,6 +67,118 @@ def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
     assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
 
 
+@pytest.mark.parametrize("ramp", [1e-3, 0.3, 0.6])
+@pytest.mark.parametrize("seed", [1, 3, 8, 10])
+def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) -> None:
+    asked, objective, recorded = facts(ramp=ramp), Objective(max_batch=8), exit_table(seed, count=2000)
+    kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
+    find, known = partial(search, objective=objective), kept.exits(kept.prepared)
+    found = tuned(asked, objective, kept, find)
+    as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), objective, find)
+    assert as_prepared is not None
+    plan = found.plan if found else as_prepared[0]
+    assert plan.promise is not None
+    for ramps in SETS:
+        chosen = kept.likely_candidates(ramps, costs_of(plan, asked, ramps))
+        leaving = asked.surviving(kept.exits(chosen).survival_with(ramps))
+        other = search(replace(leaving, keeps_open=True), objective)
+        assert other is not None
+        assert set(opened(other)) <= set(ramps)
+        assert plan.promise.goodput_per_s >= 0.999 * evaluate(other, leaving).goodput_per_s, ramps
+
+
+def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
+    """In the simulations of this test, a plan sustains half if it opens the ramp that is best by estimate."""
+    asked, objective, recorded = facts(ramp=0.3), Objective(max_batch=8), exit_table(1, count=2000)
+    kept, find = Evidence(recorded, recorded, "accuracy", 0.03, 0.95), partial(search, objective=objective)
+    estimated, simulated = tuned(asked, objective, kept, find), list[list[int]]()
+    assert estimated is not None
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        simulated.append(opened(plan))
+        assert plan.promise is not None
+        share = 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=share * plan.promise.goodput_per_s))
+
+    found = tuned(asked, objective, kept, find, rehearse)
+    _, *others, after = simulated
+    assert found is not None
+    assert len(others) == REHEARSED
+    assert opened(estimated.plan) in others
+    assert opened(found.plan) == after != opened(estimated.plan)
+    assert set(outcome(recorded, found.chosen, "accuracy").places.tolist()) <= {*after, 3}
+
+
+def test_of_two_plans_that_open_the_same_ramps_the_better_is_kept() -> None:
+    """In this test, a ramp alone is worth half if it is rated again, in a later turn."""
+    asked, objective, kept = facts(ramp=0.3), Objective(max_batch=8), evidence(1)
+    offered, rated = dict[int, list[float]](), dict[int, float]()
+
+    def find(given: Problem) -> Plan | None:
+        plan = search(given, objective)
+        if plan is None or not given.keeps_open or len(ramps := opened(plan)) != 1:
+            return plan
+        assert plan.promise is not None
+        rates = offered.setdefault(ramps[0], [])
+        rates.append(plan.promise.goodput_per_s * (0.5 if rates else 1.0))
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=rates[-1]))
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        assert plan.promise is not None
+        if known.keeps_open and len(ramps := opened(plan)) == 1:
+            rated.setdefault(ramps[0], plan.promise.goodput_per_s)
+        return plan
+
+    tuned(asked, objective, kept, find, rehearse)
+    assert rated
+    for ramp, rate_per_s in rated.items():
+        assert len(offered[ramp]) > 1
+        assert rate_per_s == max(offered[ramp])
+
+
+def test_once_the_time_is_over_one_set_of_ramps_is_rated_and_simulated() -> None:
+    asked, objective, given, simulated = facts(), Objective(max_batch=8), list[Problem](), list[Plan]()
+
+    def find(problem: Problem) -> Plan | None:
+        given.append(problem)
+        return search(problem, objective)
+
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        simulated.append(plan)
+        return plan
+
+    tuned(asked, objective, evidence(1), find, rehearse, out_of_time=lambda: True)
+    assert len([each for each in given if each.keeps_open]) == 2, "the chosen set, and again with proven thresholds"
+    assert len(simulated) == 3, "the plan before, too"
+
+
+def test_where_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
+    def rehearse(plan: Plan, known: Problem) -> Plan:
+        assert plan.promise is not None
+        return replace(plan, promise=replace(plan.promise, goodput_per_s=0.0))
+
+    objective = Objective(max_batch=8)
+    assert tuned(facts(), objective, evidence(1), partial(search, objective=objective), rehearse) is None
+
+
+def test_a_plan_that_opens_all_ramps_is_changed_into_others_that_do_so() -> None:
+    asked, objective = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True), Objective(max_batch=8)
+    plan = search(asked, objective)
+    assert plan is not None
+    changed = list(neighbours(plan, asked, objective))
+    assert {tuple(opened(each)) for each in changed} == {(0, 2)}
+    assert len({len(each.splits) for each in changed}) > 1
+    free = replace(asked, keeps_open=False)
+    assert len({tuple(opened(each)) for each in neighbours(plan, free, objective)}) > 1
+
+
+def test_an_input_pays_for_each_ramp_that_it_passes() -> None:
+    plan = Plan((Placement("v100", 1, (Split(0, 2, 8, (0,)), Split(2, 4, 8))),))
+    asked = facts(ramp=0.5)
+    assert costs_of(plan, asked) == pytest.approx(np.array([1.5, 2.5, 3.5, 4.5]) / 4.5)
+    assert costs_of(plan, asked, [1, 2]) == pytest.approx(np.array([1.0, 2.5, 4.0, 5.0]) / 5.0)
+
+
 def exits(seed: int) -> ExitProfile:
     """Inputs that would leave at any ramps; nobody knows why."""
     random = np.random.default_rng(seed)
@@ -87,7 +203,7 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
     assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
     assert not truth.broken
     best = 0.0
-    for ramps in chain.from_iterable(combinations(range(3), count) for count in range(4)):
+    for ramps in SETS:
         other = search(asked.surviving(known.survival_with(ramps)), objective)
         if (
             other
@@ -100,9 +216,8 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
 def by_chance(survival: tuple[float, ...]) -> ExitProfile:
     """Whether an input would leave at a ramp says nothing of the other ramps."""
     leave = [1 - after / here for here, after in pairwise(survival)]
-    sets = list(chain.from_iterable(combinations(range(len(leave)), count) for count in range(len(leave) + 1)))
-    shares = [prod(p if ramp in ramps else 1 - p for ramp, p in enumerate(leave)) for ramps in sets]
-    return ExitProfile(survival, tuple(zip(sets, shares, strict=True)))
+    shares = [prod(p if ramp in ramps else 1 - p for ramp, p in enumerate(leave)) for ramps in SETS]
+    return ExitProfile(survival, tuple(zip(SETS, shares, strict=True)))
 
 
 @pytest.mark.parametrize("after", [0.9, 0.7, 0.5])

@@ -137,4 +137,6 @@ def test_a_plan_and_thresholds_are_chosen_together(
         patched.setattr("isobatch.optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
         with pytest.raises(UserError, match="exists already; --force replaces it"):
             tune()
+        with pytest.raises(UserError, match="--goal cost is for 'isobatch plan': give goodput, latency or"):
+            tune("--force", "--goal", "cost")
     tune("--force")

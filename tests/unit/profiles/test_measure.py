@@ -199,9 +199,10 @@ def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
 
 
 def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime takes 70 bytes for the first block, keeps them, and needs 30 more for the second; torch takes 5."""
+    """ONNX Runtime takes 70 bytes for the first block, keeps them, and needs 30 more for the second and 60 more for the
+    ramp behind it; torch takes 5."""
     model, gib = FakeModel(), 2**30
-    kept = iter([gib, gib + 70, gib + 70, gib + 100, *[gib + 100] * 2 * (model.num_blocks - 2)])
+    kept = iter([gib, *[gib + 70] * 2, *[gib + 100] * 2, *[gib + 160] * (1 + 2 * (model.num_blocks - 2))])
     patched = {
         "synchronize": lambda device: None,
         "reset_peak_memory_stats": lambda device: None,
@@ -213,4 +214,15 @@ def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.Monkey
     for name, function in patched.items():
         monkeypatch.setattr(torch.cuda, name, function)
     facts = facts_of(model, fake.batch_at(0, 1), "h100", None, "", "cuda:0", served=model)
-    assert facts.activation_bytes == (75, 35, *[5] * (model.num_blocks - 2))
+    assert facts.activation_bytes == (75, 65, *[5] * (model.num_blocks - 2))
+
+
+def test_where_memory_is_not_counted_no_ramp_is_run_for_it() -> None:
+    class Noting(FakeModel):
+        def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+            opened.extend(ramps)
+            return super().run(batch, stop, ramps, kept)
+
+    opened = list[int]()
+    assert facts_of(FakeModel(), fake.batch_at(0, 1), "cpu", None, "", "cpu", served=Noting()).activation_bytes == ()
+    assert opened == []
