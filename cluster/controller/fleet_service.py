@@ -15,8 +15,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from ray import serve
 
-from isobatch.cluster.controller.arbiter import Arbiter, Standing
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import ArbiterConfig
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.schemas import FleetStatus
 from isobatch.deployments import ray_facts
 from isobatch.deployments.front.api import Api
@@ -111,6 +112,8 @@ class FleetService:
     def _state(self, name: str, standing: Standing) -> str:
         if name in self._silent:
             return "its controller does not answer: it keeps its devices"
+        if name in self.arbiter.parked:
+            return f"parked: no inputs for {standing.quiet_s:.0f} s"
         if standing.paused:
             return "paused: it keeps its devices"
         return "refuses inputs" if standing.refuses else ""

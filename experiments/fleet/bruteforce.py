@@ -10,8 +10,9 @@ from itertools import product
 import numpy as np
 
 from experiments.fleet.divisions import random_fleet
-from isobatch.cluster.controller.arbiter import Arbiter, Standing
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, KindCounts
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import Device

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.fleet.bruteforce import agrees
-from isobatch.cluster.controller.arbiter import Arbiter, Budget, Grant, Standing
+from isobatch.cluster.controller.arbiter import Arbiter, Grant
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.fleet_division import Budget, Standing
 from isobatch.cluster.controller.record import NextStep
 from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
@@ -252,6 +253,81 @@ def test_an_application_uses_every_device_until_the_arbiter_can_choose_its_first
     assert {name: grant.device_ids for name, grant in grants.items()} == {"b": frozenset(IDS) - first}
 
 
+PARKS = {"a": {"park_after_s": 60.0}}
+
+
+def quiet(each: Standing, seconds: float) -> Standing:
+    return replace(each, quiet_s=seconds, start_s=1.0)
+
+
+def test_an_application_without_inputs_gives_all_its_devices_and_gets_some_back_with_its_next_input() -> None:
+    fleet, b = arbiter(**PARKS), standing(9.0, OWN["b"])
+    both = {"a": quiet(standing(0.0, OWN["a"]), 59.0), "b": quiet(b, 0.0)}
+    assert fleet.look(both, FLEET, 0.0) == {}
+    parked = {"a": quiet(both["a"], 60.0), "b": both["b"]}
+    grants = fleet.look(parked, FLEET, 1.0)
+    assert {name: sum(grant.budget.values()) for name, grant in grants.items()} == {"a": 1, "b": 4}
+    assert grants["a"].why == "a is parked: no inputs for 60 s"
+    assert grants["b"].why.startswith("b gets 1 v100, 1 k80: no inputs arrive for a: weighted goodput ")
+    assert fleet.budgets == {"a": {"v100": 0, "k80": 0}, "b": FLEET}
+    followed = {"a": quiet(standing(0.0, grants["a"].budget), 61.0), "b": quiet(standing(9.0, FLEET), 0.0)}
+    assert fleet.look(followed, FLEET, 2.0) == {}
+    assert not fleet.is_moving
+    woken = followed | {"a": quiet(standing(0.1, grants["a"].budget), 0.0)}
+    back = fleet.look(woken, FLEET, 3.0)
+    assert list(back) == ["b"], "the giver shrinks first, and the inputs of the parked application take turns there"
+    assert "inputs arrive again for a: not all have what they need" in back["b"].why
+    shrunk = quiet(standing(9.0, back["b"].budget), 0.0)
+    assert list(fleet.look(woken | {"b": replace(shrunk, uses=FLEET)}, FLEET, 3.5)) == []
+    given = fleet.look(woken | {"b": shrunk}, FLEET, 4.0)["a"].budget
+    assert {kind: given[kind] + back["b"].budget[kind] for kind in FLEET} == FLEET
+    assert sum(given.values()) >= 1
+    assert not fleet.parked
+
+
+@pytest.mark.parametrize(("seconds", "paused"), [(59.0, False), (1e6, True)])
+def test_an_application_with_inputs_or_paused_by_a_person_is_not_parked(seconds: float, paused: bool) -> None:
+    fleet = arbiter(**PARKS)
+    a = replace(quiet(standing(0.0, OWN["a"]), seconds), paused=paused)
+    for at_s in (0.0, 1.0):
+        assert fleet.look({"a": a, "b": quiet(standing(0.5, OWN["b"]), 1e6)}, FLEET, at_s) == {}
+    assert not fleet.parked
+
+
+def test_the_replica_of_a_parked_application_is_on_a_device_that_another_one_uses() -> None:
+    """When it has inputs again, it gets a device that no other application uses; if its device is lost, another one."""
+    fleet, (first, second) = arbiter(**PARKS), (frozenset(("v100-0", "k80-0")), frozenset(("v100-1", "k80-1")))
+    a, b = by_ids(quiet(standing(0.0, OWN["a"]), 0.0), first), by_ids(quiet(standing(9.0, OWN["b"]), 0.0), second)
+    assert {name: grant.device_ids for name, grant in fleet.look({"a": a, "b": b}, FLEET, 0.0).items()} == {
+        "a": frozenset(("k80-0", "v100-0")), "b": frozenset(("k80-1", "v100-1")),
+    }  # fmt: skip
+    grants = fleet.look({"a": quiet(a, 60.0), "b": b}, FLEET, 1.0)
+    assert grants["a"].device_ids == frozenset(("v100-0",))
+    assert (grants["b"].budget, grants["b"].device_ids) == (FLEET, frozenset(IDS))
+    a = quiet(standing(0.0, grants["a"].budget), 61.0)
+    b = by_ids(quiet(standing(9.0, FLEET), 0.0), frozenset(IDS))
+    assert fleet.look({"a": by_ids(a, frozenset(("v100-0",))), "b": b}, FLEET, 2.0) == {}
+    ready = frozenset(("v100-1", "k80-0", "k80-1"))
+    lost = fleet.look({"a": by_ids(a, frozenset(), ready), "b": b}, FLEET, 3.0)
+    assert {name: grant.device_ids for name, grant in lost.items()} == {"a": frozenset(("v100-1",))}
+    woken = by_ids(quiet(standing(0.1, a.budget), 0.0), frozenset(("v100-1",)))
+    left = fleet.look({"a": woken, "b": b}, FLEET, 4.0)["b"]
+    assert left.device_ids
+    b = by_ids(quiet(standing(9.0, left.budget), 0.0), left.device_ids)
+    given = fleet.look({"a": woken, "b": b}, FLEET, 5.0)["a"].device_ids
+    assert given
+    assert not given & left.device_ids
+
+
+def test_the_next_arbiter_knows_which_application_was_parked() -> None:
+    """Its controller has a device that belongs to the other one, and has inputs by now."""
+    fleet = arbiter(**PARKS)
+    one = {"v100": 1, "k80": 0}
+    standings = {"a": quiet(standing(0.1, one), 0.0), "b": quiet(standing(9.0, FLEET), 0.0)}
+    assert list(fleet.look(standings, FLEET, 0.0)) == ["b"], "which has to share"
+    assert list(fleet.parked) == ["a"]
+
+
 class Controllers:
     """The handles of two controllers: the first grants to `a` do not arrive."""
 
@@ -374,6 +450,18 @@ def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> N
         good[name] = {each: run.report.good for each, run in runs.applications.items()}
     assert sum(good["shared"].values()) > 1.1 * sum(good["divided"].values())
     assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
+
+
+def test_in_the_simulator_an_application_without_inputs_lends_its_last_device() -> None:
+    seconds, rates = 240.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
+    members = {name: member(rates[name], seconds, seed, start_s=1.0) for seed, name in enumerate(rates, 1)}
+    good = {}
+    for after_s in (None, 30.0):
+        fleet = arbiter(a={"park_after_s": after_s} if after_s else {})
+        runs = replan_fleet(members, seconds, fleet)
+        good[after_s] = {name: each.report.good / each.report.arrived for name, each in runs.applications.items()}
+    assert good[30.0]["b"] > good[None]["b"] + 0.05
+    assert good[30.0]["a"] > 0.95
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:
