@@ -14,14 +14,15 @@ deploys 100 times, and opens a connection for each request.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
+from functools import partial
 from io import StringIO
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -60,6 +61,7 @@ REMOTE = 2  # how many of the devices are on the node that can be lost
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of each node: Ray ends the node if one of them ends
 NODE_ENDS_S = 3.0
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
+T = TypeVar("T")
 console = Console(stderr=True, width=140)  # tables are kept in files too
 
 
@@ -102,21 +104,23 @@ def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0, beside: int = 
     """
     figures: dict[str, float] = {}
     if faults:
-        with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, more):
-            chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
-            with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-                result = asyncio.run(struck_under_load(here, chosen, faults, fresh=bool(fresh)))
-            console.print(table(result))
-        figures |= figures_of(result)
+        alone = _live(only, partial(struck_under_load, rounds=faults, fresh=bool(fresh)))
+        console.print(table(alone))
+        figures |= figures_of(alone)
     if beside:
-        with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder), neighbour=True) as (here, more):
-            chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
-            with redirect_stdout(StringIO()):
-                result, other = asyncio.run(struck_beside_a_neighbour(here, chosen, beside, bool(fresh)))
-            console.print(table(result), table([other]))
-        counts = {f"neighbour_{name}": float(getattr(other, name)) for name in COUNTS}
-        figures |= counts | {"neighbour_faults": float(beside), "beside_lost": float(sum(each.lost for each in result))}
+        strike = partial(struck_beside_a_neighbour, rounds=beside, fresh=bool(fresh))
+        hit, other = _live(only, strike, neighbour=True)
+        console.print(table(hit), table([other]))
+        figures |= {"neighbour_faults": float(len(hit)), "beside_lost": float(sum(each.lost for each in hit))}
+        figures |= {f"neighbour_{name}": float(getattr(other, name)) for name in COUNTS}
     return figures
+
+
+def _live(only: str, strike: Callable[[Live, dict[str, Fault]], Coroutine[Any, Any, T]], neighbour: bool = False) -> T:
+    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder), neighbour=neighbour) as (here, more):
+        chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
+        with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
+            return asyncio.run(strike(here, chosen))
 
 
 @contextmanager
@@ -191,7 +195,7 @@ def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
 
 
 async def struck_beside_a_neighbour(
-    here: Live, faults: dict[str, Fault], rounds: int, fresh: bool
+    here: Live, faults: dict[str, Fault], rounds: int, fresh: bool = False
 ) -> tuple[list[Round], Round]:
     """As `struck_under_load`, and what became meanwhile of the requests of the other application."""
     requests = load(f"{here.base}/{NEIGHBOUR}/predict", fresh)
