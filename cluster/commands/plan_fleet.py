@@ -73,9 +73,7 @@ class FleetFile(BaseModel):
         if self.goal == "fairness" and 0 < len(unrated) < len(names):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
         if not self.standby and (parks := next((each.name for each in self.applications if each.park_after_s), None)):
-            raise ValueError(
-                f"park_after_s of {parks} needs standby: true: its replicas must stay while it has no device"
-            )
+            raise ValueError(f"park_after_s of {parks} needs replicas that stay without a device: add standby: true")
         for each in self.applications:
             if wrong := next((name for name in OF_PLANS if name in each.args), None):
                 raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")

@@ -136,20 +136,21 @@ class Asked:
         if self.config.goal == "cost":
             yield "cost", 0
         goal = "goodput" if self.config.goal == "cost" else self.config.goal
-        yield from ((goal, relaxed) for relaxed in range(3 * len(self.plans) + 1))
+        yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """First each application needs what it asks of its own devices, and its least goodput; then only the latter.
+        """First each application needs what it asks of its own devices, and its least goodput; then only the latter,
+        then no more of it than its own devices sustain by now.
 
         Then it needs some device, as long as there is one for each: a controller cannot do without any.
         """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []
         for index, (each, part) in enumerate(zip(self.plans, own, strict=True)):
-            asks, place = each.application, order.index(index)
-            lends = min(asks.rate_per_s or 0.0, each.goodput_per_s(part))
-            needed = [max(asks.least_per_s, lends), asks.least_per_s, SOMETHING, 0.0]
-            given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(3))
+            asks, place, sustained = each.application, order.index(index), each.goodput_per_s(part)
+            least = asks.least_per_s
+            needed = [max(least, min(asks.rate_per_s or 0.0, sustained)), least, min(least, sustained), SOMETHING, 0.0]
+            given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
             plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
         return plans
 

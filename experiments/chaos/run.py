@@ -52,6 +52,7 @@ from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.serving.serve_file import ARBITER
 from isobatch.deployments.processes import descendants
+from isobatch.optimizer import Plan
 
 ENOUGH = 0.9
 ROUNDS, BESIDE = 40, 17
@@ -109,10 +110,10 @@ def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0, beside: int = 
         figures |= figures_of(alone)
     if beside:
         strike = partial(struck_beside_a_neighbour, rounds=beside, fresh=bool(fresh))
-        hit, other = _live(only, strike, neighbour=True)
-        console.print(table(hit), table([other]))
+        hit, others = _live(only, strike, neighbour=True)
+        console.print("the application that is hit:", table(hit), "the other one:", table(others))
         figures |= {"neighbour_faults": float(len(hit)), "beside_lost": float(sum(each.lost for each in hit))}
-        figures |= {f"neighbour_{name}": float(getattr(other, name)) for name in COUNTS}
+        figures |= {f"neighbour_{name}": float(sum(getattr(each, name) for each in others)) for name in COUNTS}
     return figures
 
 
@@ -196,17 +197,25 @@ def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
 
 async def struck_beside_a_neighbour(
     here: Live, faults: dict[str, Fault], rounds: int, fresh: bool = False
-) -> tuple[list[Round], Round]:
+) -> tuple[list[Round], list[Round]]:
     """As `struck_under_load`, and what became meanwhile of the requests of the other application."""
-    requests = load(f"{here.base}/{NEIGHBOUR}/predict", fresh)
+    requests, began = load(f"{here.base}/{NEIGHBOUR}/predict", fresh), list[tuple[str, float]]()
+
+    def noted(name: str) -> Fault:
+        def cause(here: Live, chance: random.Random) -> Awaitable[None]:
+            began.append((name, requests.now_s()))
+            return faults[name](here, chance)
+
+        return cause
+
     running = asyncio.create_task(requests.at(arrivals("uniform", offered_per_s(ITS_PLAN), LONGEST_S, 0)))
     try:
-        hit = await struck_under_load(here, faults, rounds, fresh=fresh)
-        until_s = requests.now_s()
+        hit = await struck_under_load(here, {name: noted(name) for name in faults}, rounds, fresh=fresh)
+        ends_s = [*(at_s for _, at_s in began[1:]), requests.now_s()]
     finally:
         requests.stop()
-    (other,) = _rounds(await running, [Struck("none: the other application", 0.0, until_s)], requests.resent)
-    return hit, other
+    struck = [Struck(name, at_s, until_s) for (name, at_s), until_s in zip(began, ends_s, strict=True)]
+    return hit, _rounds(await running, struck, requests.resent, ITS_PLAN)
 
 
 async def struck_under_load(
@@ -234,12 +243,12 @@ async def struck_under_load(
     return _rounds(await running, struck, requests.resent)
 
 
-def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
+def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int], plan: Plan = START) -> list[Round]:
     times = timeline(record, SLO_MS, by_due=True)
-    return [_round(record, times, each, resent) for each in struck]
+    return [_round(record, times, each, resent, plan) for each in struck]
 
 
-def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]) -> Round:
+def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int], plan: Plan) -> Round:
     inside = (record.due_s >= struck.at_s - SLO_MS / 1e3) & (record.due_s < struck.until_s - SLO_MS / 1e3)
     status, late = record.status[inside], (record.ended_s - record.due_s)[inside] > SLO_MS / 1e3
     return Round(
@@ -251,7 +260,7 @@ def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]
         wrong=int((status == WRONG).sum()),
         broken=int(np.isin(np.flatnonzero(inside), list(resent)).sum()),
         lost=int((status == BROKEN).sum()),
-        recovery_s=times.recovered_s(struck.at_s, struck.until_s - SLO_MS / 1e3, ENOUGH * offered_per_s()),
+        recovery_s=times.recovered_s(struck.at_s, struck.until_s - SLO_MS / 1e3, ENOUGH * offered_per_s(plan)),
     )
 
 

@@ -155,12 +155,13 @@ def _needs(
     """What each needs, given up application by application: those of lower priority first, the later of equals."""
     order = sorted(range(len(asks)), key=lambda index: (asks[index].priority, -index))
     least = [each.least_per_s for each in asks]
+    of_own = [min(each.least_per_s, table[part]) for each, table, part in zip(asks, tables, own, strict=True)]
     needs = [
         max(each.least_per_s, min(each.rate_per_s or 0.0, table[part]))
         for each, table, part in zip(asks, tables, own, strict=True)
     ]
     yield list(needs)
-    for lower in (least, [0.0] * len(asks)):
+    for lower in (least, of_own, [0.0] * len(asks)):
         for index in order:
             needs[index] = lower[index]
             yield list(needs)

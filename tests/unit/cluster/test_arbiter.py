@@ -123,6 +123,16 @@ def test_lost_devices_are_those_of_the_lowest_priority() -> None:
         assert fleet.budgets[first]["v100"] == 1
 
 
+def test_where_its_least_goodput_is_out_of_reach_an_application_keeps_what_it_needs_of_its_own_devices() -> None:
+    """As after a burst, from which its controller learned that plans keep less than was estimated."""
+    fleet = arbiter(a={"least_per_s": 0.95 * EACH_PER_S})
+    flooded = {name: standing(9.0, OWN[name], refuses=True) for name in OWN} | {
+        "a": replace(standing(9.0, OWN["a"], refuses=True), kept=0.5)
+    }
+    for at_s in (0.0, 30.0, WINDOW_S):
+        assert fleet.look(flooded, FLEET, at_s) == {}
+
+
 def test_an_application_that_does_not_answer_keeps_its_devices() -> None:
     fleet = arbiter()
     assert fleet.look({"b": standing(9.0, OWN["b"], refuses=True)}, FLEET, 0.0) == {}

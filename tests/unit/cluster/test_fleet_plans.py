@@ -249,7 +249,7 @@ def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
         (
             {"applications": [entry("a", park_after_s=9)]},
-            "park_after_s of a needs standby: true: its replicas must stay",
+            "park_after_s of a needs replicas that stay without a device: add",
         ),
         ({"applications": [entry("a", park_after_s=0)]}, "a: park_after_s = 0: Input should be greater than 0"),
         ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
