@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
 PARK_AFTER_S = 8.0
+ARBITERS = count()
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
@@ -53,8 +55,8 @@ def base(deployed: Put, standby: bool, tmp_path: Path, monkeypatch: pytest.Monke
         if each["name"].endswith("-controller"):
             each["args"] = HASTY | each["args"] | {"memory": str(tmp_path / each["name"])}
         elif each["name"] == "fleet":
-            seconds = 8.5 if standby else 8.0  # the other test has another arbiter, which has moved no device yet
-            each["args"] |= {"replan_every_s": seconds, "look_every_s": 1.0}
+            # each test has an arbiter of its own, which has moved no device yet
+            each["args"] |= {"replan_every_s": 8.0 + 0.1 * next(ARBITERS), "look_every_s": 1.0}
         else:
             each["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]
     base = deployed(*served)
