@@ -5,7 +5,8 @@ budgets only. An application lends devices that it is not expected to need. It n
 own devices sustain.
 
 A *parked* application has had no inputs for a while, and others get its devices. Its next inputs are answered by one of
-its replicas that stand by, which takes turns with the application that has the device, until it has a device again.
+its replicas that stand by, on a device of another application, until it has devices of its own again. Until then both
+compute there, and the other one is slower by that.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ class Arbiter:
     """`look` is called every few seconds, and returns the budgets to send.
 
     A device is given in two steps: the giver's budget shrinks, and once the giver's plan does without the device, the
-    taker's budget grows. So no two plans ever use the same device.
+    taker's budget grows. So no two plans ever use the same device, but for the one of a parked application.
     """
 
     config: ArbiterConfig
@@ -60,6 +61,8 @@ class Arbiter:
     _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
     _parked: dict[str, Grant] = field(default_factory=dict)  # applications, each with the device of its next inputs
     _asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
+    _woken: dict[str, Grant] = field(default_factory=dict)  # applications whose plan may still use that device
+    _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`
     _why: str = ""
     _decided_s: float | None = None
     _refusing: frozenset[str] = frozenset()  # the applications that refused inputs at the last decision
@@ -67,8 +70,8 @@ class Arbiter:
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
         """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
-        self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
-        self._uses |= {name: each.uses for name, each in standings.items()}
+        self.budgets |= {name: self._in_full(each.budget) for name, each in standings.items()}
+        self._uses |= {name: self._uses_of(name, each) for name, each in standings.items()}
         self._standby |= {name: each.standby for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
@@ -95,6 +98,11 @@ class Arbiter:
         return self._parked.keys()
 
     @property
+    def asleep(self) -> Collection[str]:
+        """Those of them that have no inputs."""
+        return self._asleep
+
+    @property
     def is_moving(self) -> bool:
         """Whether a device changes hands."""
         return self._aims != self.budgets
@@ -119,14 +127,38 @@ class Arbiter:
             parked = self._parked.get(name)
             lost = parked and any(count > present[kind] for kind, count in parked.budget.items())
             parks = lost or (parked is None and name in quiet.union(names))
-            if parks and (kind := kind_for_one(each, present)):
-                why = f"{name} is parked: no inputs for {each.quiet_s:.0f} s"
+            if parks and (kind := self._kind_for_one(name, each, present)):
+                why = f"{name} is parked" + f": no inputs for {each.quiet_s:.0f} s" * (name in quiet)
                 self._parked[name] = Grant(self.config.nothing | {kind: 1}, why)
                 self._aims[name] = self.config.nothing
+                self._uses[name] = self._uses_of(name, each)
                 self._ids.pop(name, None)
-        for name in self._parked:
-            self.budgets[name] = self._uses[name] = self.config.nothing
-        return frozenset(name for name in self._parked if name in quiet or name not in standings)
+                self._woken.pop(name, None)
+        self.budgets |= dict.fromkeys(self._parked, self.config.nothing)
+        unknown = {name for name in self._asleep if name not in standings or not standings[name].had_inputs}
+        return frozenset(self._parked.keys() & (quiet | unknown))
+
+    def _uses_of(self, name: str, standing: Standing) -> Budget:
+        """The devices that nobody else may use: none, once a parked application has given up its own."""
+        if not (parked := self._parked.get(name)):
+            return standing.uses
+        if not self._arrived(parked, standing):
+            return _both(max, self._in_full(standing.budget), standing.uses)
+        gives = any(count > parked.budget[kind] for kind, count in standing.uses.items())
+        return standing.uses if gives else self.config.nothing
+
+    def _arrived(self, parked: Grant, standing: Standing) -> bool:
+        return self._in_full(standing.budget) == parked.budget
+
+    def _in_full(self, budget: Budget) -> Budget:
+        return _both(max, self.config.nothing, budget)
+
+    def _kind_for_one(self, name: str, standing: Standing, present: Budget) -> str:
+        """As `kind_for_one`, which takes long, once for each network, objective and set of devices."""
+        question = standing.facts, standing.objective, dict(present)
+        if name not in self._kinds or self._kinds[name][0] != question:
+            self._kinds[name] = question, kind_for_one(standing, present)
+        return self._kinds[name][1]
 
     def _reason(self, standings: Mapping[str, Standing], asleep: frozenset[str], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""
@@ -162,15 +194,20 @@ class Arbiter:
 
         Its controller could not free them.
         """
-        held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
-        absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
+        waiting = self._parked.keys() - self._asleep  # their devices are on the way, even if they are silent now
+        held = {n: self._aims[n] if n in standings or n in waiting else has for n, has in self.budgets.items()}
+        uses = self._uses | dict.fromkeys(self._parked, self.config.nothing)
+        absent = [_both(max, has, uses[name]) for name, has in held.items() if name not in standings]
         asked = Asked.of(self.config, standings, _without(present, absent), self._plans)
         self._plans |= {each.application.name: each for each in asked.plans}
         able = {each.application.name: standings[each.application.name] for each in asked.plans}
         return (held, asked) if len(able) == len(standings) else self._asked(able, present)
 
     def _grants(self, standings: Mapping[str, Standing], present: Budget) -> Iterator[tuple[str, Grant]]:
-        """Budgets shrink at once, and grow by devices that no budget and no plan has any longer."""
+        """Budgets shrink at once, and grow by devices that no budget and no plan has any longer.
+
+        A parked application gets all its devices at once: some of them may not be enough for its network.
+        """
         aims = self._aims
         budgets = {name: _both(min, has, aims[name]) for name, has in self.budgets.items()}
         used = [_both(max, has, self._uses[name]) for name, has in budgets.items()]
@@ -179,20 +216,33 @@ class Arbiter:
             if name not in standings:
                 continue
             taken = {kind: max(0, min(free[kind], aims[name][kind] - count)) for kind, count in budgets[name].items()}
-            free = _without(free, [taken])
             budget = {kind: count + taken[kind] for kind, count in budgets[name].items()}
-            if name in self._parked and not any(budget.values()):
-                yield from self._of_parked(name, standings[name])
-                continue
-            self._parked.pop(name, None)
             ids = self._chosen(name, budget)
+            if name in self._parked:
+                complete = any(budget.values()) and budget == aims[name]
+                if not complete or (ids is None and self._standby[name]):
+                    yield from self._of_parked(name, standings[name])
+                    continue
+                self._woken[name] = self._parked.pop(name)
+            free = _without(free, [taken])
+            left = self._left(name, standings[name], budget)
             if budget != has or ids != self._ids.get(name) or name in self._unsent:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
                 self._unsent.discard(name)
                 if ids is not None:
                     self._ids[name] = ids
-                yield name, Grant(budget, why, ids)
+                yield name, Grant(budget, why, ids if ids is None else ids | left)
+
+    def _left(self, name: str, standing: Standing, budget: Budget) -> frozenset[str]:
+        """The device of another application that one needs since it was parked, until its plan does without."""
+        if not (parked := self._woken.get(name)):
+            return frozenset()
+        if any(count and not budget[kind] and standing.uses.get(kind) for kind, count in parked.budget.items()):
+            return parked.device_ids or frozenset()
+        del self._woken[name]
+        self._unsent.add(name)
+        return frozenset()
 
     def _of_parked(self, name: str, standing: Standing) -> Iterator[tuple[str, Grant]]:
         """The grant to a parked application, unless it has it: a device that another application may have, too."""
@@ -201,7 +251,7 @@ class Arbiter:
         ids = [each.device_id for each in sorted(replicas, key=lambda each: (not each.is_used, each.device_id))]
         kept = (before.device_ids or frozenset()).intersection(ids)
         grant = replace(before, device_ids=kept or frozenset(ids[:1]) or None)
-        arrived = _both(max, self.config.nothing, standing.budget) == grant.budget
+        arrived = self._arrived(grant, standing)
         if grant != before or not arrived or name in self._unsent:
             self._parked[name] = grant
             self._unsent.discard(name)

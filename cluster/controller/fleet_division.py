@@ -52,7 +52,8 @@ class Standing:
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
     standby: tuple[StandbyReplica, ...] = ()
-    quiet_s: float = 0.0  # since the last input
+    quiet_s: float = 0.0  # since the last input arrived or was answered
+    had_inputs: bool = True  # since its controller started
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -78,6 +79,7 @@ class Standing:
             goodput_per_s=observed.goodput_per_s,
             standby=window.latest.standby if window.latest else (),
             quiet_s=window.quiet_s,
+            had_inputs=window.had_inputs,
         )
 
 
@@ -128,7 +130,7 @@ class Asked:
             assert now is not None, "This is a bug: a division gives each application what it needs."
             if was is not None and now - was < self.config.least_gain * abs(was):
                 return None
-            return self._budgets(after), f"{_reached(goal, was, now)}{self._short(plans, relaxed)}"
+            return self._budgets(after), f"{_reached(goal, was, now)}{_short(plans, self._with_needs(own, 0))}"
         return None
 
     def _tries(self) -> Iterator[tuple[FleetGoal, int]]:
@@ -139,8 +141,8 @@ class Asked:
         yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """First each application needs what it asks of its own devices, and its least goodput; then only the latter,
-        then no more of it than its own devices sustain by now.
+        """First each application needs what it asks of its own devices, and its least goodput; then no more of the
+        latter than its own devices sustain by now; then only that.
 
         Then it needs some device, as long as there is one for each: a controller cannot do without any.
         """
@@ -148,15 +150,12 @@ class Asked:
         plans = []
         for index, (each, part) in enumerate(zip(self.plans, own, strict=True)):
             asks, place, sustained = each.application, order.index(index), each.goodput_per_s(part)
-            least = asks.least_per_s
-            needed = [max(least, min(asks.rate_per_s or 0.0, sustained)), least, min(least, sustained), SOMETHING, 0.0]
+            least, lends = asks.least_per_s, min(asks.rate_per_s or 0.0, sustained)
+            reached = min(least, sustained)
+            needed = [max(least, lends), max(reached, lends), reached, SOMETHING, 0.0]
             given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
             plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
         return plans
-
-    def _short(self, plans: Sequence[PartPlans], relaxed: int) -> str:
-        names = [each.application.name for each in sorted(plans, key=lambda each: each.application.priority)]
-        return f"; devices are missing: {', '.join(names[:relaxed])} may get less than agreed" if relaxed else ""
 
     def _parts(self, budgets: Mapping[str, Budget]) -> tuple[KindCounts, ...]:
         mine = [budgets[each.application.name] for each in self.plans]
@@ -211,6 +210,14 @@ def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[Ki
             else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part) * each.running_share(part)), 0.0)
         )
     return value_of(goal, worths)[0]
+
+
+def _short(plans: Sequence[PartPlans], in_full: Sequence[PartPlans]) -> str:
+    """Which applications need less now than `in_full`, those of the lowest priority first."""
+    needs = [(each.application, full.application.least_per_s) for each, full in zip(plans, in_full, strict=True)]
+    less = sorted((asks for asks, need in needs if asks.least_per_s < need), key=lambda asks: asks.priority)
+    names = ", ".join(each.name for each in less)
+    return f"; devices are missing: {names} may get less than agreed" if names else ""
 
 
 def _reached(goal: FleetGoal, was: float | None, now: float) -> str:

@@ -112,10 +112,12 @@ class FleetService:
     def _state(self, name: str, standing: Standing) -> str:
         if name in self._silent:
             return "its controller does not answer: it keeps its devices"
-        if name in self.arbiter.parked:
-            return f"parked: no inputs for {standing.quiet_s:.0f} s"
         if standing.paused:
             return "paused: it keeps its devices"
+        if name in self.arbiter.asleep:
+            return f"parked: no inputs for {standing.quiet_s:.0f} s"
+        if name in self.arbiter.parked:
+            return "gets a device"
         return "refuses inputs" if standing.refuses else ""
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:

@@ -53,8 +53,10 @@ def side_by_side(
 ) -> Plan | None:
     """The best pipelines, one or several: the one with the most goodput, with the others `beside` it.
 
-    `known`: kinds by themselves, which were planned for the same question with other devices; others are added.
+    `known`: kinds by themselves, which were planned for the same question with other devices; others are added. It
+    needs an objective without a goodput to reach, which fewer kinds by themselves would miss.
     """
+    assert known is None or not objective.goodput_per_s
     known = {} if known is None else known
     if len(facts.devices) == 1:
         return by_itself(facts.devices[0], facts, objective, gap, effort, known)
