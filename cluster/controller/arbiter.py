@@ -157,7 +157,7 @@ class Arbiter:
         """As `kind_for_one`, which takes long, once for each network, objective and set of devices."""
         question = standing.facts, standing.objective, dict(present)
         if name not in self._kinds or self._kinds[name][0] != question:
-            self._kinds[name] = question, kind_for_one(standing, present)
+            self._kinds[name] = question, kind_for_one(*question)
         return self._kinds[name][1]
 
     def _reason(self, standings: Mapping[str, Standing], asleep: frozenset[str], present: Budget, now_s: float) -> str:

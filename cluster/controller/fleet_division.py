@@ -231,9 +231,9 @@ def is_quick(start_s: float) -> bool:
     return start_s <= QUICK_S
 
 
-def kind_for_one(standing: Standing, present: Budget) -> str:
+def kind_for_one(facts: Problem, objective: Objective, present: Budget) -> str:
     """The kind of device of which one sustains most for an application; empty: one of no kind is enough."""
-    facts, limits = standing.facts, standing.objective.for_most_goodput
+    limits = objective.for_most_goodput
     here = [replace(each, count=1) for each in facts.devices if present.get(each.kind)]
     per_s = {each.kind: promised_per_s(side_by_side(facts.with_devices([each]), limits, NEAR)) for each in here}
     best = max(per_s, key=lambda kind: per_s[kind], default="")

@@ -22,6 +22,7 @@ from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.simulation import World
 from isobatch.deployments.front.observed import Observed, StandbyReplica
+from isobatch.optimizer import Objective, Problem
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
@@ -405,7 +406,7 @@ def test_an_application_whose_controller_starts_again_without_inputs_stays_parke
 def test_which_single_device_would_be_enough_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[Budget]()
 
-    def none(asking: Standing, present: Budget) -> str:
+    def none(facts: Problem, objective: Objective, present: Budget) -> str:
         searched.append(present)
         return ""
 

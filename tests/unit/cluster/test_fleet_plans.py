@@ -133,6 +133,15 @@ def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder
         plan(*FAST, standby=True, devices={"k80": 2}, applications=many)
 
 
+def test_an_application_that_no_single_device_sustains_cannot_be_parked(folder: Path) -> None:
+    """Two of them do: their launches take turns, so that an input waits for the next one half as long."""
+    tight = entry("queries", slo_ms=1.65)
+    fleet = {"devices": {"v100": 4}, "standby": True}
+    plan(*FAST, **fleet, applications=[entry("reviews", "bert.json"), tight])
+    with pytest.raises(UserError, match=r"queries: park_after_s = 600: no single device sustains its network within"):
+        plan(*FAST, **fleet, applications=[entry("reviews", "bert.json"), tight | {"park_after_s": 600}])
+
+
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
