@@ -66,7 +66,7 @@ arguments: setup  ## write docs/arguments.md and cluster/schemas: every field of
 house: setup  ## print lines by folder, words of docs, and how many files answer each question of docs/design.md
 	$(BIN)/python -m tests.helpers.house
 
-chaos: setup  ## break a live application 40 times, and see how it recovers (make bench-chaos faults=30: in 6 minutes)
+chaos: setup  ## break a live application 40 times, then one beside another, and see how it recovers (make bench-chaos faults=30 beside=0: in 6 minutes)
 	$(BIN)/python -m experiments.bench chaos
 
 soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8 PER_S=200: shorter, no faster), and see what grows

@@ -15,6 +15,7 @@ from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
 from isobatch.cluster.controller.config import ShareTerms
+from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
@@ -72,6 +73,8 @@ class FleetFile(BaseModel):
             raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")
         if self.goal == "fairness" and 0 < len(unrated) < len(names):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
+        if not self.standby and (parks := next((each.name for each in self.applications if each.park_after_s), None)):
+            raise ValueError(f"park_after_s of {parks} needs replicas that stay without a device: add standby: true")
         for each in self.applications:
             if wrong := next((name for name in OF_PLANS if name in each.args), None):
                 raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")
@@ -175,6 +178,8 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     check_writable(out or Path("plan.json"))
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
+    for each in applications:
+        _check_parks(each)
     covered = {kind for each in applications for kind in each.profile.kinds}
     if unknown := [each.kind for each in devices if each.kind not in covered]:
         raise UserError(f"{file}: devices: {unknown[0]}: no application's profile has times of this kind: leave it out")
@@ -191,6 +196,16 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
         _print(planned, written)
     if out:
         _write_serve_file(planned, written, out, file.parent, content.standby)
+
+
+def _check_parks(each: Planned) -> None:
+    """Raise UserError if the application could never be parked."""
+    facts, after_s = each.asks.facts, each.entry.park_after_s
+    if after_s and not kind_for_one(facts, each.asks.objective, {device.kind: 1 for device in facts.devices}):
+        raise UserError(
+            f"{each.entry.name}: park_after_s = {after_s:g}: no single device sustains its network within its SLO, so "
+            "that none could answer its next inputs: leave park_after_s out, or raise slo_ms"
+        )
 
 
 def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) -> None:

@@ -95,6 +95,12 @@ class ShareTerms(BaseModel):
     weight: float = Field(1.0, gt=0, description="Multiplies its goodput; for the goal fairness divides it.")
     least_per_s: float = Field(SOMETHING, ge=0, description="Its least goodput; 0: it may get no device.")
     priority: int = Field(0, description="Where devices are missing, applications of lower priority go without first.")
+    park_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds without inputs after which other applications get its devices until its next input; none: "
+        "never. It needs `standby`.",
+    )
 
 
 class MemberTerms(ShareTerms):

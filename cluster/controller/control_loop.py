@@ -10,9 +10,10 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from isobatch.cluster.controller.application import Application, RolloutError
-from isobatch.cluster.controller.arbiter import Grant, Standing
+from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import lost_devices
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan

@@ -15,8 +15,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from ray import serve
 
-from isobatch.cluster.controller.arbiter import Arbiter, Standing
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import ArbiterConfig
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.schemas import FleetStatus
 from isobatch.deployments import ray_facts
 from isobatch.deployments.front.api import Api
@@ -113,6 +114,10 @@ class FleetService:
             return "its controller does not answer: it keeps its devices"
         if standing.paused:
             return "paused: it keeps its devices"
+        if name in self.arbiter.asleep:
+            return f"parked: no inputs for {standing.quiet_s:.0f} s"
+        if name in self.arbiter.parked:
+            return "gets a device"
         return "refuses inputs" if standing.refuses else ""
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:

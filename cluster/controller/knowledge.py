@@ -23,6 +23,7 @@ class CurrentWindow:
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
+        self.quiet_s, self.had_inputs = 0.0, False  # since an input arrived or was answered; whether any did
         self._added_s = 0.0  # how much of the last one are short looks that followed it
         self.start(now_s)
 
@@ -31,6 +32,9 @@ class CurrentWindow:
 
     def add(self, observed: Observed) -> None:
         self.looks.append(observed)
+        works = observed.arrivals or observed.texts or observed.answered or observed.in_time
+        self.quiet_s = 0.0 if works else self.quiet_s + observed.seconds
+        self.had_inputs |= bool(works)
         self._added_s += observed.seconds
         if self._recent and self._added_s < SHORT_S:
             observed = merged([self._recent.pop(), observed])

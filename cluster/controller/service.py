@@ -13,11 +13,12 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from isobatch.cluster.controller.application import Application, RunningApplication, leader_of
-from isobatch.cluster.controller.arbiter import Grant, Standing
+from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.available_devices import Inventory
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.input_planning import allowed, classifier_problem
 from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
 from isobatch.cluster.controller.planning_problem import PlanningProblem

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http.client import HTTPException
 
 from experiments.replan import timeline
@@ -20,22 +20,23 @@ from isobatch.optimizer import Objective, Plan, optimize
 from isobatch.profiles.devices import Device, links_between
 
 DEVICES = {FAST: 7}
+NEIGHBOUR, ITS_DEVICES = "neighbour", {FAST: 3}  # another application of the same fleet, which is not hit
 PROFILE = profile({FAST: 0.030})
 SLO_MS = 2000.0
 AGAIN_S = 10.0  # for how long a client repeats a request whose connection broke
 SHARE = 0.5  # of what the plan sustains, so that the devices left after a fault can carry it
 
 
-def best() -> Plan:
-    fleet = [Device(kind, count, 10**12, 1.0) for kind, count in DEVICES.items()]
+def best(devices: Mapping[str, int]) -> Plan:
+    fleet = [Device(kind, count, 10**12, 1.0) for kind, count in devices.items()]
     return optimize(PROFILE, fleet, links_between(fleet), Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH))
 
 
-START = best()
+START, ITS_PLAN = best(DEVICES), best(ITS_DEVICES)
 
 
-def offered_per_s() -> float:
-    return SHARE * promise_per_s(START, PROFILE)
+def offered_per_s(plan: Plan = START) -> float:
+    return SHARE * promise_per_s(plan, PROFILE)
 
 
 def load(url: str, fresh: bool = False) -> PersistentLoad:

@@ -5,19 +5,24 @@ killed, stopped or slow, and the application is deployed anew. Faults are drawn 
 requests; how long goodput stays below 90 % of what is offered is read off the answers. As HTTP clients do, the client
 sends a request again whose connection broke, since a process that died cannot answer the requests inside it.
 
-`make bench-chaos faults=30` takes 6 minutes. `make bench-chaos only=deployed faults=100 fresh=1` deploys 100 times, and
-opens a connection for each request.
+Then faults hit one of two applications of a fleet, with an arbiter: the requests of the other one (`neighbour_...`) are
+counted, too. Faults of HAProxy, of Serve's controller and of a node hit both.
+
+`make bench-chaos faults=30 beside=0` takes 6 minutes. `make bench-chaos only=deployed faults=100 fresh=1 beside=0`
+deploys 100 times, and opens a connection for each request.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
+from functools import partial
 from io import StringIO
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +32,9 @@ from experiments.chaos.faults import (
     AGAIN_S,
     DEVICES,
     FAULTS,
+    ITS_DEVICES,
+    ITS_PLAN,
+    NEIGHBOUR,
     PROFILE,
     SLO_MS,
     START,
@@ -36,21 +44,25 @@ from experiments.chaos.faults import (
     offered_per_s,
     restored,
 )
-from experiments.replan.suite import BATCH
+from experiments.replan.suite import BATCH, FAST
 from experiments.replan.timeline import Timeline, timeline
-from experiments.shared.live import Live, application, bare, controller, kill_node, named, node
+from experiments.serve.fleet import promise_per_s
+from experiments.shared.live import NAME, Live, application, bare, controller, kill_node, named, node
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.serving.serve_file import ARBITER
 from isobatch.deployments.processes import descendants
+from isobatch.optimizer import Plan
 
 ENOUGH = 0.9
-ROUNDS = 40
+ROUNDS, BESIDE = 40, 17
 BEFORE_S, ROUND_S = 3.0, 9.0
 LONGEST_S = 3600.0
 REMOTE = 2  # how many of the devices are on the node that can be lost
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of each node: Ray ends the node if one of them ends
 NODE_ENDS_S = 3.0
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
+T = TypeVar("T")
 console = Console(stderr=True, width=140)  # tables are kept in files too
 
 
@@ -86,35 +98,54 @@ class Struck:
     until_s: float
 
 
-def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0) -> dict[str, float]:
-    """`only`: faults whose names contain this. `fresh`: 1 opens a connection for each request."""
-    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, more):
+def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0, beside: int = BESIDE) -> dict[str, float]:
+    """`only`: faults whose names contain this. `fresh`: 1 opens a connection for each request.
+
+    `beside`: how many faults hit one of two applications.
+    """
+    figures: dict[str, float] = {}
+    if faults:
+        alone = _live(only, partial(struck_under_load, rounds=faults, fresh=bool(fresh)))
+        console.print(table(alone))
+        figures |= figures_of(alone)
+    if beside:
+        strike = partial(struck_beside_a_neighbour, rounds=beside, fresh=bool(fresh))
+        hit, others = _live(only, strike, neighbour=True)
+        console.print("the application that is hit:", table(hit), "the other one:", table(others))
+        figures |= {"neighbour_faults": float(len(hit)), "beside_lost": float(sum(each.lost for each in hit))}
+        figures |= {f"neighbour_{name}": float(sum(getattr(each, name) for each in others)) for name in COUNTS}
+    return figures
+
+
+def _live(only: str, strike: Callable[[Live, dict[str, Fault]], Coroutine[Any, Any, T]], neighbour: bool = False) -> T:
+    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder), neighbour=neighbour) as (here, more):
         chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            result = asyncio.run(struck_under_load(here, chosen, faults, fresh=bool(fresh)))
-        console.print(table(result))
-    return figures_of(result)
+            return asyncio.run(strike(here, chosen))
 
 
 @contextmanager
-def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Live, dict[str, Fault]]]:
+def application_on_two_nodes(
+    folder: Path, fronts: int = 2, neighbour: bool = False
+) -> Iterator[tuple[Live, dict[str, Fault]]]:
     """The application, and the faults that end its second node and then add another, or deploy it anew."""
-    total = DEVICES["v100"]
+    total = DEVICES[FAST] + neighbour * ITS_DEVICES[FAST]
     with bare() as here, ExitStack() as nodes:
-        nodes.enter_context(node(here.ray.address, {"v100": total - REMOTE}))
-        second = [nodes.enter_context(node(here.ray.address, {"v100": REMOTE}))]
-        beside = controller(folder, devices=DEVICES, max_batch=BATCH, **PATIENCE)
+        nodes.enter_context(node(here.ray.address, {FAST: total - REMOTE}))
+        second = [nodes.enter_context(node(here.ray.address, {FAST: REMOTE}))]
+        alone = [controller(folder, devices=DEVICES, max_batch=BATCH, **PATIENCE)]
+        beside = fleet_beside(folder, {FAST: total}) if neighbour else alone
         slos_ms = count(SLO_MS)  # each deployment differs from the one before, so that fronts are started
 
         def deploy() -> None:
-            here.deploy(application(START, PROFILE, folder, slo_ms=next(slos_ms), front_replicas=fronts), beside)
+            here.deploy(application(START, PROFILE, folder, slo_ms=next(slos_ms), front_replicas=fronts), *beside)
 
         async def deployed(here: Live, chance: random.Random) -> None:
             await asyncio.to_thread(deploy)
 
         async def lose_node(here: Live, chance: random.Random) -> None:
             kill_node(second.pop())
-            second.append(await asyncio.to_thread(nodes.enter_context, node(here.ray.address, {"v100": REMOTE})))
+            second.append(await asyncio.to_thread(nodes.enter_context, node(here.ray.address, {FAST: REMOTE})))
 
         async def agent_killed(here: Live, chance: random.Random) -> None:
             agents = {process for name in AGENTS for process in named(name)}
@@ -131,6 +162,60 @@ def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Li
                 "the application is deployed anew": deployed,
             },
         )
+
+
+def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
+    """The application's controller, another application with its own, and the arbiter that leads both.
+
+    Each needs its own devices. Where some are lost, the application that is hit goes without first.
+    """
+    (folder / NEIGHBOUR).mkdir()
+    lead, its_lead = (
+        controller(place, application=name, shared=devices, max_batch=BATCH, **PATIENCE)
+        for name, place in ((NAME, folder), (NEIGHBOUR, folder / NEIGHBOUR))
+    )
+    path = {"name": NEIGHBOUR, "route_prefix": f"/{NEIGHBOUR}"}
+    other = application(ITS_PLAN, PROFILE, folder / NEIGHBOUR, slo_ms=SLO_MS) | path
+    its_lead |= {"name": f"{NEIGHBOUR}-controller", "route_prefix": f"/{NEIGHBOUR}/controller"}
+    terms = [
+        {
+            "name": name,
+            "devices": own,
+            "controller": leads["name"],
+            "least_per_s": ENOUGH * promise_per_s(plan, PROFILE),
+            "priority": priority,
+        }
+        for name, own, leads, plan, priority in (
+            (NAME, DEVICES, lead, START, 0),
+            (NEIGHBOUR, ITS_DEVICES, its_lead, ITS_PLAN, 1),
+        )
+    ]
+    arguments = {"devices": devices, "applications": terms, "look_every_s": PATIENCE["look_every_s"]}
+    arbiter = {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
+    return [lead, other, its_lead, arbiter]
+
+
+async def struck_beside_a_neighbour(
+    here: Live, faults: dict[str, Fault], rounds: int, fresh: bool = False
+) -> tuple[list[Round], list[Round]]:
+    """As `struck_under_load`, and what became meanwhile of the requests of the other application."""
+    requests, began = load(f"{here.base}/{NEIGHBOUR}/predict", fresh), list[tuple[str, float]]()
+
+    def noted(name: str) -> Fault:
+        def cause(here: Live, chance: random.Random) -> Awaitable[None]:
+            began.append((name, requests.now_s()))
+            return faults[name](here, chance)
+
+        return cause
+
+    running = asyncio.create_task(requests.at(arrivals("uniform", offered_per_s(ITS_PLAN), LONGEST_S, 0)))
+    try:
+        hit = await struck_under_load(here, {name: noted(name) for name in faults}, rounds, fresh=fresh)
+        ends_s = [*(at_s for _, at_s in began[1:]), requests.now_s()]
+    finally:
+        requests.stop()
+    struck = [Struck(name, at_s, until_s) for (name, at_s), until_s in zip(began, ends_s, strict=True)]
+    return hit, _rounds(await running, struck, requests.resent, ITS_PLAN)
 
 
 async def struck_under_load(
@@ -158,12 +243,12 @@ async def struck_under_load(
     return _rounds(await running, struck, requests.resent)
 
 
-def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
+def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int], plan: Plan = START) -> list[Round]:
     times = timeline(record, SLO_MS, by_due=True)
-    return [_round(record, times, each, resent) for each in struck]
+    return [_round(record, times, each, resent, plan) for each in struck]
 
 
-def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]) -> Round:
+def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int], plan: Plan) -> Round:
     inside = (record.due_s >= struck.at_s - SLO_MS / 1e3) & (record.due_s < struck.until_s - SLO_MS / 1e3)
     status, late = record.status[inside], (record.ended_s - record.due_s)[inside] > SLO_MS / 1e3
     return Round(
@@ -175,7 +260,7 @@ def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]
         wrong=int((status == WRONG).sum()),
         broken=int(np.isin(np.flatnonzero(inside), list(resent)).sum()),
         lost=int((status == BROKEN).sum()),
-        recovery_s=times.recovered_s(struck.at_s, struck.until_s - SLO_MS / 1e3, ENOUGH * offered_per_s()),
+        recovery_s=times.recovered_s(struck.at_s, struck.until_s - SLO_MS / 1e3, ENOUGH * offered_per_s(plan)),
     )
 
 

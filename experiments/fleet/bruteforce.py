@@ -10,8 +10,9 @@ from itertools import product
 import numpy as np
 
 from experiments.fleet.divisions import random_fleet
-from isobatch.cluster.controller.arbiter import Arbiter, Standing
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, KindCounts
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import Device
@@ -153,13 +154,12 @@ def _needs(
 ) -> Iterator[list[float]]:
     """What each needs, given up application by application: those of lower priority first, the later of equals."""
     order = sorted(range(len(asks)), key=lambda index: (asks[index].priority, -index))
-    least = [each.least_per_s for each in asks]
-    needs = [
-        max(each.least_per_s, min(each.rate_per_s or 0.0, table[part]))
-        for each, table, part in zip(asks, tables, own, strict=True)
-    ]
+    sustained = [table[part] for table, part in zip(tables, own, strict=True)]
+    lends = [min(each.rate_per_s or 0.0, most) for each, most in zip(asks, sustained, strict=True)]
+    reached = [min(each.least_per_s, most) for each, most in zip(asks, sustained, strict=True)]
+    needs = [max(each.least_per_s, lent) for each, lent in zip(asks, lends, strict=True)]
     yield list(needs)
-    for lower in (least, [0.0] * len(asks)):
+    for lower in (list(map(max, reached, lends)), reached, [0.0] * len(asks)):
         for index in order:
             needs[index] = lower[index]
             yield list(needs)

@@ -70,9 +70,14 @@ def divides_best(seed: int, goal: FleetGoal) -> bool:
 def best_by_trying(
     applications: Sequence[FleetApplication], devices: Sequence[Device], goal: FleetGoal
 ) -> Value | None:
-    """The value of the best of all divisions; None where none gives every application what it needs."""
+    """The value of the best of all divisions; None where none gives every application what it needs.
+
+    One that has no plan even on all devices is an error, even if it may get no device.
+    """
     parts = list(product(*(range(each.count + 1) for each in devices)))
     worths = [{part: worth_on(each, devices, part, goal) for part in parts} for each in applications]
+    if not all(each[parts[-1]] for each in worths):
+        return None
     return max((_value([*each], goal) for each in _divisions(worths, devices)), default=None)
 
 

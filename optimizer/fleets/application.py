@@ -7,16 +7,15 @@ from typing import Literal
 
 import numpy as np
 
-from isobatch.optimizer.effort import SAME, Bools, Floats
+from isobatch.optimizer.effort import EFFORT, SAME, Bools, Floats
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.sharing import promised_per_s
+from isobatch.optimizer.pipelines.sharing import Alone, by_itself, promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
-from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
@@ -82,9 +81,9 @@ class Worths:
     able: Bools
 
     @classmethod
-    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
+    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float, known: Alone) -> "Worths":
         facts, limits = application.facts, application.objective.for_most_goodput
-        plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
+        plans = [by_itself(each, facts, limits, gap, EFFORT, known) for each in facts.devices]
         alone = np.array(
             [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
         )
@@ -111,13 +110,16 @@ class PartPlans:
     lost_share: float = 0.0
     _known: dict[KindCounts, Plan | None] = field(default_factory=dict)
     _worths: list[Worths] = field(default_factory=list)
+    _alone: Alone = field(default_factory=dict)
 
     def knowing(self, before: "PartPlans | None") -> "PartPlans":
         """The same, with the plans that were made before, if the one on all devices promises nearly the same now."""
         if before is None or before._limits != self._limits or not before._promises_alike(self.application.facts):
             return self
         application = replace(self.application, facts=before.application.facts)
-        return replace(self, application=application, _known=before._known, _worths=before._worths)
+        return replace(
+            self, application=application, _known=before._known, _worths=before._worths, _alone=before._alone
+        )
 
     @property
     def _limits(self) -> tuple[object, ...]:
@@ -135,7 +137,7 @@ class PartPlans:
     @property
     def worths(self) -> Worths:
         if not self._worths:
-            self._worths.append(Worths.of(self.application, self.devices, min(self.gap, NEAR)))
+            self._worths.append(Worths.of(self.application, self.devices, self.gap, self._alone))
         return replace(self._worths[0], rows=self.application.kept * self._worths[0].rows)
 
     def goodput_per_s(self, counts: KindCounts) -> float:
@@ -144,7 +146,8 @@ class PartPlans:
         key = tuple(has[each.kind].count for each in facts.devices)
         if key not in self._known:
             limits = self.application.objective.for_most_goodput
-            self._known[key] = side_by_side(facts.with_devices(here), limits, self.gap) if here else None
+            given = facts.with_devices(here)
+            self._known[key] = side_by_side(given, limits, self.gap, known=self._alone) if here else None
         return promised_per_s(self._known[key]) * self.application.kept
 
     def worth(self, goal: FleetGoal, counts: KindCounts) -> float | None:

@@ -22,8 +22,20 @@ from isobatch.profiles.devices import Device
 GUESSES = (0.1, 0.3, 1.0)
 
 
+Alone = dict[Device, Plan | None]  # the best pipelines of kinds by themselves, as far as they are known
+
+
 def promised_per_s(plan: Plan | None) -> float:
     return plan.promise.goodput_per_s if plan and plan.promise else 0.0
+
+
+def by_itself(
+    device: Device, facts: Problem, objective: Objective, gap: float, effort: Effort, known: Alone
+) -> Plan | None:
+    """The best pipeline of a kind by itself, which is added to the known ones."""
+    if device not in known:
+        known[device] = search(facts.with_devices([device]), objective, gap, effort=effort)
+    return known[device]
 
 
 @dataclass
@@ -34,7 +46,7 @@ class Sharing:
     objective: Objective
     gap: float
     effort: Effort
-    alone: dict[Device, Plan | None]  # the best pipeline of each kind by itself, where it is known
+    alone: Alone
     _chained: dict[tuple[Device, Device], Plan | None] = field(default_factory=dict)
 
     def pipelines(self) -> list[Plan]:
@@ -68,10 +80,7 @@ class Sharing:
             yield from (chain for pair in combinations(priced, 2) if (chain := self._chain(pair)))
 
     def _by_itself(self, device: Device) -> Plan | None:
-        if device not in self.alone:
-            facts = self.facts.with_devices([device])
-            self.alone[device] = search(facts, self.objective, self.gap, effort=self.effort)
-        return self.alone[device]
+        return by_itself(device, self.facts, self.objective, self.gap, self.effort, self.alone)
 
     def _chain(self, pair: tuple[Device, Device]) -> Plan | None:
         """The best plan on these two kinds for goodput per dollar, if its gain is worthwhile."""

@@ -23,12 +23,11 @@ from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.sharing import Sharing, promised_per_s
+from isobatch.optimizer.pipelines.sharing import Alone, Sharing, by_itself, promised_per_s
 from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
-from isobatch.profiles.devices import Device
 
 Kinds = frozenset[int]
 
@@ -49,12 +48,21 @@ class Pipelines:
         return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
 
 
-def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT) -> Plan | None:
-    """The best pipelines, one or several: the one with the most goodput, with the others `beside` it."""
+def side_by_side(
+    facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT, known: Alone | None = None
+) -> Plan | None:
+    """The best pipelines, one or several: the one with the most goodput, with the others `beside` it.
+
+    `known`: kinds by themselves, which were planned for the same question with other devices; others are added. It
+    needs an objective without a goodput to reach, which fewer kinds by themselves would miss.
+    """
+    assert known is None or not objective.goodput_per_s
+    known = {} if known is None else known
     if len(facts.devices) == 1:
-        return search(facts, objective, gap, effort=effort)
-    find = _most_goodput if objective.aim.adds_up and objective.cost_per_hour is None else _any_goal
-    return find(facts, objective, gap, effort)
+        return by_itself(facts.devices[0], facts, objective, gap, effort, known)
+    if objective.aim.adds_up and objective.cost_per_hour is None:
+        return _most_goodput(facts, objective, gap, effort, known)
+    return _any_goal(facts, objective, gap, effort)
 
 
 def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
@@ -64,7 +72,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
     free = objective.cuts is None and not facts.edges  # baselines do not keep given cuts
     plans = [single, several, *(each.plan for each in (baselines(facts, objective) if free else ()))]
-    if objective.goodput_per_s and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort)):
+    if objective.goodput_per_s and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort, {})):
         plans.append(_as_needed(most, facts, objective))
     best = best_of(plans, facts, objective)
     if best is None or best is single:
@@ -102,7 +110,7 @@ def _fewer(plan: Plan, step: int) -> Iterator[Plan]:
                 yield joined([*before, replace(pipeline, placements=placements), *after])
 
 
-def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
+def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort, known: Alone) -> Plan | None:
     """Plan every set of kinds in turn, until the ceiling shows that no more can be gained."""
     alone = replace(objective, goodput_per_s=0.0)
     all_kinds = frozenset(range(len(facts.devices)))
@@ -117,17 +125,18 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
             break
         if least and planned and effort.out_of_time():
             break
-        apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
-        together = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
-        # The ceiling bounds what kinds can do together, so a chain of several needs no proof of its own.
-        plan = search(together, alone, gap, below=1 / apart if apart else np.inf, prove=len(kinds) == 1, effort=effort)
+        here = [facts.devices[kind] for kind in sorted(kinds)]
+        if len(here) == 1:
+            plan = by_itself(here[0], facts, alone, gap, effort, known)
+        else:  # the ceiling bounds what kinds can do together, so a chain of several needs no proof of its own
+            apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
+            below = 1 / apart if apart else np.inf
+            plan = search(facts.with_devices(here), alone, gap, below=below, prove=False, effort=effort)
         if plan:
             planned[kinds] = Pipelines((plan,))
     best = _most(planned, len(facts.devices))[all_kinds]
     proved = least * best.goodput_per_s * (1 + gap) >= 1
     if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
-        lone = {kinds: each for kinds, each in planned.items() if len(kinds) == 1}
-        known: dict[Device, Plan | None] = {facts.devices[min(kinds)]: each.plans[0] for kinds, each in lone.items()}
         shared = Pipelines(tuple(Sharing(facts, alone, gap, effort, known).pipelines()))
         best = max(best, shared, key=lambda each: each.goodput_per_s)
     if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:

@@ -1,10 +1,11 @@
-"""Two applications of a fleet and its arbiter, live on virtual devices: a flood of one moves a device."""
+"""Two applications of a fleet and its arbiter, live on virtual devices: a flood moves devices, all of an idle one."""
 
 import asyncio
 import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.integration.conftest import Put
 KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
+PARK_AFTER_S = 8.0
+ARBITERS = count()
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
@@ -40,7 +43,8 @@ def base(deployed: Put, standby: bool, tmp_path: Path, monkeypatch: pytest.Monke
     save(profile(PASS_S), tmp_path / "virtual.json")
     virtual = {"backend": "virtual", "cpus_per_replica": 0.1, "audit_share": 0.0}
     entry = {"profile": "virtual.json", "slo_ms": 1e3 * SLO_S, "rate_per_s": 60.0, "args": virtual}
-    applications = [entry | {"name": "calm", "least_per_s": LEAST_PER_S}, entry | {"name": "flooded"}]
+    calm = {"name": "calm", "least_per_s": LEAST_PER_S} | ({"park_after_s": PARK_AFTER_S} if standby else {})
+    applications = [entry | calm, entry | {"name": "flooded"}]
     fleet = {"devices": {KIND: DEVICES}, "goal": "fairness", "standby": standby, "applications": applications}
     Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
     options = ("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
@@ -51,8 +55,8 @@ def base(deployed: Put, standby: bool, tmp_path: Path, monkeypatch: pytest.Monke
         if each["name"].endswith("-controller"):
             each["args"] = HASTY | each["args"] | {"memory": str(tmp_path / each["name"])}
         elif each["name"] == "fleet":
-            seconds = 8.5 if standby else 8.0  # the other test has another arbiter, which has moved no device yet
-            each["args"] |= {"replan_every_s": seconds, "look_every_s": 1.0}
+            # each test has an arbiter of its own, which has moved no device yet
+            each["args"] |= {"replan_every_s": 8.0 + 0.1 * next(ARBITERS), "look_every_s": 1.0}
         else:
             each["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]
     base = deployed(*served)
@@ -116,3 +120,25 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
     late = flood.due_s > moved["at_s"] - began_s + 2.0
     assert late.any()
     assert (flood.status[late] == 200).mean() > 0.9
+
+
+@pytest.mark.parametrize("standby", [True], ids=["standby"], indirect=True)
+def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
+    base: str, record_property: Callable[[str, object], None]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(load, base, "flooded", FLOOD_PER_S, 40.0)
+        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
+        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
+        assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
+        began_s = time.monotonic()
+        code, _ = ask(base, "POST", "/calm/predict", {"inputs": [{"exit_block": 7}]})
+        first_answer_s = time.monotonic() - began_s
+        record_property("first_answer_s", first_answer_s)
+        print(f"first_answer_s {first_answer_s:.2f}")
+        assert code == 200
+        assert eventually(lambda: budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
+        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 3})
+        flood = flooding.result()
+    assert first_answer_s < 2.0
+    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"

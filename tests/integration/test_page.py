@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.cluster.controller.arbiter import Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.http import create_api

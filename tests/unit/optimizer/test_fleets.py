@@ -93,7 +93,7 @@ def test_no_plan_on_part_of_a_fleet_exceeds_what_its_devices_are_worth(seed: int
     for each in applications:
         if side_by_side(each.facts, each.objective) is None:
             continue
-        rows = Worths.of(each, devices, 0.01).rows
+        rows = Worths.of(each, devices, 0.01, {}).rows
         for counts in (part, tuple(device.count for device in devices)):
             sustained = worth_on(
                 replace(each, weight=1.0, rate_per_s=None, least_per_s=0.0), devices, counts, "goodput"

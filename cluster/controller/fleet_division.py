@@ -1,0 +1,240 @@
+"""What the applications of a running fleet ask for, and the division of its devices that is worth a change."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.decide import is_refusing
+from isobatch.cluster.controller.snapshot import Snapshot
+from isobatch.deployments.front.observed import StandbyReplica
+from isobatch.optimizer import Objective, Problem
+from isobatch.optimizer.fleets.application import (
+    NEAR,
+    SOMETHING,
+    FleetApplication,
+    FleetGoal,
+    KindCounts,
+    PartPlans,
+    value_of,
+)
+from isobatch.optimizer.fleets.division import best_division, part_plans
+from isobatch.optimizer.pipelines.sharing import promised_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles.devices import Device
+from isobatch.profiles.errors import UserError
+
+RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
+LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
+QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, not forecasts
+AGAIN_S = 5.0  # a division is expected to stay for no longer where replicas start so soon
+Budget = Mapping[str, int]  # devices by kind
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What an application's controller reports to the arbiter.
+
+    `facts` are its network, with the expected survival and the corrected tables. `uses` are the devices of the plan
+    that runs, or of the one that is rolled out, whichever are more. `kept`: the share of estimated goodput that plans
+    reach under load.
+    """
+
+    facts: Problem
+    objective: Objective
+    expected_per_s: float
+    kept: float
+    budget: Budget
+    uses: Budget
+    refuses: bool  # inputs, in the last look
+    paused: bool = False  # by a person, so that its plan stays
+    start_s: float = 0.0  # that a replica takes to start
+    arrivals_per_s: float = 0.0  # in the present window, as the next
+    goodput_per_s: float = 0.0
+    standby: tuple[StandbyReplica, ...] = ()
+    quiet_s: float = 0.0  # since the last input arrived or was answered
+    had_inputs: bool = True  # since its controller started
+
+    @classmethod
+    def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
+        """`rolled_out`: the devices of the plan that is being rolled out."""
+        known, window, present = controller.known, controller.window, controller.present
+        running, observed = controller.running.devices(), window.observed
+        snapshot = Snapshot(
+            controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s
+        )
+        return cls(
+            facts=known.cost_model().facts.for_plan(controller.running).given,
+            objective=known.problem.objective,
+            expected_per_s=(
+                window.recent_per_s if is_quick(known.record.start_s) else snapshot.demand.for_rate(RESERVE, 1.0)
+            ),
+            kept=known.record.kept_share,
+            budget=present.budget,
+            uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
+            refuses=window.latest is not None and is_refusing(window.latest),
+            paused=controller.record.paused,
+            start_s=known.record.start_s,
+            arrivals_per_s=observed.arrivals_per_s,
+            goodput_per_s=observed.goodput_per_s,
+            standby=window.latest.standby if window.latest else (),
+            quiet_s=window.quiet_s,
+            had_inputs=window.had_inputs,
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The applications that can be planned for, in the order of the file, and the devices that they share."""
+
+    config: ArbiterConfig
+    devices: Sequence[Device]
+    plans: Sequence[PartPlans]
+
+    @classmethod
+    def of(
+        cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget, before: Mapping[str, PartPlans]
+    ) -> "Asked":
+        """`before`: the plans of the decision before, by application."""
+        kinds = {device.kind: device for each in standings.values() for device in each.facts.devices}
+        devices = [replace(kinds[kind], count=count) for kind, count in present.items() if count > 0 and kind in kinds]
+        asks = [_asks(each, standings[each.name], devices) for each in config.applications if each.name in standings]
+        counts = tuple(each.count for each in devices)
+        known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
+        able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
+        plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
+        starts_s = [standings[each.application.name].start_s for each in plans]
+        stays_s = [AGAIN_S if is_quick(start_s) else config.replan_every_s for start_s in starts_s]
+        shares = [min(1.0, start_s / stay_s) for start_s, stay_s in zip(starts_s, stays_s, strict=True)]
+        return cls(
+            config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
+        )
+
+    def better(self, held: Mapping[str, Budget]) -> tuple[dict[str, Budget], str] | None:
+        """The budgets of a division that is worth its changes, and why; None: the present one stays."""
+        own = self._parts({each.name: each.devices for each in self.config.applications})
+        present = self._parts(held)
+        known = [parts for parts in (present, own) if self._fits(parts)]
+        for goal, relaxed in self._tries():
+            plans = [
+                replace(each, held=part) for each, part in zip(self._with_needs(own, relaxed), present, strict=True)
+            ]
+            try:
+                after = best_division(plans, self.devices, goal, known=known).parts
+            except UserError:
+                continue
+            was, now = (
+                _asked_value([_without_reserve(each) for each in plans], goal, present) if present in known else None,
+                _asked_value(plans, goal, after),
+            )
+            assert now is not None, "This is a bug: a division gives each application what it needs."
+            if was is not None and now - was < self.config.least_gain * abs(was):
+                return None
+            return self._budgets(after), f"{_reached(goal, was, now)}{_short(plans, self._with_needs(own, 0))}"
+        return None
+
+    def _tries(self) -> Iterator[tuple[FleetGoal, int]]:
+        """Goals, each with how many needs are given up, those of the lowest priority first."""
+        if self.config.goal == "cost":
+            yield "cost", 0
+        goal = "goodput" if self.config.goal == "cost" else self.config.goal
+        yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
+
+    def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
+        """First each application needs what it asks of its own devices, and its least goodput; then no more of the
+        latter than its own devices sustain by now; then only that.
+
+        Then it needs some device, as long as there is one for each: a controller cannot do without any.
+        """
+        order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
+        plans = []
+        for index, (each, part) in enumerate(zip(self.plans, own, strict=True)):
+            asks, place, sustained = each.application, order.index(index), each.goodput_per_s(part)
+            least, lends = asks.least_per_s, min(asks.rate_per_s or 0.0, sustained)
+            reached = min(least, sustained)
+            needed = [max(least, lends), max(reached, lends), reached, SOMETHING, 0.0]
+            given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
+            plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
+        return plans
+
+    def _parts(self, budgets: Mapping[str, Budget]) -> tuple[KindCounts, ...]:
+        mine = [budgets[each.application.name] for each in self.plans]
+        return tuple(tuple(budget.get(device.kind, 0) for device in self.devices) for budget in mine)
+
+    def _fits(self, parts: Sequence[KindCounts]) -> bool:
+        return all(
+            sum(counts) <= each.count for counts, each in zip(zip(*parts, strict=True), self.devices, strict=True)
+        )
+
+    def _budgets(self, parts: Sequence[KindCounts]) -> dict[str, Budget]:
+        budgets = dict[str, Budget]()
+        for each, part in zip(self.plans, parts, strict=True):
+            usable = {device.kind for device in each.application.facts.devices}
+            counts = {device.kind: count for device, count in zip(self.devices, part, strict=True)}
+            budgets[each.application.name] = self.config.nothing | {
+                kind: counts[kind] for kind in counts if kind in usable
+            }
+        return budgets
+
+
+def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> FleetApplication:
+    known = {each.kind for each in standing.facts.devices}
+    facts = standing.facts.with_devices([each for each in devices if each.kind in known])
+    return FleetApplication(
+        terms.name, facts, standing.objective, terms.weight, standing.expected_per_s, terms.least_per_s, terms.priority,
+        standing.kept,
+    )  # fmt: skip
+
+
+def _without_reserve(plans: PartPlans) -> PartPlans:
+    """An application that lacks no more than its reserve has what it needs, so that devices do not always move."""
+    asks = plans.application
+    return replace(plans, application=replace(asks, least_per_s=asks.least_per_s / (1 + RESERVE)))
+
+
+def _asking(plans: PartPlans, least_per_s: float) -> PartPlans:
+    asks = plans.application
+    return replace(plans, application=replace(asks, rate_per_s=max(asks.rate_per_s or 0.0, least_per_s)))
+
+
+def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:
+    """The value of a division without goodput that nobody asks for; None: one has less than it needs."""
+    worths = list[float]()
+    for each, part in zip(plans, parts, strict=True):
+        worth, asks = each.worth(goal, part), each.application
+        if worth is None:
+            return None
+        worths.append(
+            worth
+            if goal == "cost"
+            else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part) * each.running_share(part)), 0.0)
+        )
+    return value_of(goal, worths)[0]
+
+
+def _short(plans: Sequence[PartPlans], in_full: Sequence[PartPlans]) -> str:
+    """Which applications need less now than `in_full`, those of the lowest priority first."""
+    needs = [(each.application, full.application.least_per_s) for each, full in zip(plans, in_full, strict=True)]
+    less = sorted((asks for asks, need in needs if asks.least_per_s < need), key=lambda asks: asks.priority)
+    names = ", ".join(each.name for each in less)
+    return f"; devices are missing: {names} may get less than agreed" if names else ""
+
+
+def _reached(goal: FleetGoal, was: float | None, now: float) -> str:
+    names = {"goodput": "weighted goodput", "cost": "dollars per hour", "fairness": "the smallest share"}
+    if was is None:
+        return "not all have what they need"
+    return f"{names[goal]} {abs(was):,.4g} becomes {abs(now):,.4g}"
+
+
+def is_quick(start_s: float) -> bool:
+    return start_s <= QUICK_S
+
+
+def kind_for_one(facts: Problem, objective: Objective, present: Budget) -> str:
+    """The kind of device of which one sustains most for an application; empty: one of no kind is enough."""
+    limits = objective.for_most_goodput
+    here = [replace(each, count=1) for each in facts.devices if present.get(each.kind)]
+    per_s = {each.kind: promised_per_s(side_by_side(facts.with_devices([each]), limits, NEAR)) for each in here}
+    best = max(per_s, key=lambda kind: per_s[kind], default="")
+    return best if per_s.get(best) else ""
