@@ -135,15 +135,15 @@ def _rated(
     """
     rated, every = dict[tuple[int, ...], tuple[Plan, Problem]](), range(facts.num_blocks - 1)
     for _ in range(TURNS):
-        ramps = (*opened(best),)
-        others = {*(tuple(sorted({*ramps} ^ {ramp})) for ramp in every), *((ramp,) for ramp in every)} - {ramps}
-        for each in (ramps, *sorted(others)):
+        ramps = tuple(opened(best))
+        others = {tuple(sorted({*ramps} ^ {ramp})) for ramp in every} | {(ramp,) for ramp in every}
+        for each in (ramps, *sorted(others - {ramps})):
             if rated and out_of_time():
                 break
             chosen = evidence.likely_candidates(each, costs_of(best, facts, each))
             problem = _opening(each, facts, evidence, chosen)
             if plan := find(problem):
-                same = (*opened(plan),)  # as another set of ramps, or with thresholds for another plan
+                same = tuple(opened(plan))  # as another set of ramps, or with thresholds for another plan
                 if same not in rated or _value(plan, objective) < _value(rated[same][0], objective):
                     rated[same] = plan, problem
         better = min((plan for plan, _ in rated.values()), key=lambda plan: _value(plan, objective), default=best)

@@ -214,10 +214,9 @@ def facts_of(
         before = weights
         run = partial((served or model).run, current, block + 1)
         launched, peak_bytes = _peak_bytes(partial(run, ()), device)
-        with_ramp_bytes = (
-            _peak_bytes(partial(run, ramps), device)[1] if ramps and known else 0
-        )  # a bridge may need more
-        activation.append(max(peak_bytes, with_ramp_bytes))
+        if ramps and known:  # a bridge may need more
+            peak_bytes = max(peak_bytes, _peak_bytes(partial(run, ramps), device)[1])
+        activation.append(peak_bytes)
         current = launched.survivors or current
         # Of the hidden state, or of the answer.
         hidden.append(launched.survivors.size_bytes if launched.survivors else int(launched.exits.logits.nbytes))
