@@ -37,13 +37,19 @@ def standby(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def base(deployed: Put, standby: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def parks(request: pytest.FixtureRequest) -> bool:
+    """Whether the calm application gives all its devices away when it has no inputs."""
+    return bool(getattr(request, "param", False))
+
+
+@pytest.fixture
+def base(deployed: Put, standby: bool, parks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The Serve file that `isobatch plan` writes, with shorter windows."""
     monkeypatch.chdir(tmp_path)
     save(profile(PASS_S), tmp_path / "virtual.json")
     virtual = {"backend": "virtual", "cpus_per_replica": 0.1, "audit_share": 0.0}
     entry = {"profile": "virtual.json", "slo_ms": 1e3 * SLO_S, "rate_per_s": 60.0, "args": virtual}
-    calm = {"name": "calm", "least_per_s": LEAST_PER_S} | ({"park_after_s": PARK_AFTER_S} if standby else {})
+    calm = {"name": "calm", "least_per_s": LEAST_PER_S} | ({"park_after_s": PARK_AFTER_S} if parks else {})
     applications = [entry | calm, entry | {"name": "flooded"}]
     fleet = {"devices": {KIND: DEVICES}, "goal": "fairness", "standby": standby, "applications": applications}
     Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
@@ -59,7 +65,12 @@ def base(deployed: Put, standby: bool, tmp_path: Path, monkeypatch: pytest.Monke
             each["args"] |= {"replan_every_s": 8.0 + 0.1 * next(ARBITERS), "look_every_s": 1.0}
         else:
             each["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]
-    base = deployed(*served)
+    return deployed(*served)
+
+
+@pytest.fixture
+def divided(base: str) -> str:
+    """Both applications serve with the devices that the file gives them."""
     assert eventually(lambda: budgets(base) == {"calm": {KIND: 2}, "flooded": {KIND: 2}})
     assert eventually(lambda: used(base) == {"calm": 2, "flooded": 2})
     return base
@@ -94,8 +105,9 @@ def event(base: str, name: str, what: str, after_s: float = 0.0) -> dict[str, An
 
 @pytest.mark.parametrize("standby", [False, True], ids=["started", "standby"], indirect=True)
 def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
-    base: str, standby: bool, record_property: Callable[[str, object], None]
+    divided: str, standby: bool, record_property: Callable[[str, object], None]
 ) -> None:
+    base = divided
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(load, base, "calm", CALM_PER_S, 35.0)
         began_s = time.time()
@@ -122,7 +134,7 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
     assert (flood.status[late] == 200).mean() > 0.9
 
 
-@pytest.mark.parametrize("standby", [True], ids=["standby"], indirect=True)
+@pytest.mark.parametrize(("standby", "parks"), [(True, True)], ids=["parks"], indirect=True)
 def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
     base: str, record_property: Callable[[str, object], None]
 ) -> None:
