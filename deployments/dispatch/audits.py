@@ -100,8 +100,8 @@ class Audits:
 
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch) -> None:
         """Pay for a new shadow in the rest of the launch in which it was answered."""
-        weight = 1 if launch.length is None else ticket.weight
-        self.pay(launch.queue.stage.staying_s(launch.weight, weight, behind=block))
+        stage = launch.queue.stage
+        self.pay(stage.staying_s(launch.weight, stage.counted(ticket.weight), behind=block))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
         """Audit none of these any more; returns whether any was. Where answers are early, all inputs run on."""
@@ -132,7 +132,7 @@ class Audits:
         """Take shadows for the empty places of a launch of this weight, as far as they are free or paid for."""
         waiting, joining, stage = self._waiting.get(queue), list[Ticket](), queue.stage
         while waiting:
-            heavier = weight + (1 if stage.length is None else waiting[0].ticket.weight)
+            heavier = weight + stage.counted(waiting[0].ticket.weight)
             if heavier > stage.room:
                 break
             cost_s = stage.staying_s(heavier, heavier - weight)
@@ -195,7 +195,7 @@ def _fitting(queue: Queue, waiting: deque[_Shadow]) -> tuple[int, int]:
     """The number of first shadows that fit into one launch (at least one), and their weight."""
     count = weight = 0
     for shadow in waiting:
-        heavier = weight + (1 if queue.stage.length is None else shadow.ticket.weight)
+        heavier = weight + queue.stage.counted(shadow.ticket.weight)
         if count and heavier > queue.stage.room:
             break
         count, weight = count + 1, heavier

@@ -146,7 +146,7 @@ class Queue:
         if self.size and tickets[-2].deadline_s > ticket.deadline_s:
             tickets.sort(key=_DEADLINE)  # takes one pass: all but the last are in order
         ticket.queue = self
-        weight = 1 if self.stage.length is None else ticket.weight
+        weight = self.stage.counted(ticket.weight)
         self.size += 1
         self.weight += weight
         self.owner.waiting += weight

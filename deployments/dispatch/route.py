@@ -69,6 +69,10 @@ class Stage:
         """The weight of a full launch."""
         return self.batch * (self.length or 1)
 
+    def counted(self, weight: int) -> int:
+        """What an input of this weight counts here: 1 where inputs have no lengths."""
+        return 1 if self.length is None else weight
+
     def seconds(self, weight: int) -> float:
         """The planned time of a launch of this weight: interpolated between sizes where inputs have lengths.
 
