@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,7 @@ def _hash_of(files: Sequence[Path]) -> str:
     digest = sha256()
     for path in files:
         with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
+            file_digest(file, lambda: digest)
     return digest.hexdigest()[:16] if files else ""
 
 

@@ -82,11 +82,10 @@ def summary(plan: Plan) -> str:
     >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
     'blocks 0-5 at 16, 6-11 at 16 on 4 v100'
     """
-    placements = [placement for pipeline in plan.pipelines for placement in pipeline.placements]
     parts = [
         ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in placement.splits)
         + f" on {placement.replicas} {placement.kind}"
-        for placement in placements
+        for placement in plan.all_placements
     ]
     counted = f"; an input is {plan.length} tokens" if plan.length else ""
     return f"blocks {'; '.join(parts)}{_promised(plan)}{counted}"

@@ -14,7 +14,7 @@ The package, in the order in which a plan comes about:
     objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
     model/                       what a plan costs: split_costs has every assumption about hardware
     search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
-    pipelines/                   several side by side, the baselines, and upper bounds (ceiling, oracle)
+    pipelines/                   several side by side, the baselines, and upper bounds (ceiling, batch_gain)
     fleets/                      the devices of several applications
     plan, infeasible                 the answer, and why there is none
     effort                           the constants of the search

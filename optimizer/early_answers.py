@@ -9,6 +9,7 @@ is opened. A ramp is worth opening as long as the inputs that leave there save m
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -89,8 +90,7 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
     plan = baseline(NO_EXITS, facts, objective).plan
     if plan is None:
         raise UserError("answers: early runs the whole network, and no batch size of it keeps these limits")
-    first, *others = [_answering(pipeline, facts, objective.ramp_budget) for pipeline in plan.pipelines]
-    opened = replace(first, beside=tuple(others))
+    opened = plan.with_each(partial(_answering, facts=facts, budget=objective.ramp_budget))
     score = evaluate(opened, facts.without_exits, objective)
     return replace(opened, promise=score.promise(0.0))
 

@@ -1,7 +1,7 @@
 """The planner's answer: which blocks run together, on which devices, and at what batch size."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -204,14 +204,23 @@ class Plan:
 
     def devices(self) -> dict[str, int]:
         """The number of devices of each kind, for this pipeline and those beside it."""
-        placements = [placement for pipeline in self.pipelines for placement in pipeline.placements]
-        kinds = sorted({placement.kind for placement in placements})
-        return {kind: sum(p.replicas for p in placements if p.kind == kind) for kind in kinds}
+        kinds = sorted({placement.kind for placement in self.all_placements})
+        return {kind: sum(p.replicas for p in self.all_placements if p.kind == kind) for kind in kinds}
 
     @property
     def pipelines(self) -> "tuple[Plan, ...]":
         """Every pipeline as a plan of its own."""
         return (replace(self, beside=()), *self.beside)
+
+    @property
+    def all_placements(self) -> list[Placement]:
+        """The placements of this pipeline and of those beside it, in order."""
+        return [placement for pipeline in (self, *self.beside) for placement in pipeline.placements]
+
+    def with_each(self, change: Callable[["Plan"], "Plan"]) -> "Plan":
+        """The plan in which every pipeline is changed in this way."""
+        first, *others = map(change, self.pipelines)
+        return replace(first, beside=tuple(others))
 
     @property
     def writes_texts(self) -> bool:

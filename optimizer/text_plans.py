@@ -5,10 +5,11 @@ the number of resident sequences, and the prompt positions of one launch. All co
 best are simulated, and the promise is what the simulator shows (cluster/simulator/text_choice.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import ceil
+from typing import Any
 
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.devices import Device
@@ -280,10 +281,9 @@ def exits_of(plan: Plan) -> str:
     return next((exits for each in plan.pipelines if (exits := terms_of(each).exits) != OFF), OFF)
 
 
-def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
-    """The same plan with new terms for each of its pipelines, as `of` gives them."""
-    first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)
-    return replace(first, beside=tuple(others))
+def with_terms(plan: Plan, **changes: Any) -> Plan:
+    """The same pipeline with other terms."""
+    return replace(plan, decoding=replace(terms_of(plan), **changes))
 
 
 def tokens_per_s(plan: Plan) -> float:
@@ -294,7 +294,7 @@ def tokens_per_s(plan: Plan) -> float:
 def promising(plan: Plan, tokens: float) -> Plan:
     """The same plan with another promise of tokens per second, shared among its pipelines in the same proportion."""
     factor = tokens / tokens_per_s(plan)
-    return on_terms(plan, lambda each: replace(terms_of(each), tokens_per_s=factor * terms_of(each).tokens_per_s))
+    return plan.with_each(lambda each: with_terms(each, tokens_per_s=factor * terms_of(each).tokens_per_s))
 
 
 def shares_of(plan: Plan) -> list[float]:

@@ -153,14 +153,7 @@ def merge(windows: Iterable[Window]) -> Window:
 
 
 class History(Journal[Window]):
-    """A journal of windows, which survives a restart.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     History(Path(folder) / "exits.jsonl").append(Window(0.0, 120.0, 10, (6, 4)))
-    ...     History(Path(folder) / "exits.jsonl").windows
-    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0, full=0, unfinished=()),)
-    """
+    """A journal of windows, which survives a restart."""
 
     def __init__(self, path: Path | None, keep: int = KEEP_WINDOWS) -> None:
         super().__init__(path, Window.read, keep)

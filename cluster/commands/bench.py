@@ -44,7 +44,7 @@ def bench(
     Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
     """
 
-    from isobatch.cluster.bench import report, setup
+    from isobatch.cluster.bench import compare, setup
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
@@ -59,12 +59,12 @@ def bench(
         rows = list(made.bench.compare(slos, seconds, rounds=1, progress=status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
     gains = made.bench.gains(slos)
-    report.write(rows, made.bench.profile.model, made.table, out, gains)
+    compare.write(rows, made.bench.profile.model, made.table, out, gains)
     if as_json:
         print(out.read_text(), end="")
         return
-    console.print(report.table(rows, title))
-    notes = (*made.notes, *report.unkept(rows, made.table), *report.too_short(slos, seconds))
-    for note in (*report.plan_lines(rows), *report.gain_lines(gains), *notes):
+    console.print(compare.table(rows, title))
+    notes = (*made.notes, *compare.unkept(rows, made.table), *compare.too_short(slos, seconds))
+    for note in (*compare.plan_lines(rows), *compare.gain_lines(gains), *notes):
         console.print(note, highlight=False)
     console.print(f"written to {out}")

@@ -80,7 +80,7 @@ def profile(given: GivenOptions) -> None:
         refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
         profile_texts(given.only(DecoderProfileOptions, refusal), source)
     elif given.values["links"]:
-        from isobatch.cluster.commands.profile_links import profile_links
+        from isobatch.cluster.commands.profile_inputs import profile_links
 
         others = given.values.keys() - LINKS_NEED
         refusal = "is not read by --links, which times no launches: leave it out"

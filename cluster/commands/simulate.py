@@ -61,7 +61,7 @@ def simulate(given: GivenOptions) -> None:
 
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
-    from isobatch.cluster.commands import check_writable, simulate_fleet, simulate_run
+    from isobatch.cluster.commands import check_writable, simulate_run
     from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
 
     check_writable(given.values["out"])
@@ -75,7 +75,7 @@ def simulate(given: GivenOptions) -> None:
     if fleets:
         refusal = "is for one application: give its name with --application"
         options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
-        simulate_fleet.rehearse_fleet(options, content, fleets[0])
+        simulate_run.rehearse_fleet(options, content, fleets[0])
     elif applications := text_writers(content):
         refusal = "is for classifiers: texts are simulated without it"
         simulate_run.rehearse_texts(given.only(TextSimulationOptions, refusal), applications)

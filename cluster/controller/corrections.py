@@ -99,8 +99,7 @@ def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Pro
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]
         if followed := sum(took.followed for took in of_kind):
-            placements = [each for pipeline in plan.pipelines for each in pipeline.placements if each.kind == kind]
-            take_turns = all(each.local and len(each.splits) > 1 for each in placements)
+            take_turns = all(each.local and len(each.splits) > 1 for each in plan.all_placements if each.kind == kind)
             stands_s = sum(took.between_s for took in of_kind) / followed - (facts.turn_s(kind) if take_turns else 0.0)
             waits[kind] = followed, max(0.0, stands_s)
     return waits

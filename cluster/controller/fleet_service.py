@@ -18,7 +18,7 @@ from ray import serve
 from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import ArbiterConfig
 from isobatch.cluster.controller.fleet_division import Standing
-from isobatch.cluster.controller.schemas import FleetStatus
+from isobatch.cluster.controller.status import FleetStatus
 from isobatch.deployments import ray_facts
 from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in

@@ -49,11 +49,11 @@ def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
     >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
     (0, 1)
     """
-    first, *others = (
-        replace(pipeline, placements=tuple(_open_ramps(each, ramp_blocks) for each in pipeline.placements))
-        for pipeline in plan.pipelines
+    return plan.with_each(
+        lambda pipeline: replace(
+            pipeline, placements=tuple(_open_ramps(each, ramp_blocks) for each in pipeline.placements)
+        )
     )
-    return replace(first, promise=plan.promise, beside=tuple(others))
 
 
 def _open_ramps(placement: Placement, ramp_blocks: Collection[int]) -> Placement:

@@ -24,8 +24,7 @@ from isobatch.cluster.controller.memory import Memory, configuration_of, deploym
 from isobatch.cluster.controller.planning_problem import PlanningProblem
 from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from isobatch.cluster.controller.record import Event
-from isobatch.cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
-from isobatch.cluster.controller.status import brief, export, status_of
+from isobatch.cluster.controller.status import ControllerStatus, EventStatus, PausedStatus, brief, export, status_of
 from isobatch.cluster.controller.text_planning import text_problem
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.front.answers import RefusedError

@@ -13,8 +13,7 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.goals import GOALS
-from isobatch.optimizer.plan import DecodingTerms
-from isobatch.optimizer.text_plans import OFF, DecodingGoal, exits_of, on_terms, splits_at, terms_of
+from isobatch.optimizer.text_plans import OFF, DecodingGoal, exits_of, splits_at, terms_of, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile, load_text_profile
@@ -44,8 +43,7 @@ class DecoderCosts:
 
     def with_all_ramps(self, plan: Plan) -> Plan:
         """The same plan, cut behind every ramp."""
-        first, *others = (self._cut_at_ramps(each) for each in plan.pipelines)
-        return replace(first, beside=tuple(others))
+        return plan.with_each(self._cut_at_ramps)
 
     def _cut_at_ramps(self, plan: Plan) -> Plan:
         (placement,), splits = plan.placements, plan.splits
@@ -53,7 +51,7 @@ class DecoderCosts:
         deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
         cut = splits_at([block + 1 for block in self.ramp_blocks], plan.num_blocks, residents, deep)
         placements = (replace(placement, splits=cut, local=len(cut) > 1),)
-        return replace(plan, placements=placements, decoding=replace(terms_of(plan), exits=self.goal.exits))
+        return with_terms(replace(plan, placements=placements), exits=self.goal.exits)
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,11 @@ class DecoderPlanningProblem:
         facts = self.cost_model(survival, corrections)
         stay = {each.placements[0].kind: terms_of(each) for each in self.running.pipelines}
 
-        def as_it_is(pipeline: Plan) -> DecodingTerms:
+        def as_it_is(pipeline: Plan) -> Plan:
             held = stay[pipeline.placements[0].kind]
-            return replace(terms_of(pipeline), kv_megabytes=held.kv_megabytes, max_context=held.max_context)
+            return with_terms(pipeline, kv_megabytes=held.kv_megabytes, max_context=held.max_context)
 
-        return on_terms(plan_on_all(facts.profile, self.fleet, facts.goal), as_it_is)
+        return plan_on_all(facts.profile, self.fleet, facts.goal).with_each(as_it_is)
 
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]

@@ -8,7 +8,6 @@ which no configuration replaces.
 import contextlib
 import json
 import shlex
-import socket
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from isobatch.deployments.front.proxy import (
     RETRY_S,
     SLO_MAP,
     asks_little,
+    haproxy_reply,
     of_clients,
     too_slow,
 )
@@ -34,7 +34,6 @@ from isobatch.profiles.errors import UserError
 MAX_CONNECTIONS = 8192  # of all clients
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
-COMMAND_S = 2.0  # the time limit of a command to HAProxy
 SILENT_S = 15  # how long a client may fail to send or to receive
 HANGS_MS = 1500  # a front that leaves a check unanswered for this time gets no requests; checks begin every 0.5 s
 CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
@@ -242,11 +241,8 @@ def _command(folder: Path, action: str) -> None:
     """
     for config in folder.rglob("haproxy.cfg"):
         commands = ";".join(f"{action} server {server}" for server in _backups(config))
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # HAProxy may not be running
-            haproxy.settimeout(COMMAND_S)
-            haproxy.connect(str(config.with_name("admin.sock")))
-            haproxy.sendall(commands.encode() + b"\n")
-            haproxy.recv(1)  # the commands are done
+        with contextlib.suppress(OSError):  # HAProxy may not be running
+            haproxy_reply(config.with_name("admin.sock"), commands)
 
 
 def _backups(config: Path) -> list[str]:

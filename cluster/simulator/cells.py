@@ -80,11 +80,7 @@ def _cell_like(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
 
 def _cell(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
     """The fleet with `times` fewer devices. `score`: of the whole fleet."""
-    cell, *beside = (
-        replace(pipeline, placements=tuple(_fewer(each, times) for each in pipeline.placements))
-        for pipeline in plan.pipelines
-    )
-    cell = replace(cell, beside=tuple(beside))
+    cell = plan.with_each(lambda each: replace(each, placements=tuple(_fewer(one, times) for one in each.placements)))
     share = evaluate(cell, facts).goodput_per_s / score.goodput_per_s
     unlike = 0.0
     for pipeline, its_score in zip(plan.pipelines, score.pipelines or (score,), strict=True):

@@ -13,7 +13,7 @@ from isobatch.cluster.simulator.sustained import SHORT_SLOS
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline, batch_sizes
-from isobatch.optimizer.pipelines.oracle import without_hand_overs
+from isobatch.optimizer.pipelines.batch_gain import without_hand_overs
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import Planner, spread
 from isobatch.optimizer.plan import Plan

@@ -158,8 +158,9 @@ class Simulation:
 
 def _launching(plan: Plan) -> list[tuple[object, ...]]:
     """The launches of a plan without its ramps: launches of two plans with equal ones are counted together."""
-    placements = (placement for pipeline in plan.pipelines for placement in pipeline.placements)
-    return [(each.kind, each.replicas, [replace(split, ramps=()) for split in each.splits]) for each in placements]
+    return [
+        (each.kind, each.replicas, [replace(split, ramps=()) for split in each.splits]) for each in plan.all_placements
+    ]
 
 
 def _chunks(inputs: Chunks) -> Iterator[tuple[Any, ...]]:

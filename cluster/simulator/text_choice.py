@@ -5,7 +5,7 @@ A plan promises the highest rate at which nearly all texts keep the limits on TT
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import ceil, inf
 
@@ -22,12 +22,11 @@ from isobatch.optimizer.text_plans import (
     expected_paces,
     misfit,
     most_promising,
-    on_terms,
     plan_of,
     promising,
     residents_of,
-    terms_of,
     tokens_per_s,
+    with_terms,
 )
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
@@ -154,7 +153,7 @@ def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     rounds = max(TURNS, ceil(texts / resident))
     count = (rounds + 1) * resident
     config = DecoderConfig(model="", max_waiting=count)
-    wide = on_terms(plan, lambda each: replace(terms_of(each), ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
+    wide = plan.with_each(partial(with_terms, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
     run = simulate_texts(wide, profile, text_arrivals(profile.workload, np.zeros(count), seed=0), config=config)
     ended_s = sorted(text.last_s for text in run.answered)[: rounds * resident]
     return len(ended_s) / ended_s[-1]
@@ -207,7 +206,7 @@ def _side_by_side(bests: Sequence[_BestOfKind], counts: Sequence[int], goal: Dec
         if count:
             plan = plan_of(best.way, best.facts, goal, count)
             tokens = count * best.texts_per_s * best.facts.profile.workload.output
-            pipelines.append(replace(plan, decoding=replace(terms_of(plan), tokens_per_s=tokens)))
+            pipelines.append(with_terms(plan, tokens_per_s=tokens))
     first, *others = sorted(pipelines, key=tokens_per_s, reverse=True)
     return replace(first, beside=tuple(others))
 

@@ -22,8 +22,7 @@ from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TokenLogprobs
 from isobatch.deployments.front.load import FadingPeak
 from isobatch.deployments.own_cores import as_computing
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
-from isobatch.deployments.transport.connection import Message
+from isobatch.deployments.transport.connection import AccessGate, AuthorizedConnection, Key, KeyedConnection, Message
 from isobatch.deployments.transport.wire import Wire
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,6 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 class ReplyShape:
     """The differences between the answers to completions and to chats."""
 
-    kind: str
     id: str
     whole: str
     piece: str
@@ -91,7 +90,6 @@ def _chat_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str
 
 
 COMPLETION_SHAPE = ReplyShape(
-    "completion",
     "cmpl-",
     "text_completion",
     "text_completion",
@@ -100,7 +98,6 @@ COMPLETION_SHAPE = ReplyShape(
     _completion_logprobs,
 )
 CHAT_SHAPE = ReplyShape(
-    "chat",
     "chatcmpl-",
     "chat.completion",
     "chat.completion.chunk",

@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Callable
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +128,7 @@ def fingerprint(folder: Path) -> str:
     for path in files(folder):
         with path.open("rb") as file:
             digest.update(path.name.encode())
-            while part := file.read(1 << 20):
-                digest.update(part)
+            file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
-from isobatch.deployments.transport.connection import Message
+from isobatch.deployments.transport.connection import AccessGate, AuthorizedConnection, Key, KeyedConnection, Message
 from isobatch.deployments.transport.holdings import Holdings, LostError, Share, public_address
 from isobatch.deployments.transport.packed import Packed, take
 from isobatch.deployments.transport.wire import Wire

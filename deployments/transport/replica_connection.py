@@ -9,8 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import NamedTuple
 
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
-from isobatch.deployments.transport.connection import Message, log
+from isobatch.deployments.transport.connection import (
+    AccessGate,
+    AuthorizedConnection,
+    Key,
+    KeyedConnection,
+    Message,
+    log,
+)
 from isobatch.deployments.transport.holdings import LostError
 from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from isobatch.deployments.transport.wire import Wire

@@ -42,8 +42,7 @@ from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
-from isobatch.deployments.prepare.bridges import picture_tables
-from isobatch.deployments.prepare.map_samples import PixelSample
+from isobatch.deployments.prepare.bridges import PixelSample, picture_tables
 from isobatch.deployments.prepare.measuring import PrepareOptions, retuned
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample

@@ -20,7 +20,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines import baselines
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem

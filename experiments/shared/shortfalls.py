@@ -6,7 +6,7 @@ from math import inf
 
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.oracle import MANY, oracle_per_s, without_hand_overs
+from isobatch.optimizer.pipelines.batch_gain import MANY, oracle_per_s, without_hand_overs
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem

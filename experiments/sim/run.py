@@ -17,7 +17,7 @@ from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.exits import ExitProfile
 

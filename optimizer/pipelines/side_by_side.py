@@ -85,7 +85,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:
     """The plan with fewer devices, as long as that has a smaller value: large groups of them first."""
-    step = max(placement.replicas for pipeline in plan.pipelines for placement in pipeline.placements)
+    step = max(placement.replicas for placement in plan.all_placements)
     best, least = plan, value(plan, facts, objective)
     while step:
         fewer = min(_fewer(best, step), key=lambda each: value(each, facts, objective), default=best)

@@ -11,7 +11,7 @@ import numpy as np
 
 from isobatch.optimizer.effort import TIE_BREAK, Bools, Floats, Ints
 from isobatch.optimizer.model import split_costs
-from isobatch.optimizer.model.device_memory import DeviceMemory
+from isobatch.optimizer.model.limits import DeviceMemory
 from isobatch.optimizer.problem import Problem
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from isobatch.deployments.points import on_maps
-from isobatch.deployments.prepare.map_samples import SPREAD, squared_distances
+from isobatch.deployments.prepare.bridges import SPREAD, squared_distances
 from isobatch.profiles.model import Sides
 
 READS, GRID, PATCH = (64, 48), (32, 24), 8

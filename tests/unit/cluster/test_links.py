@@ -116,7 +116,7 @@ def test_plans_that_are_made_at_the_start_count_measured_links(tmp_path: Path) -
 
 
 def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.cluster.commands.profile_links.address_file", lambda: tmp_path / "no Ray")
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.address_file", lambda: tmp_path / "no Ray")
     link = Link("cpu", "cpu", 1e9, 0.001, 0.001, one_machine=True)
     asked: list[tuple[int, ...]] = []
 
@@ -127,7 +127,7 @@ def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest
         save(replace(load(out), exits=others), out)
         return link, "link cpu>cpu in one machine: 4 KiB 1.00 ms"
 
-    monkeypatch.setattr("isobatch.cluster.commands.profile_links.in_one_machine", measured)
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.in_one_machine", measured)
     out = tmp_path / "profile.json"
     run = partial(CliRunner().invoke, app)
     refused = run(["profile", "demo", "--links", "--out", str(out)])

@@ -14,8 +14,8 @@ from PIL import Image
 from experiments.shared.scenes import scene_network
 from isobatch import load
 from isobatch.deployments.map_tasks import PixelClassification
+from isobatch.deployments.prepare.bridges import PixelSample
 from isobatch.deployments.prepare.data import Row, rows
-from isobatch.deployments.prepare.map_samples import PixelSample
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence

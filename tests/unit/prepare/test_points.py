@@ -13,8 +13,8 @@ from isobatch import load
 from isobatch.deployments.exits import five_best
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.points import points_of
+from isobatch.deployments.prepare.bridges import PointSample
 from isobatch.deployments.prepare.data import rows
-from isobatch.deployments.prepare.map_samples import PointSample
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.profiles.errors import UserError
 from tests.helpers.preparing import command, prepared_network

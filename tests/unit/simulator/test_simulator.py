@@ -16,7 +16,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import NO_EXITS, PLANNERS
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Link

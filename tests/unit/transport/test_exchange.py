@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
-from isobatch.deployments.transport.connection import Message, frame
+from isobatch.deployments.transport.connection import KEY_MESSAGE_LIMIT_BYTES, Key, Message, frame
 from isobatch.deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
 from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
 from isobatch.deployments.transport.packed import Packed, pack, take
@@ -26,7 +25,7 @@ HOST = "127.0.0.1"
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give peers enough time to send the key, however long this process has to wait for a processor."""
-    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 600.0)
+    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 600.0)
 
 
 class Peer:

@@ -10,10 +10,11 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
 from isobatch.deployments.transport.connection import (
+    KEY_MESSAGE_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     SHARED_BUFFER_BYTES,
+    Key,
     MessageConnection,
     bytes_of,
     frame,
@@ -48,7 +49,7 @@ HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give peers enough time to send the key, however long this process has to wait for a processor."""
-    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 600.0)
+    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 600.0)
 
 
 class Ear(MessageConnection):
@@ -370,7 +371,7 @@ def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() ->
 
 
 def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 1.0)
+    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 1.0)
 
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
