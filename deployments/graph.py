@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.dispatch.route import Route, named_groups, placements_of, route_of
+from isobatch.deployments.dispatch.route import Route, named_groups, route_of
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import first_plan
@@ -64,7 +64,7 @@ class Graph:
         devices.
         """
         members: dict[str, list[str]] = {group: [] for group in self.groups}
-        placed = list(zip(self.groups, placements_of(self.plan), strict=True))
+        placed = list(zip(self.groups, self.plan.all_placements, strict=True))
         for kind, fleet in self.fleets.items():
             wanted = Counter[str]()
             for group, placement in placed:

@@ -42,6 +42,7 @@ BETTER = 1.03  # times the rate of the best plan so far: a plan that does not su
 LOOSER = (1.0, 1.6, 2.5)  # plans are made for these multiples of the SLO
 ROOMY_BYTES = 1 << 50  # a memory that limits no plan
 UNLIMITED_GBIT_PER_S = 1e30  # a link that delays no launch
+SPAN = 4  # a trial should last at least this many times the SLO
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,6 @@ def sustained(at: Callable[[float], DeviceTrial], low: float, high: float) -> De
             return None
         low, best = BETTER * low, first
     return highest(at, lambda trial: trial.keeps_slo, low, high, STEPS) or best
-
-
-SPAN = 4  # a trial should last at least this many times the SLO
 
 
 def table(rows: Sequence[ComparedSystem], title: str) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 
 from isobatch.cluster.simulator.event_loop import Departure, HostCosts, LaunchSchedule
 from isobatch.deployments.dispatch.messages import Launch, Place, RowKind
-from isobatch.deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
+from isobatch.deployments.dispatch.route import named_groups, seconds_at, stops
 from isobatch.optimizer.plan import Placement, Plan
 from isobatch.optimizer.problem import Problem
 
@@ -77,7 +77,7 @@ class TableDevices:
                 free_s = self._free_s.setdefault(replica, 0.0)
                 if now_s and before.get(replica) != splits:
                     self._free_s[replica] = max(free_s, now_s) + load_s
-        self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
+        self._largest = max(split.batch_size for each in plan.all_placements for split in each.splits)
 
     def _post(self, pipeline: Plan, placement: Placement) -> _Post:
         """Where splits take turns, a replica waits for the front's next order; host costs simulate that wait."""

@@ -232,13 +232,8 @@ def stops(cursor: int, stop: int, ramps: Collection[int]) -> Sequence[int]:
     return sorted({ramp + 1 for ramp in ramps if cursor <= ramp < stop} | {stop})
 
 
-def placements_of(plan: Plan) -> list[Placement]:
-    """The placements of all pipelines of a plan, in order."""
-    return [placement for pipeline in plan.pipelines for placement in pipeline.placements]
-
-
 def named_groups(plan: Plan, facts: Problem, name: Callable[[Placement], str]) -> list[str]:
-    """The group of each of `placements_of(plan)`. Pipelines of one lane share their groups; the first names them."""
+    """The group of each of `plan.all_placements`. Pipelines of one lane share their groups; the first names them."""
     groups: dict[int, list[str]] = {}
     for lane, pipeline in zip(facts.lanes(plan), plan.pipelines, strict=True):
         groups.setdefault(lane, [name(placement) for placement in pipeline.placements])
@@ -248,7 +243,7 @@ def named_groups(plan: Plan, facts: Problem, name: Callable[[Placement], str]) -
 def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
     """The plan's splits as stages. Their times come from the planner's own cost model, for every size of launch.
 
-    `groups` names the replicas of each of `placements_of(plan)`. Pipelines with the same groups become one route.
+    `groups` names the replicas of each of `plan.all_placements`. Pipelines with the same groups become one route.
     """
     names = iter(groups)
     lanes = {tuple(next(names) for _ in pipeline.placements): pipeline for pipeline in plan.pipelines}

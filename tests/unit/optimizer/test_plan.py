@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.planner.networks import distilbert
-from isobatch.deployments.dispatch.route import placements_of, route_of
+from isobatch.deployments.dispatch.route import route_of
 from isobatch.optimizer import Objective, evaluate, optimize, problem
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split, read_plan
 from isobatch.profiles.datasheet import datasheet_table
@@ -143,7 +143,7 @@ def test_where_lengths_are_known_the_planner_counts_tokens() -> None:
     inputs = optimize(replace(known, lengths=None), devices, links, goal)
     assert inputs.length is None
     assert inputs == optimize(Profile("net", (sheet,), exits), devices, links, goal)
-    route = route_of(plan, facts, [f"g{number}" for number, _ in enumerate(placements_of(plan))])
+    route = route_of(plan, facts, [f"g{number}" for number, _ in enumerate(plan.all_placements)])
     stage = route.stages[0]
     assert (route.length, stage.room) == (40, 40 * stage.batch)
     assert stage.seconds(stage.room) == stage.launch_s[-1]
