@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from isobatch.profiles.devices import MOST_DEVICES
-from isobatch.profiles.errors import UserError, first_wrong, json_in, read_text
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json_in, read_text
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
@@ -237,10 +237,12 @@ class Plan:
             raise UserError(f"this plan has {version}: plan again")
         fields = {key: value for key, value in content.items() if key != "schema_version"}
         try:
-            return TypeAdapter(cls).validate_python(fields)
+            plan = TypeAdapter(cls).validate_python(fields)
         except ValidationError as error:
             wrong = first_wrong(error)
             raise UserError(f"{wrong.place or 'plan'}: {wrong.reason}") from None
+        check_numbers(fields, plan, "this plan")
+        return plan
 
 
 def read_plan(path: Path) -> Plan:
