@@ -126,7 +126,7 @@ def check_numbers(given: object, read: object, where: object, place: str = "") -
     if isinstance(given, bool):
         if isinstance(read, int | float) and not isinstance(read, bool):
             raise UserError(f"{where}: {place} = {str(given).lower()}: this must be a number")
-    elif isinstance(given, Mapping):
+    elif isinstance(given, Mapping) and read is not None:
         for name, value in given.items():
             inner = read.get(name) if isinstance(read, Mapping) else getattr(read, str(name), None)
             check_numbers(value, inner, where, f"{place}.{name}" if place else str(name))
