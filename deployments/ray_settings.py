@@ -65,7 +65,7 @@ _OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
 NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}
 PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # Serve's defaults
 PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
-MOST_FILES = 65_536  # open files of a process: more are of no use
+MOST_FILES = 65_536  # open files of a process, unless its limit is higher already; as ray.init sets it
 
 
 def import_serve() -> None:

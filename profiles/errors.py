@@ -139,9 +139,10 @@ def read_model(path: Path, model: type[Model]) -> Model:
     """The JSON in a file that the user named, as this model; raise UserError that names the wrong place."""
     from pydantic import ValidationError
 
-    content = read_json(path)
+    text = read_text(path)
+    content = json_in(text, path)
     try:
-        read = model.model_validate(content)
+        read = model.model_validate_json(text)  # whose errors speak of JSON's objects and arrays
     except ValidationError as error:
         wrong = first_wrong(error)
         raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error

@@ -206,7 +206,8 @@ def fields_in(path: Path) -> dict[str, Any]:
 
 
 def as_profile(kind: type[AnyProfile], fields: dict[str, Any], path: Path) -> AnyProfile:
-    if (version := fields.pop("schema_version", None)) != SCHEMA_VERSION:
+    version = fields.pop("schema_version", None)
+    if version is True or version != SCHEMA_VERSION:
         hint = "measure again with 'isobatch profile', or use the isobatch that wrote it"
         raise UserError(f"{path}: schema_version is {version!r}, this isobatch reads {SCHEMA_VERSION}: {hint}")
     try:

@@ -238,7 +238,7 @@ frontend calls
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
     http-response set-var(txn.status) res.fhdr(grpc-status)
     http-response set-var(txn.message) res.fhdr(grpc-message)
-    http-response set-var(txn.retry_ms) res.fhdr(grpc-retry-pushback-ms)
+    http-response set-var(txn.retry_ms) res.fhdr(grpc-retry-pushback-ms) if {{ status 408 }}
     http-response return status 200 {_UNFINISHED} if {{ status 408 }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable

@@ -87,6 +87,6 @@ def literal(name: str, value: str) -> bytes:
 
 
 def headers(path: str, method: str = "POST") -> bytes:
-    told = {":method": method, ":scheme": "http", ":path": path, ":authority": "x"}
-    told |= {"content-type": "application/grpc", "te": "trailers"}
-    return b"".join(literal(*each) for each in told.items())
+    fields = {":method": method, ":scheme": "http", ":path": path, ":authority": "x"}
+    fields |= {"content-type": "application/grpc", "te": "trailers"}
+    return b"".join(literal(*each) for each in fields.items())

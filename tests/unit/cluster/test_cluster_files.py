@@ -264,9 +264,9 @@ def short() -> Iterator[Path]:
 
 def test_a_node_gets_settings_a_shell_can_read_and_the_files_that_they_name(short: Path) -> None:
     for _ in range(2):  # a machine is set up again
-        told = CliRunner().invoke(app, ["environment", "--folder", str(short)])
-        assert told.exit_code == 0, told.output
-    *exports, limit = told.output.splitlines()
+        printed = CliRunner().invoke(app, ["environment", "--folder", str(short)])
+        assert printed.exit_code == 0, printed.output
+    *exports, limit = printed.output.splitlines()
     settings = dict(shlex.split(line)[1].split("=", 1) for line in exports)
     assert limit == f"ulimit -Sn {files_of_a_node()}"
     subprocess.run(["sh", "-c", limit], check=True)
@@ -278,7 +278,12 @@ def test_a_node_gets_settings_a_shell_can_read_and_the_files_that_they_name(shor
 
 @pytest.mark.parametrize(
     ("limits", "files"),
-    [((1024, 1_048_576), MOST_FILES), ((1024, 4096), 4096), ((1024, resource.RLIM_INFINITY), MOST_FILES)],
+    [
+        ((1024, 1_048_576), MOST_FILES),
+        ((1024, 4096), 4096),
+        ((1024, resource.RLIM_INFINITY), MOST_FILES),
+        ((200_000, 1_048_576), 200_000),
+    ],
 )
 def test_a_node_may_have_as_many_open_files_as_a_server_of_one_machine(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], files: int

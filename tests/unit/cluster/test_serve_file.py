@@ -74,6 +74,7 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("profile.json", DEEP, load_text_profile, "nested too deeply"),
         ("config.json", DEEP, lambda path: serve_file(path.parent, {}), "is not JSON: it is nested too deeply"),
         ("exits.json", DEEP, read_rules, "is nested too deeply"),
+        ("exits.json", "[]", read_rules, "Input should be an object"),
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),

@@ -24,7 +24,7 @@ async def connected(method: Method) -> socket.socket:
 
 
 async def test_a_client_that_goes_after_a_long_message_is_noticed() -> None:
-    """A message beyond what is read ahead stops the reading until it is asked for."""
+    """A message longer than what is read ahead pauses the connection."""
     read, gone = asyncio.Event(), asyncio.Event()
 
     async def infer(call: Call) -> bytes:

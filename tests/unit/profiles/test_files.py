@@ -25,6 +25,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ('"schema_version": 1', '"schema_version": 7', "schema_version is 7, this isobatch reads 1"),
+        ('"schema_version": 1', '"schema_version": true', "schema_version is True, this isobatch reads 1"),
         ('"schema_version": 1,', "", "schema_version is None"),
         ('"kind": "v100",', "", "tables.0.kind: this field is missing"),
         ('"length"', '"lenght"', "tables.0.lenght: there is no such field"),
