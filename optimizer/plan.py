@@ -16,6 +16,8 @@ from isobatch.profiles.latency import MOST_BATCH
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
+# Refuses true and false itself: older files have another name for its field, by which `check_numbers` does not find it.
+Number = Annotated[float, Field(strict=True)]
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ class SimulatedTimes:
     p50 210 ms, p99 481 ms, 99.1 % in time
     """
 
-    p50_s: float
-    p99_s: float
-    in_time: float
+    p50_s: Number
+    p99_s: Number
+    in_time: Number
 
     __pydantic_config__ = STRICT
 
@@ -137,11 +139,6 @@ class Promise:
     simulated: Annotated[SimulatedTimes | None, Field(validation_alias=AliasChoices("simulated", "played"))] = None
 
     __pydantic_config__ = STRICT
-
-    @property
-    def played(self) -> SimulatedTimes | None:
-        """For `check_numbers`, which looks up what a file names."""
-        return self.simulated
 
 
 @dataclass(frozen=True)

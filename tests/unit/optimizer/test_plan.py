@@ -91,7 +91,7 @@ def test_a_text_that_is_no_plan_is_refused(text: str, sentence: str) -> None:
         (
             '"simulated": null',
             '"played": {"p50_s": true, "p99_s": 0.1, "in_time": 1}',
-            "promise.played.p50_s = true: this must be a number",
+            "promise.played.p50_s: Input should be a valid number",
         ),
         ('"thresholds": []', '"thresholds": [[1, NaN]]', "thresholds.0.1: Input should be a finite number"),
     ],
