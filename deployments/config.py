@@ -38,7 +38,7 @@ from isobatch.deployments.named import (
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.profiles.errors import UserError, first_wrong
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES, tolerance_in
 
@@ -320,8 +320,7 @@ class AppConfig(ServedConfig):
 
     @property
     def prepared_folder(self) -> Path | None:
-        """The directory of the prepared network, which holds the promise of its exits; None: it is not a network that
-        isobatch prepares."""
+        """The directory of the network with the promise of its exits; None: isobatch prepares no such network."""
         if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
             return None
         return self.folder
@@ -389,7 +388,7 @@ def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") 
     8
     """
     try:
-        return model.model_validate(arguments)
+        config = model.model_validate(arguments)
     except ValidationError as error:
         wrong = first_wrong(error)
         if wrong.kind == "extra_forbidden":
@@ -397,3 +396,5 @@ def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") 
             raise UserError(f"{where}: there is no field {wrong.place!r}; there are: {known}") from error
         place = f"{wrong.place} = {wrong.value!r}: " if wrong.place else ""
         raise UserError(f"{where}: {place}{wrong.reason}") from error
+    check_numbers(arguments, config, where)
+    return config

@@ -7,6 +7,7 @@ Ray no longer reads.
 import gc
 import importlib
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ _OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
 NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}
 PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # Serve's defaults
 PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
+MOST_FILES = 65_536  # open files of a process, unless its limit is higher already; as ray.init sets it
 
 
 def import_serve() -> None:
@@ -88,6 +90,13 @@ def import_serve() -> None:
         del sys.modules["pandas"]
         gc.freeze()
         gc.enable()
+
+
+def files_of_a_node() -> int:
+    """The files that may be open in each process of a node: `ray.init` raises this limit, but `ray start` does not."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    return max(soft, min(hard, MOST_FILES))
 
 
 def node_settings(folder: str, program: str, connections: int) -> dict[str, str]:

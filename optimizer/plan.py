@@ -10,12 +10,14 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from isobatch.profiles.devices import MOST_DEVICES
-from isobatch.profiles.errors import UserError, first_wrong, json_in, read_text
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json_in, read_text
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
+# Refuses true and false itself: older files have another name for its field, by which `check_numbers` does not find it.
+Number = Annotated[float, Field(strict=True)]
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ class SimulatedTimes:
     p50 210 ms, p99 481 ms, 99.1 % in time
     """
 
-    p50_s: float
-    p99_s: float
-    in_time: float
+    p50_s: Number
+    p99_s: Number
+    in_time: Number
 
     __pydantic_config__ = STRICT
 
@@ -241,15 +243,18 @@ class Plan:
         content: Mapping[str, Any] = json_in(text, "this plan")
         if not isinstance(content, dict):
             raise UserError(f"this plan must be a JSON object, got {type(content).__name__}")
-        if content.get("schema_version") != SCHEMA_VERSION:
-            version = f"schema_version {content.get('schema_version')!r}, this isobatch reads {SCHEMA_VERSION}"
+        version = content.get("schema_version")
+        if version is True or version != SCHEMA_VERSION:
+            version = f"schema_version {version!r}, this isobatch reads {SCHEMA_VERSION}"
             raise UserError(f"this plan has {version}: plan again")
         fields = {key: value for key, value in content.items() if key != "schema_version"}
         try:
-            return TypeAdapter(cls).validate_python(fields)
+            plan = TypeAdapter(cls).validate_python(fields)
         except ValidationError as error:
             wrong = first_wrong(error)
             raise UserError(f"{wrong.place or 'plan'}: {wrong.reason}") from None
+        check_numbers(fields, plan, "this plan")
+        return plan
 
 
 def read_plan(path: Path) -> Plan:

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +118,33 @@ def first_wrong(error: "ValidationError") -> Wrong:
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])
 
 
+def check_numbers(given: object, read: object, where: object, place: str = "") -> None:
+    """Raise `UserError` where true or false was given and a number was read: pydantic takes them for 1 and 0.
+
+    `where`: the file or section; `place`: names and positions in it, as in `first_wrong`.
+    """
+    if isinstance(given, bool):
+        if isinstance(read, int | float) and not isinstance(read, bool):
+            raise UserError(f"{where}: {place} = {str(given).lower()}: this must be a number")
+    elif isinstance(given, Mapping) and read is not None:
+        for name, value in given.items():
+            inner = read.get(name) if isinstance(read, Mapping) else getattr(read, str(name), None)
+            check_numbers(value, inner, where, f"{place}.{name}" if place else str(name))
+    elif isinstance(given, list) and isinstance(read, list | tuple):
+        for position, pair in enumerate(zip(given, read, strict=False)):
+            check_numbers(*pair, where, f"{place}.{position}")
+
+
 def read_model(path: Path, model: type[Model]) -> Model:
     """The JSON in a file that the user named, as this model; raise UserError that names the wrong place."""
     from pydantic import ValidationError
 
+    text = read_text(path)
+    content = json_in(text, path)
     try:
-        return model.model_validate_json(read_text(path))
+        read = model.model_validate_json(text)  # whose errors speak of JSON's objects and arrays
     except ValidationError as error:
         wrong = first_wrong(error)
         raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
+    check_numbers(content, read, path)
+    return read

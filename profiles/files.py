@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from isobatch.profiles.devices import Link
-from isobatch.profiles.errors import UserError, first_wrong, naming_target, read_json
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong, naming_target, read_json
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths, at_length
@@ -206,12 +206,15 @@ def fields_in(path: Path) -> dict[str, Any]:
 
 
 def as_profile(kind: type[AnyProfile], fields: dict[str, Any], path: Path) -> AnyProfile:
-    if (version := fields.pop("schema_version", None)) != SCHEMA_VERSION:
+    version = fields.pop("schema_version", None)
+    if version is True or version != SCHEMA_VERSION:
         hint = "measure again with 'isobatch profile', or use the isobatch that wrote it"
         raise UserError(f"{path}: schema_version is {version!r}, this isobatch reads {SCHEMA_VERSION}: {hint}")
     try:
-        return TypeAdapter(kind).validate_python(fields)
+        profile = TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         wrong = first_wrong(error)
         reason = REASONS.get(wrong.kind, wrong.reason)
         raise UserError(f"{path}: {wrong.place or 'profile'}: {reason}") from None
+    check_numbers(fields, profile, path)
+    return profile

@@ -71,7 +71,7 @@ def environment(
 
     from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
     from isobatch.deployments.front.proxy import allowed_connections
-    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, node_settings
+    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, files_of_a_node, node_settings
 
     place = folder.expanduser().absolute()
     if len(str(place)) > LONGEST:
@@ -82,6 +82,7 @@ def environment(
     ready(place)  # a cluster's node does not know when an application is ready
     for name, value in node_settings(str(place), program, connections).items():
         print(f"export {name}={shlex.quote(value)}")
+    print(f"ulimit -Sn {files_of_a_node()}")
 
 
 def kubernetes(

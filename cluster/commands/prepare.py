@@ -223,7 +223,7 @@ def _prepare_classifier(
     notes = named | {"rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
-    if rules.promise:
+    if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early
         console.print(promise_text(rules.promise), highlight=False)
     if sample.labels is not None and rules.classes and not task.by_score:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))

@@ -136,6 +136,8 @@ def _prepared(folder: Path) -> str:
     from isobatch.deployments.models.ramps import read_rules
 
     rules = read_rules(folder / RULES)
+    if rules.mean_depth_share == 1.0:
+        return "no input leaves early"
     depth = "" if rules.mean_depth_share is None else f"an input runs {rules.mean_depth_share:.0%} of the blocks; "
     return f"{depth}{rules.promise or 'nothing is promised'}"
 

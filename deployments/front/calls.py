@@ -92,6 +92,8 @@ class Call:
             raise RefusedError(400, "this is no message of gRPC, or it is not complete")
         message = bytes(self._unread[_PREFIX:end])
         del self._unread[:end]
+        if len(self._unread) <= _READ_AHEAD:  # only a connection that is read shows that its client has gone
+            self._transport.resume_reading()
         return self._decompressed(message) if compressed else message
 
     async def request(self) -> bytes:

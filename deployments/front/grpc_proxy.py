@@ -85,6 +85,7 @@ _ENDED = "the front ended before it answered"
 _ERRORS = {
     400: (3, "this is no call over HTTP/2, or its metadata are too long"),
     403: (7, "this is not allowed"),
+    405: (12, "a call of gRPC is a POST"),
     408: (4, f"the call did not arrive within {REQUEST_S} seconds"),
     413: (8, "the call is too long"),
     500: (13, "the proxy before the front failed"),
@@ -218,6 +219,7 @@ frontend calls
     bind {address} proto h2
     maxconn {connections}
 {clients}
+    http-request deny deny_status 405 if !METH_POST
     acl infers path /{SERVICE}/ModelInfer
     acl streams path /{SERVICE}/ModelStreamInfer
     acl refused status ge 400
@@ -236,12 +238,14 @@ frontend calls
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
     http-response set-var(txn.status) res.fhdr(grpc-status)
     http-response set-var(txn.message) res.fhdr(grpc-message)
+    http-response set-var(txn.retry_ms) res.fhdr(grpc-retry-pushback-ms) if {{ status 408 }}
     http-response return status 200 {_UNFINISHED} if {{ status 408 }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
     http-after-response set-header grpc-message "{_CROWDED}" if unavailable
     http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
+    http-after-response set-header grpc-retry-pushback-ms %[var(txn.retry_ms)] if {{ var(txn.retry_ms) -m found }}
     http-after-response set-status 200 if refused
     use_backend {LONG} if infers {{ req.body_len gt {WHOLE_BYTES} }}
     use_backend {FEW} if infers {asks_little(QUEUED)}

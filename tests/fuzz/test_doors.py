@@ -239,7 +239,10 @@ def other_page(door: Door) -> str:
 
 
 def unknown_method(door: Door) -> str:
-    return status(door.port, request(door).replace(b"POST", b"FOO", 1)) if door.path else "-"
+    if door.path:
+        return status(door.port, request(door).replace(b"POST", b"FOO", 1))
+    reply = said(door.port, PREFACE + frame(1, 5, headers(f"/{SERVICE}/ModelInfer", "FOO")))
+    return "UNIMPLEMENTED" if b"grpc-status" in reply and b"a call of gRPC is a POST" in reply else "answered"
 
 
 ATTACKS: dict[str, Callable[[Door], str]] = {

@@ -86,7 +86,7 @@ def literal(name: str, value: str) -> bytes:
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-def headers(path: str) -> bytes:
-    told = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
-    told |= {"content-type": "application/grpc", "te": "trailers"}
-    return b"".join(literal(*each) for each in told.items())
+def headers(path: str, method: str = "POST") -> bytes:
+    fields = {":method": method, ":scheme": "http", ":path": path, ":authority": "x"}
+    fields |= {"content-type": "application/grpc", "te": "trailers"}
+    return b"".join(literal(*each) for each in fields.items())

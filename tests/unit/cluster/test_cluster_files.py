@@ -3,7 +3,9 @@
 import copy
 import os
 import re
+import resource
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,7 +38,7 @@ from isobatch.cluster.serving.serve_file import (
 )
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.proxy import allowed_connections
-from isobatch.deployments.ray_settings import PROXY_PROGRAM, node_settings
+from isobatch.deployments.ray_settings import MOST_FILES, PROXY_PROGRAM, files_of_a_node, node_settings
 from isobatch.deployments.resources import KIND, Resources
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
@@ -175,8 +177,8 @@ def test_ray_is_started_with_our_settings_and_shows_its_dashboard_to_nobody(name
     told = content(name)
     for commands in (told["head_start_ray_commands"], told["worker_start_ray_commands"]):
         assert commands[0] == "ray stop"
-        limits, heeds_labels = "ulimit -n 65536; ", "RAY_enable_autoscaler_v2=1 "  # Ray's other autoscaler does not
-        assert commands[1].startswith(f'eval "$(isobatch environment)"; {limits}{heeds_labels}ray start')
+        heeds_labels = "RAY_enable_autoscaler_v2=1 "  # Ray's other autoscaler does not
+        assert commands[1].startswith(f'eval "$(isobatch environment)"; {heeds_labels}ray start')
     assert "--dashboard-host=127.0.0.1" in told["head_start_ray_commands"][1]
     assert "/home/ray/.ray/auth_token" in told["file_mounts"]
 
@@ -262,14 +264,32 @@ def short() -> Iterator[Path]:
 
 def test_a_node_gets_settings_a_shell_can_read_and_the_files_that_they_name(short: Path) -> None:
     for _ in range(2):  # a machine is set up again
-        told = CliRunner().invoke(app, ["environment", "--folder", str(short)])
-        assert told.exit_code == 0, told.output
-    words = shlex.split(told.output)
-    settings = dict(word.split("=", 1) for word in words if word != "export")
+        printed = CliRunner().invoke(app, ["environment", "--folder", str(short)])
+        assert printed.exit_code == 0, printed.output
+    *exports, limit = printed.output.splitlines()
+    settings = dict(shlex.split(line)[1].split("=", 1) for line in exports)
+    assert limit == f"ulimit -Sn {files_of_a_node()}"
+    subprocess.run(["sh", "-c", limit], check=True)
     connections = allowed_connections(MAX_CONNECTIONS)  # as many as the open files of this machine allow
     assert settings == node_settings(str(short), f"{short}/haproxy", connections)
     assert os.access(settings[PROXY_PROGRAM], os.X_OK)
     assert not (short / "starting").exists(), "HAProxy would never ask Serve's own proxy"
+
+
+@pytest.mark.parametrize(
+    ("limits", "files"),
+    [
+        ((1024, 1_048_576), MOST_FILES),
+        ((1024, 4096), 4096),
+        ((1024, resource.RLIM_INFINITY), MOST_FILES),
+        ((200_000, 1_048_576), 200_000),
+    ],
+)
+def test_a_node_may_have_as_many_open_files_as_a_server_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], files: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    assert files_of_a_node() == files
 
 
 def test_a_folder_that_is_too_long_for_sockets_is_one_sentence(short: Path) -> None:

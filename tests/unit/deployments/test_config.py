@@ -21,6 +21,8 @@ def test_every_field_is_described_and_has_a_default() -> None:
     [
         ({"max_bach": 8}, "no field 'max_bach'; there are: model, "),
         ({"max_batch": 0}, "max_batch = 0: .*greater than or equal to 1"),
+        ({"slo_ms": True}, "args: slo_ms = true: this must be a number"),
+        ({"devices": {"cpu": True}, "profile": "q.json"}, "args: devices.cpu = true: this must be a number"),
         ({"device": "gpu"}, "device = 'gpu': 'gpu' must be 'cpu' or 'cuda': Ray gives"),
         ({"dtype": "int4"}, "dtype = 'int4'.*'bfloat16'"),
         ({"backend": "virtual"}, "args: backend: virtual needs its profile too"),

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from isobatch.deployments.front.calls import Call, CallConnection
+from isobatch.deployments.front.calls import Call, CallConnection, Method
 
 PATH = "/inference.GRPCInferenceService/ServerLive"
 EMPTY = b"5\r\n\0\0\0\0\0\r\n0\r\n"  # one message without a byte
@@ -14,6 +14,39 @@ def call_with(*headers: str, trailers: str = "") -> bytes:
     return "\r\n".join(lines).encode() + EMPTY + trailers.encode() + b"\r\n"
 
 
+async def connected(method: Method) -> socket.socket:
+    """The end of HAProxy of a connection on which calls get to this method."""
+    ours, haproxy = socket.socketpair()
+    haproxy.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(lambda: CallConnection({PATH: method}, None, (), 2**20), ours)
+    return haproxy
+
+
+async def test_a_client_that_goes_after_a_long_message_is_noticed() -> None:
+    """A message longer than what is read ahead pauses the connection."""
+    read, gone = asyncio.Event(), asyncio.Event()
+
+    async def infer(call: Call) -> bytes:
+        await call.request()
+        read.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+        return b""
+
+    haproxy = await connected(infer)
+    message = b"\0" + (100_000).to_bytes(4, "big") + bytes(100_000)
+    head = call_with().partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    sent = head + b"%x\r\n" % len(message) + message + b"\r\n0\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(haproxy, sent)
+    await asyncio.wait_for(read.wait(), 5)
+    haproxy.close()
+    await asyncio.wait_for(gone.wait(), 5)
+
+
 async def test_trailers_of_a_client_are_no_metadata_of_this_call_or_of_the_next() -> None:
     seen = list[dict[bytes, bytes]]()
 
@@ -22,10 +55,7 @@ async def test_trailers_of_a_client_are_no_metadata_of_this_call_or_of_the_next(
         seen.append(dict(call.headers))
         return b""
 
-    ours, haproxy = socket.socketpair()
-    haproxy.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.connect_accepted_socket(lambda: CallConnection({PATH: live}, None, (), 1024), ours)
+    haproxy, loop = await connected(live), asyncio.get_running_loop()
     first = call_with("x-client-address: 10.0.0.1", trailers="x-client-address: 10.0.0.7\r\nx-request-start: 1\r\n")
     for call in (first, call_with("x-client-address: 10.0.0.2")):
         await loop.sock_sendall(haproxy, call)

@@ -10,6 +10,8 @@ import grpc
 import pytest
 
 from isobatch.deployments.front import bodies, grpc_proxy
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.calls import Call, CallConnection
 from isobatch.deployments.front.headers import STARTED, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.proxy import RETRY_S
@@ -174,3 +176,27 @@ def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, 
 
     with proxy(free_port):
         asyncio.run(act())
+
+
+def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
+    """The front answers 408, so that HAProxy does not wait for the rest: HAProxy hands on what the answer says."""
+    refusal_of_front = RefusedError(503, "there is no room", retry_after_s=7)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield bytes(100_000)
+        await asyncio.sleep(20)
+
+    async def refusing(call: Call) -> bytes:
+        raise refusal_of_front
+
+    async def act() -> None:
+        loop = asyncio.get_running_loop()
+        with proxy(free_port) as haproxy:
+            await loop.create_unix_server(lambda: CallConnection({INFER: refusing}, None, (), 2**20), haproxy.socket)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+                refused = await refusal(channel.stream_unary(INFER)(never()))
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
+                metadata = dict(refused.trailing_metadata() or refused.initial_metadata())
+                assert metadata["grpc-retry-pushback-ms"] == "7000"
+
+    asyncio.run(act())

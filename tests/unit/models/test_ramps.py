@@ -56,7 +56,8 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
         ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),
         ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),
-        ("{", "", r"exits.json: file: Invalid JSON"),
+        ('"threshold": 0.3', '"threshold": true', r"exits.json: ramps.0.threshold = true: this must be a number"),
+        ("{", "", r"exits.json is not JSON"),
     ],
 )
 def test_a_wrong_file_says_where(folder: Path, old: str, new: str, message: str) -> None:

@@ -86,6 +86,13 @@ def test_a_text_that_is_no_plan_is_refused(text: str, sentence: str) -> None:
         ),
         ('"goodput_per_s": 1000.0', '"goodput_per_s": NaN', "promise.goodput_per_s: Input should be a finite number"),
         ('"latency_s": 0.08', '"latency_s": 1e999', "promise.latency_s: Input should be a finite number"),
+        ('"replicas": 6', '"replicas": true', "placements.0.replicas = true: this must be a number"),
+        ('"schema_version": 1', '"schema_version": true', "schema_version True, this isobatch reads 1"),
+        (
+            '"simulated": null',
+            '"played": {"p50_s": true, "p99_s": 0.1, "in_time": 1}',
+            "promise.played.p50_s: Input should be a valid number",
+        ),
         ('"thresholds": []', '"thresholds": [[1, NaN]]', "thresholds.0.1: Input should be a finite number"),
     ],
 )

@@ -73,6 +73,7 @@ def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     assert run(checkpoint, "--data", data, "--out", out, "--max-accuracy-loss", "1%") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "no input leaves early: 42 inputs to test it on are too few to promise 1 %; give 855 rows or more" in output
+    assert "promised of other inputs" not in output, "a bound of 0 % beside too few inputs"
     assert run(checkpoint, "--data", data, "--out", tmp_path / "none", "--max-accuracy-loss", "0") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "that nothing at all is lost can hardly be shown" in output

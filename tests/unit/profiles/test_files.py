@@ -25,10 +25,12 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ('"schema_version": 1', '"schema_version": 7', "schema_version is 7, this isobatch reads 1"),
+        ('"schema_version": 1', '"schema_version": true', "schema_version is True, this isobatch reads 1"),
         ('"schema_version": 1,', "", "schema_version is None"),
         ('"kind": "v100",', "", "tables.0.kind: this field is missing"),
         ('"length"', '"lenght"', "tables.0.lenght: there is no such field"),
         ("[1, 2, 4,", "[1, 2, 2,", "tables.0: batch_sizes must ascend, but 2 follows 2"),
+        ("[1.0, 0.5,", "[true, 0.5,", "exits.survival.0 = true: this must be a number"),
         ("[1.0, 0.5,", "[1.0, 1.5,", "exits: survival[1] = 1.5 must lie between"),
         ("{", "[", "is not JSON"),
     ],
