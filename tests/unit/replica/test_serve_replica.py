@@ -120,6 +120,7 @@ CHAIN = Route(
     )
 )
 CALM = Limits(stuck_after_s=30.0)  # however slow the machine is
+SOON_S = 6.0  # of inputs whose survivors nobody drops before their time is over, which a test waits for
 
 
 class Rig:
@@ -193,7 +194,7 @@ async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPat
 
 async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
-        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        asked = [asyncio.ensure_future(rig.ask(pair, within_s=SOON_S)) for pair in WANTED]
         while not rig.fleet.held():
             await asyncio.sleep(0.001)
         for each in asked[::2]:
@@ -226,7 +227,7 @@ async def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.Mo
 
     async with rigged(monkeypatch) as rig:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
+        asked = [asyncio.ensure_future(rig.ask([3, label], within_s=SOON_S)) for label in range(8)]
         while not rig.fleet.held():
             await asyncio.sleep(0.001)
         rig.driver.dispatcher.reroute(other, GROUPS)
