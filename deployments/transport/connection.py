@@ -25,6 +25,8 @@ from isobatch.deployments.transport.wire import Wire, end_on_silence
 
 LENGTH = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 2**22  # without the arrays that follow
+KEY_MESSAGE_LIMIT_BYTES = 256  # of the first message: a key is 32 characters long
+KEY_WITHIN_S = 5.0  # from the connection to its first message
 SMALL_BYTES = 1024  # of an array: up to this, one copy more costs less than a buffer of its own
 
 
@@ -188,10 +190,6 @@ class MessageConnection(asyncio.BufferedProtocol):
         if self._timeout:
             self._timeout.cancel()
             self._timeout = None
-
-
-KEY_MESSAGE_LIMIT_BYTES = 256  # of the first message: a key is 32 characters long
-KEY_WITHIN_S = 5.0  # from the connection to its first message
 
 
 class Key(Message, frozen=True):
