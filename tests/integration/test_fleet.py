@@ -3,10 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -138,19 +140,42 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
 def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
     base: str, record_property: Callable[[str, object], None]
 ) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        flooding = pool.submit(load, base, "flooded", FLOOD_PER_S, 40.0)
+    with flooding(base) as floods:
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
         assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
         assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
-        began_s = time.monotonic()
-        code, _ = ask(base, "POST", "/calm/predict", {"inputs": [{"exit_block": 7}]})
-        first_answer_s = time.monotonic() - began_s
+        first_answer_s = asked_calm(base)
         record_property("first_answer_s", first_answer_s)
         print(f"first_answer_s {first_answer_s:.2f}")
-        assert code == 200
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
-        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 3})
-        flood = flooding.result()
+        # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
+        assert eventually(lambda: asked_calm(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
+        assert eventually(lambda: asked_calm(base) and used(base) == {"calm": 1, "flooded": 3})
     assert first_answer_s < 2.0
-    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
+    assert set(np.concatenate([flood.status for flood in floods])) <= {200, 503, 504}, "each is answered"
+
+
+def asked_calm(base: str) -> float:
+    """How long the calm application took for one input, which it must answer."""
+    began_s = time.monotonic()
+    code, reply = ask(base, "POST", "/calm/predict", {"inputs": [{"exit_block": 7}]})
+    assert code == 200, reply
+    return time.monotonic() - began_s
+
+
+@contextmanager
+def flooding(base: str) -> Iterator[list[LoadRecord]]:
+    """Flood an application until the block ends, however slow the machine is."""
+    floods: list[LoadRecord] = []
+    ended = Event()
+
+    def flood() -> None:
+        while not ended.is_set():
+            floods.append(load(base, "flooded", FLOOD_PER_S, 5.0))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(flood)
+        try:
+            yield floods
+        finally:
+            ended.set()
+        running.result()
