@@ -1,6 +1,7 @@
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -72,6 +73,11 @@ def test_it_spends_its_sizes_where_the_curve_bends() -> None:
     assert len([size for size in bent if 4 <= size <= 20]) >= 4
     straight = measured(FakeModel(floor=1)).table.batch_sizes
     assert len(straight) < len(bent)
+
+
+def test_neighbouring_sizes_are_at_most_twice_apart_also_on_a_straight_curve() -> None:
+    sizes = measured(FakeModel(floor=1), largest=32).table.batch_sizes
+    assert all(high <= 2 * low for low, high in pairwise(sizes)), sizes
 
 
 def test_it_keeps_to_its_budget_by_measuring_fewer_and_smaller_batches() -> None:
