@@ -85,13 +85,13 @@ class Rounds:
 def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
     """The next batch size to measure: the middle of the interval with the most doubt; None if the curve is known.
 
-    The doubt about an interval is judged by how far the points at its ends lie off the straight line, and is complete
-    where they are far apart.
+    The doubt about an interval is judged by how far the points at its ends lie off the straight line. Intervals whose
+    ends are far apart come first, the largest sizes before the others: most of a device's time goes into large batches.
 
     >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 8: 2.0}, 64)
     (1, 8, 64)
     >>> next_size({1: 1.0, 8: 8.0, 64: 64.0}, 64)
-    3
+    23
     >>> next_size({1: 1.0, 2: 1.0, 4: 1.1, 8: 2.0}, 8)
     3
     >>> next_size({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, 8) is None
@@ -102,7 +102,7 @@ def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
         return wanted if wanted not in whole_s else None
     sizes = sorted(whole_s)
     doubts = {
-        (low, high): (_doubt(whole_s, sizes, index) if high <= FAR_APART * low else 1.0) * np.log(high / low)
+        (low, high): high if high > FAR_APART * low else _doubt(whole_s, sizes, index) * np.log(high / low)
         for index, (low, high) in enumerate(pairwise(sizes))
         if middle(low, high)
     }
