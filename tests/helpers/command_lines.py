@@ -24,7 +24,7 @@ SMALL = {
     "plan": "--believed",
     "predict": "--device cpu",
     "explain": "--max-batch 4 --picture steps.png",
-    "tune": "--gap 0.1 --devices a100=1,t4=1",
+    "tune": "--gap 0.1 --believed",
     "simulate": "--hours 0.0005",
     "serve": "",
     "kubernetes": "",

@@ -21,7 +21,7 @@ def made_once(make: Callable[..., None]) -> Callable[..., Path]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.exists():
                 unfinished = place.with_name(f"{place.name}.unfinished")
-                unfinished.mkdir()
+                unfinished.mkdir(exist_ok=True)
                 make(unfinished, *arguments)
                 unfinished.rename(place)
         return place

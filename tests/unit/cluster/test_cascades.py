@@ -115,6 +115,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     monkeypatch.setattr("isobatch.cluster.cascades.best_simulated", partial(best_simulated, effort=HASTIER))
+    monkeypatch.setattr("isobatch.cluster.cascades.SIMULATED", 1000)
     monkeypatch.chdir(material(tmp_path))
     return tmp_path
 
