@@ -57,6 +57,13 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+def left_in(folder: Path) -> list[str]:
+    """What the command has left in its folder. Replicas of all Rays divide the cores by files in one folder, which
+    stays."""
+    own = {temporary(folder) / f"isobatch-cores-{os.getuid()}"}
+    return [str(path) for path in temporary(folder).rglob("*") if path not in own]
+
+
 @contextmanager
 def serving(
     folder: Path, file: Path, *options: str, at: Path = ROOT

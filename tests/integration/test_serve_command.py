@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.serving import END_S, marked, serving, temporary
+from tests.helpers.serving import END_S, left_in, marked, serving
 from tests.helpers.toy_graph import application, cut_at
 
 # A user's own network, which takes half a second for each block, in a folder with the name of one of ours.
@@ -81,14 +81,14 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
         assert {503} <= statuses <= {200, 503, 504}  # 200 or 504: those that came in before the front was gone
         assert process.wait(END_S) == 0
         assert marked(mark) == []
-        assert list(temporary(tmp_path).iterdir()) == []
+        assert left_in(tmp_path) == []
 
 
 def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
     endless = {"model": str(tmp_path), "loader": "tests.helpers.toy_model:load_endless", "drain_s": 10 * END_S}
     file = serve_file(tmp_path, {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": endless})
     with serving(tmp_path, file) as (process, base, mark), ThreadPoolExecutor(1) as pool:
-        assert list(temporary(tmp_path).iterdir())
+        assert left_in(tmp_path)
         slow = pool.submit(predict, base, [[4, 7]])
         assert eventually(lambda: launches(base))
         to_the_group(signal.SIGINT, process)
@@ -98,4 +98,4 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert process.wait(END_S) == 130  # it would have waited for ten times as long
         assert slow.exception()
         assert marked(mark) == []
-        assert list(temporary(tmp_path).iterdir()) == []
+        assert left_in(tmp_path) == []

@@ -21,7 +21,7 @@ from isobatch.cluster.cli import app
 from isobatch.deployments.processes import descendants
 from tests.helpers.asking import eventually
 from tests.helpers.command_lines import ROOT, SERVED, tutorial_lines
-from tests.helpers.serving import END_S, marked, serving, temporary
+from tests.helpers.serving import END_S, left_in, marked, serving
 
 INTERRUPTED = 130
 
@@ -77,7 +77,7 @@ def test_when_rays_agent_is_killed_it_ends_with_a_sentence_and_leaves_no_process
     assert demo.process.returncode == 1
     assert "Ray ended unexpectedly" in output
     assert marked(demo.mark) == []
-    assert list(temporary(demo.folder).iterdir()) == []
+    assert left_in(demo.folder) == []
 
 
 def name_of(process: int) -> str:

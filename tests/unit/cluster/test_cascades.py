@@ -35,7 +35,7 @@ class Images:
         raise AssertionError("nothing is encoded here")
 
 
-LONGER = replace(HASTY, last_inputs=4000, last_slos=20)  # a minute's search is tested where plans are chosen
+LONGER = replace(HASTY, last_inputs=2000, last_slos=20)  # a minute's search is tested where plans are chosen
 
 
 def timed(blocks: int, block_s: float) -> Timed:

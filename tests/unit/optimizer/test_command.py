@@ -56,7 +56,7 @@ def test_tables_and_a_file(profile: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
-    hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    hasty = replace(DEFAULT_EFFORT, inputs=300, slos=3, last_inputs=600, last_slos=3, most=1500)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4"
 
