@@ -58,10 +58,9 @@ def marked(mark: str) -> list[str]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What the command has left in its folder. Replicas of all Rays divide the cores by files in one folder, which
-    stays."""
-    own = {temporary(folder) / f"isobatch-cores-{os.getuid()}"}
-    return [str(path) for path in temporary(folder).rglob("*") if path not in own]
+    """The folders that the command has left for itself. The one by which all Rays divide the cores stays."""
+    names = {path.name for path in temporary(folder).glob("isobatch-*")}
+    return sorted(names - {f"isobatch-cores-{os.getuid()}"})
 
 
 @contextmanager

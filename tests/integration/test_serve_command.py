@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.serving import END_S, left_in, marked, serving
+from tests.helpers.serving import END_S, left_in, marked, serving, temporary
 from tests.helpers.toy_graph import application, cut_at
 
 # A user's own network, which takes half a second for each block, in a folder with the name of one of ours.
@@ -98,4 +98,4 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert process.wait(END_S) == 130  # it would have waited for ten times as long
         assert slow.exception()
         assert marked(mark) == []
-        assert left_in(tmp_path) == []
+        assert list(temporary(tmp_path).iterdir()) == []
