@@ -1,11 +1,14 @@
 """Every test is marked by its folder; unit tests may not start Ray."""
 
+import gc
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.helpers import made_once
 
 # A slow or busy machine is no failure. Each run draws other examples, so that few at a time become many; where CI is
 # set, all runs draw the same. A failure prints the line that repeats it, and is tried first in the next run.
@@ -19,8 +22,24 @@ settings.register_profile(
 )
 settings.load_profile("isobatch")
 
+# All that is imported and collected stays: to scan it again and again takes a seventh of the processor's time.
+gc.disable()
+
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all processes of this run of tests share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_once(run_folder: Path) -> None:
+    made_once.FOLDER = run_folder
+
 
 # In this order: Ray reads its settings when it is imported, by whichever test.
 KINDS = ("integration", "unit", "perf", "fuzz")
@@ -48,3 +67,5 @@ def pytest_collection_finish() -> None:
     """Ray reads its settings when it is imported, and the integration tests have settings of their own."""
     if "ray" in sys.modules:
         raise pytest.UsageError("a test file imports ray when it is collected: import it inside the tests")
+    gc.freeze()
+    gc.enable()

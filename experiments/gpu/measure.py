@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.backend.families import NAMES, own_cache
+from experiments.backend.families import NAMES, config, own_cache
 from experiments.gpu import answers, decoder, hops, page, systems, tables
 from experiments.gpu.tables import TableSetting
 from isobatch.cluster.profiling import links
@@ -67,6 +67,8 @@ def _measure(wish: argparse.Namespace) -> None:
     setting = TableSetting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
+    for name in setting.networks:
+        config(name)  # an unknown one is refused before anything is measured
     results = Results.of(wish, setting)
     with own_cache():
         for part in parts(setting, wish):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8000"  # where the README's server runs
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 
-# These options are appended to a line, so that it measures for a moment instead of a minute.
+# These options are appended to a line, so that it measures or searches for a moment instead of a minute.
 SMALL = {
     "prepare": "--max-rows 60",
     "deploy": "",
@@ -19,12 +19,12 @@ SMALL = {
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
-    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 600000",
+    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 600000 --devices cpu=1",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "--believed",
     "predict": "--device cpu",
     "explain": "--max-batch 4 --picture steps.png",
-    "tune": "--gap 0.1",
+    "tune": "--gap 0.1 --believed",
     "simulate": "--hours 0.0005",
     "serve": "",
     "kubernetes": "",

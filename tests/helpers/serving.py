@@ -20,6 +20,7 @@ from experiments.shared.machine import free_port
 from isobatch.deployments.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
+END_S = 60.0  # how long the end may take that a signal asks for, on however busy a machine
 SERVE = [sys.executable, "-m", "isobatch.cluster.cli", "serve"]
 
 
@@ -54,6 +55,12 @@ def marked(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def left_in(folder: Path) -> list[str]:
+    """The folders that the command has left for itself. The one by which all Rays divide the cores stays."""
+    names = {path.name for path in temporary(folder).glob("isobatch-*")}
+    return sorted(names - {f"isobatch-cores-{os.getuid()}"})
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """A tiny network that gives texts several labels, trained in a second on texts that are made up."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.helpers.made_once import made_once
 from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 NAMES = ("sport", "money", "art", "rare")
@@ -39,19 +38,17 @@ def flags(found: list[Text]) -> np.ndarray:
     return np.array([[int(name in labels) for name in NAMES] for _, labels in found])
 
 
-@cache
-def label_network() -> Path:
-    """The directory of the trained network: a Hugging Face checkpoint without ramps."""
+@made_once
+def label_network(folder: Path) -> None:
+    """The trained network: a Hugging Face checkpoint without ramps."""
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-labels-"))
     tokenizer = save_tokenizer(folder, [*(word for words in WORDS for word in words), *OTHERS])
     torch.manual_seed(0)
     config = bert_config(len(tokenizer), NAMES, problem_type="multi_label_classification")
     model = transformers.BertForSequenceClassification(config)
     _train(model, tokenizer)
     model.eval().save_pretrained(folder)
-    return folder
 
 
 def _train(model: Any, tokenizer: Any) -> None:

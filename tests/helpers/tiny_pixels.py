@@ -3,7 +3,6 @@
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,20 @@ import torch
 from PIL import Image
 
 from experiments.shared.scenes import GRID, NAMES, SIDE, drawn, on_grid, scene_network
+from tests.helpers.made_once import made_once
 
 
-@cache
-def pixel_network(steps: int = 150) -> Path:
-    """The directory of the trained network: a Hugging Face checkpoint without ramps."""
-    folder = Path(mkdtemp(prefix="tiny-pixels-"))
-    scene_network(folder, steps)
-    return folder
+@made_once
+def pixel_network(folder: Path) -> None:
+    """The trained network: a Hugging Face checkpoint without ramps."""
+    scene_network(folder, steps=75)
 
 
-@cache
-def upernet(over: str = "convnext") -> Path:
+@made_once
+def upernet(folder: Path, over: str) -> None:
     """A UperNet over ConvNeXt, ResNet or Swin with random weights, for the same pictures."""
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-upernet-"))
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "convnext": (
             transformers.ConvNextConfig,
@@ -55,15 +52,13 @@ def upernet(over: str = "convnext") -> Path:
     transformers.SegformerImageProcessorPil(
         size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
     ).save_pretrained(folder)
-    return folder
 
 
-@cache
-def beit(shared: bool = False) -> Path:
+@made_once
+def beit(folder: Path, shared: bool) -> None:
     """A BEiT with random weights, for the same pictures. `shared`: all layers have one bias of positions."""
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-beit-"))
     torch.manual_seed(0)
     config = transformers.BeitConfig(
         num_channels=1, image_size=SIDE, patch_size=16, hidden_size=16, num_hidden_layers=7, num_attention_heads=2,
@@ -75,7 +70,6 @@ def beit(shared: bool = False) -> Path:
     transformers.SegformerImageProcessorPil(
         size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
     ).save_pretrained(folder)
-    return folder
 
 
 @cache

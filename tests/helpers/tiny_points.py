@@ -1,8 +1,6 @@
 """Tiny ViTPoses: one for small pictures of three coloured spots, trained in seconds, and random ones of every kind."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +10,12 @@ from numpy.typing import NDArray
 from isobatch.deployments.points import on_maps
 from isobatch.deployments.prepare.bridges import SPREAD, squared_distances
 from isobatch.profiles.model import Sides
+from tests.helpers.made_once import made_once
 
 READS, GRID, PATCH = (64, 48), (32, 24), 8
 NAMES = ("red", "green", "blue")
 SIDES, SPOT = Sides(60, 50), 4  # of the pictures, and of half a spot
+STEPS = 150
 HARD = 0.3  # of the pictures: their spots are dim and their noise strong
 
 
@@ -49,17 +49,15 @@ def _config(**options: Any) -> Any:
     return transformers.VitPoseConfig(backbone_config=inner, **ids, **options)
 
 
-def _saved(model: Any) -> Path:
+def _save(model: Any, folder: Path) -> None:
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-points-"))
     model.eval().save_pretrained(folder)
     transformers.VitPoseImageProcessorPil(size={"height": READS[0], "width": READS[1]}).save_pretrained(folder)
-    return folder
 
 
-@cache
-def random_network(kind: str) -> Path:
+@made_once
+def random_network(folder: Path, kind: str) -> None:
     """`classic`: with the other head; `experts`: of ViTPose++; `early`: whose head reads an earlier layer."""
     import transformers
 
@@ -69,12 +67,12 @@ def random_network(kind: str) -> Path:
         "experts": {"inner": {"num_experts": 2, "part_features": 8}},
         "early": {"inner": {"out_indices": [3]}},
     }
-    return _saved(transformers.VitPoseForPoseEstimation(_config(**options[kind])))
+    _save(transformers.VitPoseForPoseEstimation(_config(**options[kind])), folder)
 
 
-@cache
-def point_network(steps: int = 150) -> Path:
-    """The directory of the trained network: a Hugging Face checkpoint without ramps."""
+@made_once
+def point_network(folder: Path) -> None:
+    """The trained network: a Hugging Face checkpoint without ramps."""
     import transformers
 
     torch.manual_seed(0)
@@ -84,15 +82,15 @@ def point_network(steps: int = 150) -> Path:
     maps = torch.from_numpy(np.exp(squared_distances(places, *GRID) / (-2 * SPREAD**2))).float()
     maps = maps.reshape(len(pixels), len(NAMES), *GRID)
     optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=steps)
-    for _ in range(steps):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=STEPS)
+    for _ in range(STEPS):
         rows = torch.randint(len(pixels), (32,))
         loss = 1e3 * torch.nn.functional.mse_loss(model(pixel_values=pixels[rows]).heatmaps, maps[rows])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
-    return _saved(model)
+    _save(model, folder)
 
 
 def encoded(pictures: NDArray[np.uint8]) -> NDArray[np.float32]:

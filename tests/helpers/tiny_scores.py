@@ -1,14 +1,14 @@
 """Tiny networks with one output, trained in a second on texts that are made up: a reranker, and one of numbers."""
 
 import json
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.helpers.made_once import made_once
+from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 TOPICS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"))
@@ -53,30 +53,28 @@ def pairs(found: list[List]) -> tuple[list[tuple[str, str]], np.ndarray]:
     return values, np.array([each for *_, relevance in found for each in relevance])
 
 
-@cache
-def reranker() -> Path:
-    """The directory of a trained network: a Hugging Face checkpoint without ramps."""
+@made_once
+def reranker(folder: Path) -> None:
+    """A trained network: a Hugging Face checkpoint without ramps."""
     values, relevance = pairs(lists(STEPS * TEXTS // DOCUMENTS, seed=1000))
-    return _trained([list(each) for each in zip(*values, strict=True)], relevance / 2, None)
+    _save_trained(folder, [list(each) for each in zip(*values, strict=True)], relevance / 2, None)
 
 
-@cache
-def network_of_numbers() -> Path:
+@made_once
+def network_of_numbers(folder: Path) -> None:
     texts, numbers = zip(*numbered(STEPS * TEXTS, seed=1000), strict=True)
-    return _trained([list(texts)], np.array(numbers), "regression")
+    _save_trained(folder, [list(texts)], np.array(numbers), "regression")
 
 
-def _trained(columns: list[list[str]], targets: np.ndarray, problem: str | None) -> Path:
+def _save_trained(folder: Path, columns: list[list[str]], targets: np.ndarray, problem: str | None) -> None:
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-scores-"))
     tokenizer = save_tokenizer(folder, [*(word for words in TOPICS for word in words), *OTHERS])
     torch.manual_seed(0)
     config = bert_config(len(tokenizer), ("score",), problem_type=problem)
     model = transformers.BertForSequenceClassification(config)
     _train(model, tokenizer, columns, torch.from_numpy(targets).float()[:, None], problem)
     model.eval().save_pretrained(folder)
-    return folder
 
 
 def _train(model: Any, tokenizer: Any, columns: list[list[str]], targets: torch.Tensor, problem: str | None) -> None:
@@ -88,6 +86,21 @@ def _train(model: Any, tokenizer: Any, columns: list[list[str]], targets: torch.
         optimiser.zero_grad()
         miss(model(**tokens).logits, targets[rows]).backward()
         optimiser.step()
+
+
+@made_once
+def prepared_reranker(folder: Path) -> None:
+    """`out`: the reranker with ramps that may lose a lot. Beside it lie its data and what the command printed."""
+    data = in_lists(folder / "a.jsonl", lists(300, seed=7))
+    with prepared_network(folder, reranker(), data, "8%", "--queries") as output:
+        (folder / "output.txt").write_text(output)
+
+
+@made_once
+def prepared_network_of_numbers(folder: Path) -> None:
+    data = in_numbers(folder / "a.csv", numbered(900, seed=7))
+    with prepared_network(folder, network_of_numbers(), data, "5%") as output:
+        (folder / "output.txt").write_text(output)
 
 
 @torch.inference_mode()

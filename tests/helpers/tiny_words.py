@@ -1,13 +1,12 @@
 """A tiny network that labels words, trained in a second on sentences that are made up: who, and where."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.helpers.made_once import made_once
 from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC")
@@ -43,19 +42,17 @@ def sentences(count: int, seed: int = 0) -> list[Sentence]:
     return [sentence(random) for _ in range(count)]
 
 
-@cache
-def word_network() -> Path:
-    """The directory of the trained network: a Hugging Face checkpoint without ramps."""
+@made_once
+def word_network(folder: Path) -> None:
+    """The trained network: a Hugging Face checkpoint without ramps."""
     import transformers
 
-    folder = Path(mkdtemp(prefix="tiny-words-"))
     tokenizer = save_tokenizer(folder, [*PEOPLE, *SURNAMES, *PLACES, *OTHERS, *CONTINUED])
     torch.manual_seed(0)
     config = bert_config(len(tokenizer), NAMES)
     model = transformers.BertForTokenClassification(config)
     _train(model, tokenizer)
     model.eval().save_pretrained(folder)
-    return folder
 
 
 def _train(model: Any, tokenizer: Any) -> None:

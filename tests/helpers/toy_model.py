@@ -109,10 +109,6 @@ def load_leisurely(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy(pause_s=0.1)
 
 
-def load_slow(directory: str | Path, device: str, dtype: str) -> Toy:
-    return Toy(pause_s=0.5)
-
-
 def load_endless(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy(pause_s=60.0)
 

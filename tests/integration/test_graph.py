@@ -56,13 +56,6 @@ def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_where_no_plan_keeps_the_slo_the_start_says_so(deployed: Put, tmp_path: Path) -> None:
-    impossible = application(tmp_path, cut_at())
-    impossible["args"] |= {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}
-    with pytest.raises(UserError, match="SLO"):
-        deployed(impossible)
-
-
 def test_pipelines_side_by_side_answer_as_one(leisurely: str, lead: Callable[[Plan], None]) -> None:
     lead(Plan(cut_at(2).placements, beside=(cut_at(),)))
     wanted = [[block, label] for label in range(10) for block in range(4)]

@@ -28,9 +28,9 @@ from tests.helpers.asking import ask, eventually
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.fluid_application import MEDIUM, question
 from tests.helpers.serving import in_a_thread
-from tests.helpers.tiny_pixels import GRID, drawn, pixel_network, png
+from tests.helpers.tiny_pixels import GRID, drawn, png, upernet
 from tests.helpers.tiny_points import NAMES as COLOURS
-from tests.helpers.tiny_points import SIDES, point_network, reference, spots
+from tests.helpers.tiny_points import SIDES, random_network, reference, spots
 from tests.helpers.tiny_words import word_network
 from tests.integration.conftest import Put, Run
 
@@ -260,7 +260,10 @@ def drop(page: Any, picture: Any) -> None:
 
 def test_a_map_lies_over_the_dropped_picture(browser: Any) -> None:
     (picture,) = drawn(1, seed=9).pictures
-    with unsteered(AppConfig(model=str(pixel_network()), slo_ms=60_000)) as url, page_at(browser, url, PHONE) as phone:
+    with (
+        unsteered(AppConfig(model=str(upernet("convnext")), slo_ms=60_000)) as url,
+        page_at(browser, url, PHONE) as phone,
+    ):
         drop(phone, picture)
         phone.wait_for_selector("#answer .map img:nth-child(2)")
         shown, over = phone.locator("#answer .map img").all()
@@ -272,8 +275,11 @@ def test_a_map_lies_over_the_dropped_picture(browser: Any) -> None:
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_points_lie_on_the_dropped_picture(browser: Any, width: int) -> None:
     (picture,) = spots(1, seed=9).pictures
-    _, (points,) = reference(picture[None], point_network())
-    with unsteered(AppConfig(model=str(point_network()), slo_ms=60_000)) as url, page_at(browser, url, width) as page:
+    _, (points,) = reference(picture[None], random_network("classic"))
+    with (
+        unsteered(AppConfig(model=str(random_network("classic")), slo_ms=60_000)) as url,
+        page_at(browser, url, width) as page,
+    ):
         drop(page, picture)
         page.wait_for_selector("#answer .map svg[viewBox]")
         shown = page.locator("#answer .map img").bounding_box()

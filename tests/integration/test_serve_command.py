@@ -6,31 +6,32 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
-from isobatch.deployments.processes import descendants
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.serving import marked, serving, temporary
+from tests.helpers.serving import END_S, left_in, marked, serving, temporary
 from tests.helpers.toy_graph import application, cut_at
 
-END_S = 60.0  # how long the end may take that a signal asks for, on however busy a machine
+# A user's own network, which takes half a second for each block, in a folder with the name of one of ours.
+OWN_NETWORK = """
+import isobatch.optimizer, optimizer
 
 
-@contextmanager
-def served(folder: Path, loader: str, **told: object) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command at work on a toy network."""
-    application = {"name": "isobatch", "import_path": "isobatch.deployments.app:build"}
-    application |= {"args": {"model": str(folder), "loader": loader, "slo_ms": 60_000, **told}}
+def load(directory, device, dtype):
+    assert optimizer is not isobatch.optimizer
+    return optimizer.Toy(pause_s=0.5)
+"""
+
+
+def serve_file(folder: Path, application: dict[str, Any]) -> Path:
     file = folder / "serve.yaml"
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    with serving(folder, file) as found:
-        yield found
+    return file
 
 
 def to_the_group(number: int, process: subprocess.Popen[str]) -> None:
@@ -57,11 +58,21 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
     """Meanwhile whoever asks is told 503.
 
     SIGTERM as `timeout` sends it, SIGHUP as a terminal that closes. None of them ends a process of Ray, and two that
-    come together are one.
+    come together are one. The network is of the user's working directory, which comes before all packages on the path
+    of the front and of every replica, and may have folders with the names of ours.
     """
-    with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
+    with ZipFile(tmp_path / "mine.zip", "w") as packed:
+        packed.writestr("mine/optimizer/__init__.py", inspect.getsource(toy_model))
+        packed.writestr("mine/optimizer/network.py", OWN_NETWORK)
+    theirs = application(tmp_path, cut_at(2), "optimizer.network:load", model=str(tmp_path), slo_ms=60_000)
+    theirs["runtime_env"] = {"working_dir": (tmp_path / "mine.zip").as_uri()}
+    with (
+        serving(tmp_path, serve_file(tmp_path, theirs), at=tmp_path) as (process, base, mark),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert [split["blocks"] for split in ask(base, "GET", "/stats")[1]["splits"]] == [[0, 2], [2, 4]]
         assert any("haproxy" in line for line in marked(mark))
-        slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
+        slow = pool.submit(predict, base, [[4, 7], [0, 3]])
         assert eventually(lambda: launches(base))
         to_the_group(signal.SIGHUP, process)
         to_the_group(signal.SIGTERM, process)
@@ -70,20 +81,14 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
         assert {503} <= statuses <= {200, 503, 504}  # 200 or 504: those that came in before the front was gone
         assert process.wait(END_S) == 0
         assert marked(mark) == []
-        assert ours(tmp_path) == []
-
-
-def ours(folder: Path) -> list[Path]:
-    """What the command has left in the folder for temporary files."""
-    return list(temporary(folder).iterdir())
+        assert left_in(tmp_path) == []
 
 
 def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
-    with (
-        served(tmp_path, "tests.helpers.toy_model:load_endless", drain_s=10 * END_S) as (process, base, mark),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        assert ours(tmp_path)
+    endless = {"model": str(tmp_path), "loader": "tests.helpers.toy_model:load_endless", "drain_s": 10 * END_S}
+    file = serve_file(tmp_path, {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": endless})
+    with serving(tmp_path, file) as (process, base, mark), ThreadPoolExecutor(1) as pool:
+        assert left_in(tmp_path)
         slow = pool.submit(predict, base, [[4, 7]])
         assert eventually(lambda: launches(base))
         to_the_group(signal.SIGINT, process)
@@ -93,38 +98,4 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert process.wait(END_S) == 130  # it would have waited for ten times as long
         assert slow.exception()
         assert marked(mark) == []
-        assert ours(tmp_path) == []
-
-
-def test_when_rays_agent_is_killed_it_ends_with_a_sentence_and_leaves_no_process(tmp_path: Path) -> None:
-    """Ray's main process ends with its agent. Its GCS runs on, but nothing is served: a supervisor must see that."""
-    with served(tmp_path, "tests.helpers.toy_model:load") as (process, _, mark):
-        (agent,) = [each for each in descendants(process.pid) if "ray::DashboardAgent".startswith(name_of(each))]
-        os.kill(agent, signal.SIGKILL)
-        output, _ = process.communicate(timeout=END_S)
-        assert process.returncode == 1
-        assert "Ray ended unexpectedly" in output
-        assert marked(mark) == []
-        assert ours(tmp_path) == []
-
-
-def name_of(process: int) -> str:
-    return Path(f"/proc/{process}/comm").read_text().strip()
-
-
-def test_a_users_working_directory_may_have_folders_with_the_names_of_ours(tmp_path: Path) -> None:
-    """It comes before all packages on the path of the front and of every replica."""
-    with ZipFile(tmp_path / "mine.zip", "w") as packed:
-        packed.writestr("mine/optimizer/__init__.py", inspect.getsource(toy_model))
-        packed.writestr(
-            "mine/optimizer/network.py",
-            "import isobatch.optimizer, optimizer\n\ndef load(directory, device, dtype):\n"
-            "    assert optimizer is not isobatch.optimizer\n    return optimizer.Toy()\n",
-        )
-    theirs = application(tmp_path, cut_at(2), "optimizer.network:load", model=str(tmp_path))
-    theirs["runtime_env"] = {"working_dir": (tmp_path / "mine.zip").as_uri()}
-    file = tmp_path / "serve.yaml"
-    file.write_text(json.dumps({"applications": [theirs]}))
-    with serving(tmp_path, file, at=tmp_path) as (_, base, _):
-        assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
-        assert [split["blocks"] for split in ask(base, "GET", "/stats")[1]["splits"]] == [[0, 2], [2, 4]]
+        assert list(temporary(tmp_path).iterdir()) == []

@@ -3,8 +3,10 @@
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = {"experiments/results/NAME.json", "experiments/NAME/run.py"}
@@ -12,32 +14,66 @@ PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
 PACKAGES = (*PRODUCT, "experiments")
 
 
+# These say that something was said or done, and not what it is: a name says what a value holds.
+EMPTY_NAMES = {"told", "said", "found", "settled", "meant", "played"}
+
+
+class Facts(NamedTuple):
+    """Of a file; its syntax tree is not kept, as those of all files would make every later test slower."""
+
+    classes: list[str]  # at the top, and public
+    aliases: list[str]  # names at the top that stand for a type
+    imports: set[str]
+    names: set[str]  # of all functions, classes, arguments, and what is assigned
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def facts_of(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    facts = Facts(
+        [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")],
+        [
+            name.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for name in node.targets
+            if isinstance(name, ast.Name) and re.fullmatch(r"[A-Z]\w*[a-z]\w*", name.id)
+        ],
+        set(),
+        set(),
+    )
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                facts.names.add(name.strip("_").lower())
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                facts.names.add(name.strip("_").lower())
+            case ast.ImportFrom(module=str(name)):
+                facts.imports.add(name)
+            case ast.Import(names=names):
+                facts.imports.update(each.name for each in names)
+    return facts
+
+
+def sources(folders: Iterable[str]) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def public_classes(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Where each name is, of all classes at the top of a module."""
     found = defaultdict(list)
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in parsed(path).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(str(path.relative_to(ROOT)))
+    for path in sources(packages):
+        for name in facts_of(path).classes:
+            found[name].append(str(path.relative_to(ROOT)))
     return found
 
 
 def aliases() -> dict[str, list[str]]:
     """Where each name is that stands for a type, at the top of a module of the product."""
     found = defaultdict(list)
-    for package in PRODUCT:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in parsed(path).body:
-                targets = node.targets if isinstance(node, ast.Assign) else []
-                for name in (each.id for each in targets if isinstance(each, ast.Name)):
-                    if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
-                        found[name].append(str(path.relative_to(ROOT)))
+    for path in sources(PRODUCT):
+        for name in facts_of(path).aliases:
+            found[name].append(str(path.relative_to(ROOT)))
     return found
 
 
@@ -51,12 +87,8 @@ def test_no_name_of_a_type_is_that_of_a_class_too() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
-    wrong = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(parsed(path)):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else names
-            wrong += [(path.name, name) for name in names if ".test_" in name and name.startswith("tests.")]
+    imports = [(path.name, name) for path in sources(["tests"]) for name in facts_of(path).imports]
+    wrong = [(path, name) for path, name in imports if ".test_" in name and name.startswith("tests.")]
     assert not wrong, "what test modules share belongs to tests/helpers"
 
 
@@ -104,22 +136,5 @@ def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
     assert not [(where, name) for where, name in found if name not in ends | PATTERNS]
 
 
-# These say that something was said or done, and not what it is: a name says what a value holds.
-EMPTY_NAMES = {"told", "said", "found", "settled", "meant", "played"}
-
-
-def _names(path: Path) -> set[str]:
-    """All functions, classes, arguments, and what is assigned."""
-    names = set()
-    for node in ast.walk(parsed(path)):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                names.add(name)
-    return {name.strip("_").lower() for name in names}
-
-
 def test_names_say_what_they_hold() -> None:
-    sources = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
-    assert not {str(path): empty for path in sources if (empty := EMPTY_NAMES & _names(path))}
+    assert not {str(path): empty for path in sources(PRODUCT) if (empty := EMPTY_NAMES & facts_of(path).names)}

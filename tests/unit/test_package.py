@@ -1,7 +1,5 @@
 """isobatch is one package, and each of its modules has one name, from a checkout as from a wheel."""
 
-import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +11,6 @@ from isobatch.deployments.models.ramps import ExitRules
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 PARTS = ("profiles", "optimizer", "deployments", "cluster")
 
 
@@ -30,28 +27,6 @@ def test_a_part_has_no_second_name(part: str) -> None:
         with pytest.raises(ImportError, match=f"import isobatch.{part}"):
             import_module(name)
     assert part not in sys.modules
-
-
-def test_packages_of_others_with_these_names_are_untouched(tmp_path: Path) -> None:
-    """A user's own optimizer/ comes before everything else, as in the working_dir of a Ray cluster."""
-    for part in PARTS:
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "__init__.py").write_text("MINE = True\n")
-    (tmp_path / "optimizer" / "rules.py").write_text(
-        "import optimizer\nfrom isobatch.deployments.exits import entropy\nassert optimizer.MINE\n"
-    )
-    code = """
-import cluster, deployments, optimizer, profiles
-import isobatch.cluster.cli, isobatch.optimizer
-from isobatch.deployments.models.ramps import policy_at
-assert cluster.MINE and deployments.MINE and optimizer.MINE and profiles.MINE
-assert isobatch.optimizer.optimize
-print(policy_at("optimizer.rules:entropy").__module__)
-"""
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert ended.stdout == "isobatch.deployments.exits\n", ended.stderr
 
 
 def test_import_paths_before_the_first_release_still_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

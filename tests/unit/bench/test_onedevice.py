@@ -26,7 +26,7 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
-from tests.helpers.tiny_pixels import pixel_network
+from tests.helpers.tiny_pixels import upernet
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
 
 LAUNCH_S, BLOCK_S, FLOOR = 0.0004, 0.001, 16
@@ -131,7 +131,7 @@ def test_a_rate_is_found_by_bisection(limit: float) -> None:
 
 
 def test_a_network_that_labels_pixels_is_compared_by_its_load_alone() -> None:
-    model = load(pixel_network())
+    model = load(upernet("convnext"))
     pictures = Source([model.encode([picture]) for picture in scenes.drawn(3, seed=1).pictures])
     assert scored(model, pictures, ()) == (None, 1.0)
     whole, blocks = Plan((Placement("cpu", 1, (Split(0, 6, 2, ()),)),)), (64,) * 6

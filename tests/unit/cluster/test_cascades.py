@@ -35,7 +35,7 @@ class Images:
         raise AssertionError("nothing is encoded here")
 
 
-LONGER = replace(HASTY, last_inputs=4000, last_slos=20)  # a minute's search is tested where plans are chosen
+LONGER = replace(HASTY, last_inputs=2000, last_slos=20)  # a minute's search is tested where plans are chosen
 
 
 def timed(blocks: int, block_s: float) -> Timed:
@@ -115,6 +115,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     monkeypatch.setattr("isobatch.cluster.cascades.best_simulated", partial(best_simulated, effort=HASTIER))
+    monkeypatch.setattr("isobatch.cluster.cascades.SIMULATED", 1000)
     monkeypatch.chdir(material(tmp_path))
     return tmp_path
 

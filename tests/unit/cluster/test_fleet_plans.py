@@ -56,6 +56,18 @@ def plan(*options: str, **content: Any) -> str:
     return result.stdout
 
 
+@pytest.fixture(scope="module")
+def planned(profiles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plans of two applications, and their Serve file."""
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for file in profiles.iterdir():
+            Path(file.name).symlink_to(file)
+        plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
+    return folder
+
+
 TWO = [entry("reviews", "bert.json", least_per_s=3000, weight=2), entry("queries", rate_per_s=2000)]
 
 
@@ -86,21 +98,23 @@ def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: 
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
 
-def test_the_serve_file_serves_every_application_with_its_controller(folder: Path) -> None:
-    plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
-    content = serve_file(folder / "serve.yaml", {})
+def test_the_serve_file_serves_every_application_with_its_controller(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(planned)
+    content = serve_file("serve.yaml", {})
     assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]
     assert [each["args"]["application"] for each in controllers(content)] == ["reviews", "queries"]
     (arbiter,) = arbiters(content)
     own = {each["name"]: each["devices"] for each in arbiter["args"]["applications"]}
-    assert own == {name: read_plan(folder / f"{name}-plan.json").devices() for name in ("reviews", "queries")}
+    assert own == {name: read_plan(planned / f"{name}-plan.json").devices() for name in ("reviews", "queries")}
     assert arbiter["args"]["applications"][0] | {"devices": 0} == {
         "name": "reviews", "weight": 2.0, "least_per_s": 3000.0, "devices": 0, "controller": "reviews-controller",
     }  # fmt: skip
     shared = [each["args"]["shared"] for each in controllers(content)]
     assert shared == [arbiter["args"]["devices"]] * 2 == [{"v100": 2, "k80": 3}] * 2
     for each in served(content):
-        assert each["args"]["plan"] == str(folder / f"{each['name']}-plan.json")
+        assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
     _, service = objects(content, KubernetesPlace("image:1", "rwx"))
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
@@ -150,10 +164,10 @@ def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
 
 
 @pytest.fixture
-def content(folder: Path) -> dict[str, Any]:
+def content(planned: Path, folder: Path) -> dict[str, Any]:
     """The Serve file of two applications, their controllers and the arbiter, in this order."""
-    plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
-    written: dict[str, Any] = yaml.safe_load((folder / "serve.yaml").read_text())
+    (folder / "serve.yaml").write_text((planned / "serve.yaml").read_text())
+    written: dict[str, Any] = yaml.safe_load((planned / "serve.yaml").read_text())
     return written
 
 

@@ -94,7 +94,7 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
 def test_requests_are_in_no_log(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
         log.bind(("127.0.0.1", 0))
-        with haproxy(tmp_path, log=log.getsockname()[1]) as port:
+        with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, log=log.getsockname()[1]) as port:
             for path in ("/app/predict", "/other"):
                 asked(port, path)
             lines = []

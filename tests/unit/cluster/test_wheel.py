@@ -28,7 +28,7 @@ PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 DRIVER = """
 import cluster, deployments, optimizer, profiles
 import contextlib, dataclasses, functools, io, json, sys
-import isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve
+import isobatch.cluster.bench.compare, isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve
 import isobatch.cluster.cascades, isobatch.cluster.commands.up, isobatch.cluster.simulator.explained
 from isobatch.cluster.simulator import plan_choice
 from isobatch.cluster.cli import main
@@ -37,6 +37,7 @@ from isobatch.cluster.serving.serve_file import serve_file
 isobatch.cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
 isobatch.cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
 isobatch.cluster.commands.up.PROFILE_BUDGET_S = 0.1
+isobatch.cluster.bench.compare.STEPS, isobatch.cluster.cascades.SIMULATED = 1, 1000
 hasty = {"inputs": 300, "slos": 2, "last_inputs": 500, "last_slos": 2, "most": 2000, "cell": 20}
 for module, name in ((plan_choice, "DEFAULT_EFFORT"), (isobatch.cluster.simulator.explained, "EFFORT")):
     setattr(module, name, dataclasses.replace(getattr(module, name), **hasty))

@@ -118,6 +118,7 @@ def test_a_revision_is_what_it_was(bucket: Any, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match=rf"its checksum differs: {'0' * 16} is wanted, and {second[-16:]} lies there"):
         local(wrong)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     fetched.cache_clear()
     assert (local(second) / "config.json").read_bytes() == CONFIG + b" "
     with pytest.raises(UserError, match=rf"{URL}: cannot be fetched: Could not connect to the endpoint"):

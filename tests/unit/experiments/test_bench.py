@@ -1,17 +1,21 @@
-"""A result says under which conditions it was measured."""
+"""A result says under which conditions, and by which code, it was measured."""
 
 import json
-import subprocess
-from io import StringIO
-from math import inf
 from pathlib import Path
 
-from rich.console import Console
-
-from experiments.bench import Conditions, commit_of_tree, table, write
+from experiments.bench import Conditions, write
 from experiments.shared.machine import computes_bfloat16, processor, processor_flags
-from experiments.shared.results_page import measure_stale, stale
-from experiments.shared.version import code_of
+from experiments.shared.version import changed, code_of
+
+TREE = {
+    "experiments/claim/run.py": "from isobatch.profiles import a\nimport optimizer.b\nPATH = 'cluster.d:build'\n",
+    "profiles/__init__.py": "",
+    "profiles/a.py": 'import json\nFACTS = "facts.csv"\n',
+    "profiles/facts.csv": "1,2\n",
+    "optimizer/b.py": "def c() -> int:\n    return 1\n",
+    "cluster/d.py": "import numpy\n",
+    "deployments/unused.py": "",
+}
 
 
 def test_a_result_has_its_processor_commit_load_and_time(tmp_path: Path) -> None:
@@ -32,48 +36,33 @@ def test_flags_are_those_by_which_batches_are_cheap(tmp_path: Path) -> None:
     assert not computes_bfloat16(tmp_path / "none")
 
 
-def test_changes_of_the_tree_make_its_commit_uncertain(tmp_path: Path) -> None:
-    def git(*asked: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *asked], check=True)
-
-    assert commit_of_tree(tmp_path) == ""
-    (tmp_path / "a.py").write_text("1\n")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    clean = commit_of_tree(tmp_path)
-    (tmp_path / "a.py").write_text("2\n")
-    assert len(clean) == 8
-    assert commit_of_tree(tmp_path) == clean + "+"
+def test_all_that_a_benchmark_reaches_counts_and_nothing_else() -> None:
+    assert list(code_of("claim", TREE.get)) == sorted(set(TREE) - {"deployments/unused.py"})
 
 
-def test_figures_stand_beside_their_aims() -> None:
-    console = Console(width=80, record=True, file=StringIO())
-    console.print(table("bound", {"promise_error_p90": 0.05, "plan_s_p50": 7.0}))
-    missed, no_aim = (line for line in console.export_text(styles=True).splitlines() if "p90" in line or "p50" in line)
-    assert "≤ 0.03" in missed
-    assert "\x1b[1m" in missed
-    assert "≤" not in no_aim
+def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -> None:
+    before = code_of("claim", TREE.get)
+    same = TREE | {"optimizer/b.py": 'def c() -> int:\n    """One."""\n\n    return 1  # always\n'}
+    assert changed(before, code_of("claim", same.get)) == []
+    other = TREE | {"optimizer/b.py": "def c() -> int:\n    return 2\n", "profiles/facts.csv": "1,3\n"}
+    assert changed(before, code_of("claim", other.get)) == ["optimizer/b.py", "profiles/facts.csv"]
 
 
-def test_old_results_are_measured_while_the_budget_lasts() -> None:
-    at_s, took_s = 0.0, {"short": 10.0, "long": 100.0, "unknown": 15.0, "broken": 5.0}
+def test_the_name_of_the_package_around_the_product_is_no_change() -> None:
+    run, first = "experiments/claim/run.py", "deployments/__init__.py"
+    imports = [
+        "from experiments.shared import d",
+        "from isobatch.deployments.b import c",
+        "from isobatch.profiles import a",
+    ]
+    before = {run: "\n".join(sorted(line.replace("isobatch.", "") for line in imports)), first: '"""About it."""\n'}
+    refusal = before[first] + "if __name__ != 'isobatch.deployments':\n    raise ImportError('another name')\n"
+    found = code_of("claim", (TREE | {run: "\n".join(imports), first: refusal}).get)
+    assert code_of("claim", (TREE | before).get) == found
+    assert {"profiles/a.py", first} <= set(found)
 
-    def measure(claim: str, within_s: float) -> bool:
-        nonlocal at_s
-        at_s += min(took_s[claim], within_s)
-        return claim != "broken" and took_s[claim] <= within_s
 
-    claims = [(10.0, "short"), (20.0, "broken"), (100.0, "long"), (inf, "unknown")]
-    assert measure_stale(50.0, claims, measure, lambda: at_s) == ["broken", "long"]
-    assert at_s == 30.0
-
-
-def test_results_of_other_code_are_old_as_are_those_that_are_missing(tmp_path: Path) -> None:
-    code = " ".join(f"{path}={mark}" for path, mark in code_of("forecast").items())
-    for name, kept in (("forecast", {"code": code}), ("sim", {"code": "a.py=1", "seconds": 7})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-    old = stale(tmp_path)
-    assert old[0] == (7, "sim")
-    assert (inf, "real") in old
-    assert "forecast" not in [claim for _, claim in old]
+def test_benchmarks_reach_the_product() -> None:
+    found = code_of("serve")
+    assert {"deployments/app.py", "deployments/dispatch/dispatcher.py", "optimizer/plan.py"} <= set(found)
+    assert "optimizer/goals/latency.py" in found, "the package imports all its files"

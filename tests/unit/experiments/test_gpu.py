@@ -1,17 +1,15 @@
 """What is meant for an accelerator runs here in small form, and needs no Ray."""
 
-import argparse
 import json
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from experiments.gpu import answers, measure, page, systems, tables
 from isobatch.cluster.bench import compare
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -93,62 +91,8 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     assert json.loads(results.read_text())["failed"] == {}
 
 
-def test_a_part_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = tables.TableSetting("cpu", "float32")
-    results = measure.Results(tmp_path / "results-cpu.json", None, {}, {}, {})
-    measure._measure_part(measure.GpuPart("endless", lambda: time.sleep(60)), results, 0.05, setting)
-    assert results.failed == {"endless": "TimeoutError: its time of 0 s is over"}
-    assert json.loads((tmp_path / "results-cpu.json").read_text())["failed"] == results.failed
-
-
-def test_where_cuda_is_broken_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an illegal access nothing works any more in this one."""
-    run: list[list[str]] = []
-    monkeypatch.setattr(measure.os, "execv", lambda program, arguments: run.append(arguments))
-    monkeypatch.setattr(measure.torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
-    setting, results = tables.TableSetting("cuda", "float16"), measure.Results(tmp_path / "r.json", None, {}, {}, {})
-    part = measure.GpuPart("decoder", partial(out_of_memory, None))
-    measure._measure_part(part, results, 60.0, setting)
-    assert not run
-    monkeypatch.setattr(measure.torch.cuda, "synchronize", partial(out_of_memory, None))
-    measure._measure_part(part, results, 60.0, setting)
-    ((_, _, module, *arguments),) = run
-    assert module == "experiments.gpu.measure"
-    assert arguments[-2] == "--minutes"
-    assert 0.9 < float(arguments[-1]) <= 1.0
-
-
 def out_of_memory(setting: object) -> None:
     raise RuntimeError("CUDA out of memory")
-
-
-def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
-    wish = argparse.Namespace(small=False, seconds=0.5, out=tmp_path)
-    names = [part.name for part in measure.parts(tables.TableSetting("cuda", "float16"), wish)]
-    half = next(iter(systems.SURVIVALS))
-    told, *names = names
-    assert told == measure.ANSWERS
-    first = ["bert-large 176", measure.DECODER, measure.LINK, f"bert-large 176, {half}", measure.LIVE, "bert-large 64"]
-    assert names[:6] == first
-    others = ["bert-large 176", "bert-large 64", "bert-large 128", "bert-large 384", "vit-base", "resnet-50"]
-    others += [f"{name} {length}" for name in ("bert-base", "distilbert") for length in (64, 128, 384)]
-    compared = [f"{name}, {survival}" for name in others for survival in systems.SURVIVALS]
-    assert sorted(names) == sorted([measure.LIVE, measure.LINK, measure.DECODER, *others, *compared])
-    assert min(map(names.index, compared[1:])) > max(map(names.index, others)), "tables come first"
-
-
-def test_results_without_versions_are_on_the_page(tmp_path: Path) -> None:
-    found = {
-        "dtype": "float16",
-        "backend": "torch",
-        "date": "2026-01-02",
-        "parts": {"decoder": {"tokens_per_s_2": 7.0}},
-    }
-    (tmp_path / "results-h100.json").write_text(json.dumps(found))
-    (tmp_path / "gpu.md").write_text(f"{page.BEGIN}{page.END}")
-    page.write(tmp_path / "gpu.md", tmp_path)
-    assert "| h100, float16, torch, 2026-01-02 | decoder | tokens_per_s_2 7 |" in (tmp_path / "gpu.md").read_text()
 
 
 def test_a_rate_is_compared_with_the_published_one() -> None:
@@ -164,7 +108,6 @@ def test_a_rate_is_compared_with_the_published_one() -> None:
     ("asked", "told"),
     [
         (["--device", "cuda:77"], "device = 'cuda:77': this machine has"),
-        (["--backend", "graphs"], "cpu does not have"),
         (["--networks", "bert"], "'bert' is none of bert-base"),
     ],
 )
@@ -172,6 +115,12 @@ def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tm
     small = ["--device", "cpu", "--dtype", "float32", "--small", "--networks", "distilbert", "--out", str(tmp_path)]
     with pytest.raises(SystemExit, match=told):
         measure.main([*small, *asked])
+    assert not list(tmp_path.iterdir()), "nothing was measured"
+
+
+def test_a_backend_that_this_device_does_not_have_is_one_line() -> None:
+    with pytest.raises(UserError, match="cpu does not have"):
+        tables.network("distilbert", tables.TableSetting("cpu", "float32", "graphs", layers=2))
 
 
 def test_it_needs_what_a_machine_with_an_accelerator_has() -> None:

@@ -51,8 +51,9 @@ def test_each_restriction_is_charged_what_it_costs() -> None:
     assert both[LATENCY] > 0.1, "either block has the time for eight, but not both"
 
 
-def test_the_parts_and_what_is_kept_add_up() -> None:
-    problem = playable(2)
+@pytest.mark.parametrize("seed", [3, 5])
+def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
+    problem = playable(seed)
     assert problem is not None
     facts, objective = problem
     plan = side_by_side(facts, objective, 0.01)

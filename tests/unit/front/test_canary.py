@@ -80,7 +80,7 @@ def test_a_shadow_answers_no_client_and_is_compared() -> None:
 def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Other labels, late answers and refusals alike; its clients get the present network's answers meanwhile."""
     other = Other()
-    with client(other, agreement=0.9)[0] as front:
+    with client(other, agreement=0.99)[0] as front:
         for _ in range(20):
             assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
         setattr(other, fault, "8" if fault == "label" else True)

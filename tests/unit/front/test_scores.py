@@ -13,13 +13,11 @@ from isobatch.deployments.models.ramps import read_rules, write_rules
 from isobatch.deployments.transport.packed import pack, unpack, wanting_best
 from isobatch.profiles.promise import RULES
 from tests.helpers.documented import DocumentedClient, check_interface, served
-from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_scores import (
-    in_lists,
-    in_numbers,
     lists,
     network_of_numbers,
-    numbered,
+    prepared_network_of_numbers,
+    prepared_reranker,
     reference_outputs,
     reranker,
 )
@@ -31,24 +29,20 @@ def serving(folder: Path, **fields: Any) -> DocumentedClient:
     return served(model=str(folder), name="scores", device="cpu", max_inputs=64, **fields)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    place = tmp_path_factory.mktemp("ranks")
-    with prepared_network(place, reranker(), in_lists(place / "a.jsonl", lists(300, seed=7)), "8%", "--queries"):
-        yield place / "out"
+@pytest.fixture
+def ranks() -> Path:
+    return prepared_reranker() / "out"
 
 
 @pytest.fixture(scope="module")
-def client(ranks: Path) -> Iterator[DocumentedClient]:
-    with serving(ranks) as client:
+def client() -> Iterator[DocumentedClient]:
+    with serving(prepared_reranker() / "out") as client:
         yield client
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    place = tmp_path_factory.mktemp("numbers")
-    with prepared_network(place, network_of_numbers(), in_numbers(place / "a.csv", numbered(900, seed=7)), "5%"):
-        yield place / "out"
+@pytest.fixture
+def numbers() -> Path:
+    return prepared_network_of_numbers() / "out"
 
 
 def near(expected: Any) -> Any:
@@ -79,10 +73,10 @@ def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> No
 
 
 @pytest.fixture(scope="module")
-def strict(ranks: Path) -> Path:
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same network, with ramps that let no document go because its score is sure."""
-    folder = ranks.with_name("strict")
-    shutil.copytree(ranks, folder)
+    folder = tmp_path_factory.mktemp("scores") / "strict"
+    shutil.copytree(prepared_reranker() / "out", folder)
     rules = read_rules(folder / RULES)
     ramps = tuple(ramp.model_copy(update={"threshold": 0.0}) for ramp in rules.ramps)
     write_rules(folder, rules.model_copy(update={"ramps": ramps}))

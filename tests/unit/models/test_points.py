@@ -18,7 +18,6 @@ from tests.helpers.backend_parity import assert_same
 from tests.helpers.tiny_points import GRID, NAMES, READS, SIDES, point_network, random_network, reference, spots
 
 PICTURES = spots(5, seed=9).pictures
-CELLS = GRID[0] * GRID[1]
 
 
 @pytest.fixture(scope="module")

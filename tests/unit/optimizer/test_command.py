@@ -56,7 +56,7 @@ def test_tables_and_a_file(profile: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
-    hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    hasty = replace(DEFAULT_EFFORT, inputs=300, slos=3, last_inputs=600, last_slos=3, most=1500)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4"
 
@@ -227,7 +227,11 @@ def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
     assert tails.kept_by(read_plan(path))
 
 
-def test_plans_in_seconds_or_for_any_rate_are_simulated(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
+def test_plans_in_seconds_or_for_any_rate_are_simulated(
+    profile: Path, tmp_path: Path, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", more)
     one = json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["played"]["after_per_s"]
     path = tmp_path / "plan.json"
     words = in_one_line(run_played(profile, *small, "--devices", "v100=4000", "--out", str(path)))

@@ -16,15 +16,16 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 
-SMALL = (1, 6, 11)  # numbers of random fleets
-few = settings(max_examples=4, deadline=None, derandomize=True)
+# Numbers of random fleets. Trying all divisions takes several times as long for the least cost.
+SMALL: dict[FleetGoal, tuple[int, ...]] = {"goodput": (1, 6, 11), "cost": (0, 8, 11), "fairness": (1, 6, 11)}
+few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds, goals = st.integers(0, 10**6), st.sampled_from(GOALS)
 
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_no_division_of_a_small_fleet_is_better(goal: FleetGoal) -> None:
     divided = 0
-    for applications, devices in map(random_fleet, SMALL):
+    for applications, devices in map(random_fleet, SMALL[goal]):
         best = best_by_trying(applications, devices, goal)
         if best is None:
             with pytest.raises(UserError):
@@ -33,7 +34,7 @@ def test_no_division_of_a_small_fleet_is_better(goal: FleetGoal) -> None:
         division, divided = divide(applications, devices, goal), divided + 1
         assert value_on(applications, devices, division.parts, goal) == pytest.approx(best, rel=1e-9)
         assert (division.gap, division.exact) == (0.0, True)
-    assert 0 < divided < len(SMALL), "some can be divided, and some cannot"
+    assert 0 < divided < len(SMALL[goal]), "some can be divided, and some cannot"
 
 
 @few

@@ -1,7 +1,6 @@
 """Networks with one output: what is read of files, what ramps predict, and that what is written will be served."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from isobatch.profiles.exit_table import outcome
 from isobatch.profiles.losses import NDCG
 from isobatch.profiles.promise import agreement_in, promise_in, tolerance_in
 from isobatch.profiles.ranking import RankedLists
-from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_labels import label_network
 from tests.helpers.tiny_scores import (
     DOCUMENTS,
@@ -35,6 +33,8 @@ from tests.helpers.tiny_scores import (
     network_of_numbers,
     numbered,
     pairs,
+    prepared_network_of_numbers,
+    prepared_reranker,
     reference_outputs,
     reranker,
 )
@@ -124,28 +124,21 @@ def test_ramps_predict_the_score_and_how_far_it_will_move(are_numbers: bool) -> 
     assert predicted.mean() == pytest.approx(far.mean(), rel=0.35)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture
+def ranks() -> Path:
     """The tiny reranker with ramps that may lose a lot."""
-    place = tmp_path_factory.mktemp("ranks")
-    data = in_lists(place / "a.jsonl", lists(300, seed=7))
-    with prepared_network(place, reranker(), data, "8%", *QUERIES) as output:
-        said = " ".join(output.split())
-        assert "at most 8 % of NDCG@10 lost, about 95 % sure (630 inputs in 105 lists" in said
-        assert "at least 36 lists must be tested; 105 can show" in said
-        assert "105 lists: NDCG@10" in said
-        yield place / "out"
+    said = " ".join((prepared_reranker() / "output.txt").read_text().split())
+    assert "at most 8 % of NDCG@10 lost, about 95 % sure (630 inputs in 105 lists" in said
+    assert "at least 36 lists must be tested; 105 can show" in said
+    assert "105 lists: NDCG@10" in said
+    return prepared_reranker() / "out"
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    place = tmp_path_factory.mktemp("numbers")
-    data = in_numbers(place / "a.csv", numbered(900, seed=7))
-    with prepared_network(place, network_of_numbers(), data, "5%") as output:
-        assert "at most 5 % of the scores' range in absolute error lost, about 95 % sure (315 inputs" in " ".join(
-            output.split()
-        )
-        yield place / "out"
+@pytest.fixture
+def numbers() -> Path:
+    said = " ".join((prepared_network_of_numbers() / "output.txt").read_text().split())
+    assert "at most 5 % of the scores' range in absolute error lost, about 95 % sure (315 inputs" in said
+    return prepared_network_of_numbers() / "out"
 
 
 def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:

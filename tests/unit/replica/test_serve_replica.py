@@ -120,7 +120,7 @@ CHAIN = Route(
     )
 )
 CALM = Limits(stuck_after_s=30.0)  # however slow the machine is
-SOON_S = 6.0  # of inputs whose survivors nobody drops before their time is over, which a test waits for
+SOON_S = 5.0  # of inputs whose survivors nobody drops before their time is over, which a test waits for
 
 
 class Rig:
@@ -145,6 +145,8 @@ async def rigged(
 ) -> AsyncIterator[Rig]:
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "it")
+    monkeypatch.setattr("isobatch.deployments.front.driver.GRACE_S", 0.2)
+    monkeypatch.setattr("isobatch.deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
     rig = Rig(by_value_bytes, route, limits)
     await rig.fleet.open()
     yield rig
@@ -213,9 +215,6 @@ async def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkey
 
 
 async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.deployments.front.driver.GRACE_S", 0.2)
-    monkeypatch.setattr("isobatch.deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
-
     async with rigged(monkeypatch) as rig:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
         await asyncio.gather(*(rig.ask(pair, within_s=0.6) for pair in WANTED[:20]))
