@@ -175,7 +175,7 @@ class PlannedFleet:
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
-    devices = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
+    devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
     check_writable(out or Path("plan.json"))
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]

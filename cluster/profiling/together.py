@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from isobatch.cluster.profiling.block_times import SampleInputs, on_timed_backend, sample_inputs
@@ -30,6 +29,7 @@ from isobatch.profiles.sweep import whole_s
 
 ROUNDS = 3  # of each batch size, after one that warms up
 LEAST_LAUNCHES = 4  # of each process in a round
+LEAST_S = 0.1  # of a round: many turns of processes that take turns on a core
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def shared_tables(
     network: TimedNetwork, tables: Sequence[LatencyTable], sharers: int, budget_s: float
 ) -> Iterator[tuple[LatencyTable, str]]:
     """The tables of a device that this many processes share, one for each of these, and a note on each."""
-    least_s = budget_s / (2 * sum(len(table.batch_sizes) for table in tables) * (ROUNDS + 1))
+    least_s = max(LEAST_S, budget_s / (2 * sum(len(table.batch_sizes) for table in tables) * (ROUNDS + 1)))
     with ExitStack() as stack:
         start = partial(child, _launch_when_asked, network)
         pipes = [stack.enter_context(start(each)) for each in (1, *(sharers,) * sharers)]
@@ -95,16 +95,17 @@ def _factor(pipes: Sequence[Any], table: int, size: float, seconds: float) -> fl
     """How much longer launches take together than alone, in the median of rounds. The first process launches alone."""
     factors = []
     for _ in range(ROUNDS + 1):
-        alone_s, together_s = (median(_launched_s(each, table, size, seconds)) for each in (pipes[:1], pipes[1:]))
+        alone_s, together_s = (_launch_s(each, table, size, seconds) for each in (pipes[:1], pipes[1:]))
         factors.append(together_s / alone_s)
     return float(f"{median(factors[1:]):.4g}")
 
 
-def _launched_s(pipes: Sequence[Any], *asked: float) -> list[float]:
-    """Seconds of the launches of these processes, which launch at the same time."""
+def _launch_s(pipes: Sequence[Any], *asked: float) -> float:
+    """Mean seconds of a launch of these processes, which launch at the same time. Where they take turns on a core, most
+    launches end within their turn, so that a median would not see the others' turns."""
     for pipe in pipes:
         pipe.send(asked)
-    return list(chain.from_iterable(pipe.recv() for pipe in pipes))
+    return fmean([pipe.recv() for pipe in pipes])
 
 
 def _launch_when_asked(pipe: Any, network: TimedNetwork, sharers: int) -> None:
@@ -116,9 +117,8 @@ def _launch_when_asked(pipe: Any, network: TimedNetwork, sharers: int) -> None:
     with suppress(EOFError):
         while True:
             table, size, seconds = pipe.recv()
-            batch, took_s, ends_s = inputs[table].batch(size), list[float](), clock() + seconds
-            while not took_s or clock() < ends_s:
-                begun_s = clock()
+            batch, launches, begun_s = inputs[table].batch(size), 0, clock()
+            while not launches or clock() < begun_s + seconds:
                 model.run(batch, model.num_blocks, ())
-                took_s.append(clock() - begun_s)
-            pipe.send(took_s)
+                launches += 1
+            pipe.send((clock() - begun_s) / launches)

@@ -214,7 +214,7 @@ def test_several_replicas_fit_on_a_shared_device():
     needs = AppConfig(cpus_per_replica=2).replica_needs
     nodes = [{"CPU": 9.0, "GPU": 1.0, "accelerator_type:T4": 1.0}]
     assert Inventory({"t4/2": 4, "cpu/2": 9}, needs, lambda: nodes)() == {"t4/2": 2, "cpu/2": 7}, "beside the front"
-    declared = Inventory({"v100/2": 9}, AppConfig(backend="virtual").replica_needs, lambda: [{"CPU": 4.0, "v100": 3.0}])
+    declared = Inventory({"v100/2": 9}, lambda kind: {"CPU": 0.1}, lambda: [{"CPU": 4.0, "v100": 3.0}])
     assert declared() == {"v100/2": 6}
 
 
