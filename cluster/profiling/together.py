@@ -25,7 +25,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.measure import host_clock_for
-from isobatch.profiles.sweep import whole_s
+from isobatch.profiles.sweep import NOISY, whole_s
 
 ROUNDS = 3  # of each batch size, after one that warms up
 LEAST_LAUNCHES = 4  # of each process in a round
@@ -78,26 +78,30 @@ def shared_tables(
                 first_message(pipe)
             for number, table in enumerate(tables):
                 sizes_s = zip(table.batch_sizes, whole_s(table).tolist(), strict=True)
-                factors = {
-                    size: _factor(pipes, number, size, max(least_s, LEAST_LAUNCHES * sharers * seconds))
+                rounds = [
+                    _factors(pipes, number, size, max(least_s, LEAST_LAUNCHES * sharers * seconds))
                     for size, seconds in sizes_s
-                }
-                by_size = ", ".join(f"{factor:.3g} at {table.size_text(size)}" for size, factor in factors.items())
-                about = shared_kind(table.kind, sharers) + (f", {table.length} tokens" if table.length else "")
-                note = f"{about}: {sharers} launches at once take longer by batch size: {by_size}"
-                yield table.shared_by(sharers, [*factors.values()]), note
+                ]
+                factors = [float(f"{median(each):.4g}") for each in rounds]
+                yield table.shared_by(sharers, factors), _note(table, sharers, factors, rounds)
         except (EOFError, BrokenPipeError):
             memory = f"has the device memory for {len(pipes) + 1} times the network?"
             raise UserError(f"--together {sharers}: a process that launches has ended: {memory}") from None
 
 
-def _factor(pipes: Sequence[Any], table: int, size: float, seconds: float) -> float:
-    """How much longer launches take together than alone, in the median of rounds. The first process launches alone."""
-    factors = []
-    for _ in range(ROUNDS + 1):
-        alone_s, together_s = (_launch_s(each, table, size, seconds) for each in (pipes[:1], pipes[1:]))
-        factors.append(together_s / alone_s)
-    return float(f"{median(factors[1:]):.4g}")
+def _note(table: LatencyTable, sharers: int, factors: Sequence[float], rounds: Sequence[Sequence[float]]) -> str:
+    about = shared_kind(table.kind, sharers) + (f", {table.length} tokens" if table.length else "")
+    each = zip(table.batch_sizes, factors, strict=True)
+    by_size = ", ".join(f"{factor:.3g} at {table.size_text(size)}" for size, factor in each)
+    spread = max(max(each) / min(each) for each in rounds) - 1
+    warning = f"; WARNING: rounds differ by {spread:.0%}: the machine is too busy to trust" if spread > NOISY else ""
+    return f"{about}: {sharers} launches at once take longer by batch size: {by_size}{warning}"
+
+
+def _factors(pipes: Sequence[Any], *asked: float) -> list[float]:
+    """How much longer launches take together than alone, by round. The first process launches alone."""
+    rounds = [_launch_s(pipes[1:], *asked) / _launch_s(pipes[:1], *asked) for _ in range(ROUNDS + 1)]
+    return rounds[1:]
 
 
 def _launch_s(pipes: Sequence[Any], *asked: float) -> float:
@@ -114,7 +118,7 @@ def _launch_when_asked(pipe: Any, network: TimedNetwork, sharers: int) -> None:
     model, inputs = network.load(sharers)
     clock = time.perf_counter if network.on_cpu else host_clock_for(network.device)
     pipe.send(None)
-    with suppress(EOFError):
+    with suppress(EOFError, BrokenPipeError):
         while True:
             table, size, seconds = pipe.recv()
             batch, launches, begun_s = inputs[table].batch(size), 0, clock()
