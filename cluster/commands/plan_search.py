@@ -157,7 +157,10 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
 def _estimated_value(
     options: "ClassifierPlanOptions", profile: Profile, objective: Objective, way: Sequence[Device]
 ) -> float:
-    return _value(side_by_side(problem_of(options, as_option(way), profile).given, objective, options.gap), objective)
+    with suppress(UserError):  # the search says why there is no plan
+        facts = problem_of(options, as_option(way), profile)
+        return _value(side_by_side(facts.given, objective, options.gap), objective)
+    return inf
 
 
 def _value(plan: Plan | None, objective: Objective) -> float:

@@ -99,6 +99,17 @@ def test_the_plan_is_the_best_of_all_ways_to_share_each_kind(seed: int) -> None:
     assert best.promise.goodput_per_s == pytest.approx(most if enough else per_s["v100=1", "k80=1"])
 
 
+def test_wrong_options_of_a_plan_are_one_sentence_where_devices_may_be_shared(tmp_path: Path) -> None:
+    given = profile(shared("v100", 1.2), shared("v100", 1.3, 3), shared("k80", 1.2))
+    for options, sentence in (
+        (("--cut", "99"), "--cut 99: the network has 6 blocks"),
+        (("--backend", "onnx"), "has no times of onnx"),
+        (("--slo-ms", "0.1"), "0.1 ms SLO: the fastest plan needs"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            planned_file(tmp_path, given, "--believed", *options)
+
+
 def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     entries = [{"name": name, "profile": "profile.json", "slo_ms": 200} | VIRTUAL for name in ("reviews", "queries")]
