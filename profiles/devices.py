@@ -42,7 +42,7 @@ class Device:
         Device(kind='v100/2', count=6, memory_bytes=8, price_per_hour=1.0)
         """
         memory_bytes, price = self.memory_bytes // sharers, self.price_per_hour / sharers
-        return Device(shared_kind(self.kind, sharers), self.count * sharers, memory_bytes, price)
+        return Device(f"{self.kind}/{sharers}", self.count * sharers, memory_bytes, price)
 
 
 def as_text(counts: Mapping[str, int]) -> str:
@@ -150,14 +150,6 @@ def kind_of(device_name: str) -> str:
         if kind in CATALOGUE and "mig" not in words and memories_gb <= {CATALOGUE[kind].memory_bytes // GB}:
             return kind
     return "-".join(word for word in words if word != "nvidia")
-
-
-def shared_kind(kind: str, sharers: int) -> str:
-    """
-    >>> shared_kind("v100", 2), shared_kind("v100", 1)
-    ('v100/2', 'v100')
-    """
-    return f"{kind}/{sharers}" if sharers > 1 else kind
 
 
 def whole_kind(kind: str) -> tuple[str, int]:
@@ -280,7 +272,7 @@ def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tup
     >>> [as_text({device.kind: device.count for device in way}) for way in ways]
     ['2 cpu, 1 v100', '2 cpu, 3 v100/3', '4 cpu/2, 1 v100', '4 cpu/2, 3 v100/3']
     """
-    shared = [whole_kind(kind) for kind in kinds if kind not in {device.kind for device in devices}]
+    shared = [whole_kind(kind) for kind in sorted(kinds) if kind not in {device.kind for device in devices}]
     choices = [
         [device, *(device.shared_by(sharers) for whole, sharers in shared if whole == device.kind)]
         for device in devices

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isobatch.profiles.devices import shared_kind
 from isobatch.profiles.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -142,7 +141,7 @@ class LatencyTable:
         )
         longer = f"{sharers} at once take {min(factors):.3g} to {max(factors):.3g} times as long as one"
         return replace(
-            self, kind=shared_kind(self.kind, sharers), block_s=block_s, ramp_s=ramp_s, block_p95_s=p95_s,
+            self, kind=f"{self.kind}/{sharers}", block_s=block_s, ramp_s=ramp_s, block_p95_s=p95_s,
             launch_s=launch_s or 0.0, stop_s=stop_s, launch_p95_s=launch_p95_s, source=f"{self.source}; {longer}",
         )  # fmt: skip
 

@@ -147,6 +147,8 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
                 results[name] = searched(replace(options, seconds=seconds), as_option(way), profile, objective, live)
         except UserError as error:
             errors.append(error)
+        if live.is_stopped():
+            break
     if not results:
         raise errors[0]
     best = min(results, key=lambda name: _value(results[name].plan, objective) * (1 + LEAST_GAIN * (name == "shared")))

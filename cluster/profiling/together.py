@@ -20,7 +20,6 @@ from isobatch.cluster.profiling.links import child, first_message
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.served_model import ServedModel
-from isobatch.profiles.devices import shared_kind
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
@@ -83,19 +82,20 @@ def shared_tables(
                     for size, seconds in sizes_s
                 ]
                 factors = [float(f"{median(each):.4g}") for each in rounds]
-                yield table.shared_by(sharers, factors), _note(table, sharers, factors, rounds)
+                shared = table.shared_by(sharers, factors)
+                yield shared, _note(shared, factors, rounds)
         except (EOFError, BrokenPipeError):
             memory = f"has the device memory for {len(pipes) + 1} times the network?"
             raise UserError(f"--together {sharers}: a process that launches has ended: {memory}") from None
 
 
-def _note(table: LatencyTable, sharers: int, factors: Sequence[float], rounds: Sequence[Sequence[float]]) -> str:
-    about = shared_kind(table.kind, sharers) + (f", {table.length} tokens" if table.length else "")
+def _note(table: LatencyTable, factors: Sequence[float], rounds: Sequence[Sequence[float]]) -> str:
+    about = f"{table.kind}, {table.length} tokens" if table.length else table.kind
     each = zip(table.batch_sizes, factors, strict=True)
     by_size = ", ".join(f"{factor:.3g} at {table.size_text(size)}" for size, factor in each)
     spread = max(max(each) / min(each) for each in rounds) - 1
     warning = f"; WARNING: rounds differ by {spread:.0%}: the machine is too busy to trust" if spread > NOISY else ""
-    return f"{about}: {sharers} launches at once take longer by batch size: {by_size}{warning}"
+    return f"{about}: launches at once take longer than alone, by batch size: {by_size}{warning}"
 
 
 def _factors(pipes: Sequence[Any], *asked: float) -> list[float]:
