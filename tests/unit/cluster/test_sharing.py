@@ -24,7 +24,8 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
 
-OWN = {kind: replace(datasheet_table(distilbert(), kind), source="measured: made up") for kind in ("v100", "k80")}
+MEASURED = {"source": "measured: made up", "backend": "torch", "dtype": "float32"}
+OWN = {kind: replace(datasheet_table(distilbert(), kind), **MEASURED) for kind in ("v100", "k80")}
 EXITS = ExitProfile((1.0, 0.9, 0.7, 0.5, 0.4, 0.3))
 VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
 
