@@ -35,9 +35,10 @@ from isobatch.deployments.named import (
     demo_folder,
     known_backend,
 )
-from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts, shared_by
+from isobatch.deployments.resources import Resources, gpu_options, needs_of, of_declared, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.profiles.devices import whole_kind
 from isobatch.profiles.errors import UserError, check_numbers, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES, tolerance_in
@@ -337,14 +338,13 @@ class AppConfig(ServedConfig):
         >>> AppConfig(standby={"t4": 8}, sharers=3).replica_options("t4")
         {'num_gpus': 0.3333, 'accelerator_type': 'T4', 'num_cpus': 0.3333}
         """
-        if self.backend == VIRTUAL:
-            cpus = self.cpus_per_replica if "cpus_per_replica" in self.model_fields_set else VIRTUAL_CPUS
-            options = {"num_cpus": cpus}
-        elif kind == "cpu":
-            options = {"num_cpus": self.cpus_per_replica}
+        whole, sharers = whole_kind(kind)
+        if whole == "cpu" or self.backend == VIRTUAL:
+            computes = self.backend != VIRTUAL or "cpus_per_replica" in self.model_fields_set
+            options = {"num_cpus": self.cpus_per_replica if computes else VIRTUAL_CPUS}
         else:
-            options = gpu_options(kind, labelled)
-        return shared_by(self.sharers, options)
+            options = gpu_options(whole, labelled)
+        return shared_by(self.sharers * sharers, options)
 
     def room_for(self, kind: str) -> tuple[Resources, Mapping[str, str]]:
         """The resources and node labels that Ray's autoscaler must provide for one more replica on this kind of device.
@@ -355,7 +355,7 @@ class AppConfig(ServedConfig):
         ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
         """
         options = self.replica_options(kind, labelled=True)
-        needs = {**requested_amounts(options), **({kind: 1.0} if self.backend == VIRTUAL else {})}
+        needs = {**requested_amounts(options), **(of_declared(kind) if self.backend == VIRTUAL else {})}
         return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
 
     @property

@@ -10,7 +10,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
-from isobatch.profiles.devices import CATALOGUE, Device, as_text, links_between
+from isobatch.profiles.devices import Device, as_text, catalogued, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import mixed_backends_warning
@@ -122,7 +122,7 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
 
 
 def device(kind: str, count: int) -> Device:
-    known = CATALOGUE.get(kind)
+    known = catalogued(kind)
     if known is None:
         return Device(kind, count, UNKNOWN_MEMORY_BYTES, price_per_hour=0.0)
     return Device(kind, count, known.memory_bytes, known.price_per_hour)

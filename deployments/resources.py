@@ -5,7 +5,7 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from isobatch.profiles.devices import kind_of
+from isobatch.profiles.devices import kind_of, whole_kind
 from isobatch.profiles.errors import UserError
 
 Resources = Mapping[str, float]  # amounts by Ray's names of resources
@@ -99,7 +99,17 @@ def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
 
     Virtual devices belong to a node in this way, and are lost with it.
     """
-    return {kind: 1.0} if any(kind in node for node in nodes) else {}
+    amount = of_declared(kind)
+    return amount if any(amount.keys() & node.keys() for node in nodes) else {}
+
+
+def of_declared(kind: str) -> Resources:
+    """
+    >>> of_declared("v100"), of_declared("v100/2")
+    ({'v100': 1.0}, {'v100': 0.5})
+    """
+    whole, sharers = whole_kind(kind)
+    return {whole: 1 / sharers}
 
 
 def devices_of_a_node(kind: str, nodes: Iterable[Resources]) -> int:
@@ -148,7 +158,8 @@ def needs_of(options: Mapping[str, Any], kind: str) -> dict[str, float]:
     >>> needs_of(gpu_options("a100", labelled=False), "a100")
     {'CPU': 1.0, 'GPU': 1, 'accelerator_type:A100': 0.001}
     """
-    by_name = {f"{_ACCELERATOR}{kind.upper()}": _ACCELERATOR_AMOUNT} if "accelerator_type" in options else {}
+    whole, _ = whole_kind(kind)
+    by_name = {f"{_ACCELERATOR}{whole.upper()}": _ACCELERATOR_AMOUNT} if "accelerator_type" in options else {}
     return {**requested_amounts(options), **by_name}
 
 

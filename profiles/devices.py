@@ -1,8 +1,9 @@
 """The devices that a plan may use, the links between them, and a catalogue of known kinds."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from math import inf
 
 from isobatch.profiles.errors import UserError
@@ -33,6 +34,15 @@ class Device:
             raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:
             raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
+
+    def shared_by(self, sharers: int) -> "Device":
+        """As many shares of these devices, each of which is a device to the planner.
+
+        >>> Device("v100", 3, 16, 2.0).shared_by(2)
+        Device(kind='v100/2', count=6, memory_bytes=8, price_per_hour=1.0)
+        """
+        memory_bytes, price = self.memory_bytes // sharers, self.price_per_hour / sharers
+        return Device(f"{self.kind}/{sharers}", self.count * sharers, memory_bytes, price)
 
 
 def as_text(counts: Mapping[str, int]) -> str:
@@ -88,6 +98,10 @@ class DeviceKind:
     def best_dtype(self) -> str:
         return "float16" if self.fp16_flops > self.fp32_flops else "float32"
 
+    def shared_by(self, sharers: int) -> "DeviceKind":
+        """What each of several replicas has of one device."""
+        return replace(self, memory_bytes=self.memory_bytes // sharers, price_per_hour=self.price_per_hour / sharers)
+
 
 def _kind(
     memory_gb: float, price: float, fp32_tflops: float, fp16_tflops: float, memory_gb_per_s: float,
@@ -138,12 +152,32 @@ def kind_of(device_name: str) -> str:
     return "-".join(word for word in words if word != "nvidia")
 
 
+def whole_kind(kind: str) -> tuple[str, int]:
+    """The kind of the device itself, and how many replicas share one. The share of each is a kind of its own.
+
+    >>> whole_kind("v100/2"), whole_kind("v100")
+    (('v100', 2), ('v100', 1))
+    """
+    whole, _, sharers = kind.partition("/")
+    return (whole, int(sharers)) if sharers.isdecimal() and int(sharers) > 1 else (kind, 1)
+
+
+def catalogued(kind: str) -> DeviceKind | None:
+    """The catalogue's entry; None if there is none.
+
+    >>> catalogued("v100/2").price_per_hour, catalogued("v100/0")
+    (1.435, None)
+    """
+    whole, sharers = whole_kind(kind.lower())
+    return CATALOGUE[whole].shared_by(sharers) if whole in CATALOGUE else None
+
+
 def known_kind(kind: str) -> DeviceKind:
     """The catalogue's entry. Raise UserError with the known kinds if there is none."""
-    try:
-        return CATALOGUE[kind.lower()]
-    except KeyError:
-        raise UserError(f"unknown device kind {kind!r}: choose among {', '.join(CATALOGUE)}") from None
+    entry = catalogued(kind)
+    if entry is None:
+        raise UserError(f"unknown device kind {kind!r}: choose among {', '.join(CATALOGUE)}")
+    return entry
 
 
 def known_kinds(text: str) -> list[str]:
@@ -154,6 +188,8 @@ def known_kinds(text: str) -> list[str]:
     kinds = [part.strip().lower() for part in text.split(",") if part.strip()]
     for kind in kinds:
         known_kind(kind)
+        if whole_kind(kind) != (kind, 1):
+            raise UserError(f"{kind}: nobody publishes times of shared devices: measure them with --together")
     return kinds
 
 
@@ -170,6 +206,14 @@ def fleet(text: str) -> tuple[Device, ...]:
     if len(set(kinds)) < len(kinds):
         raise UserError(f"fleet {text!r} names a kind twice: give each kind once, with its whole count")
     return devices
+
+
+def as_option(devices: Iterable[Device]) -> str:
+    """
+    >>> as_option(fleet("v100=6@2.10,p100=8"))
+    'v100=6@2.1,p100=8@1.77'
+    """
+    return ",".join(f"{each.kind}={each.count}@{each.price_per_hour!r}" for each in devices)
 
 
 def _device(part: str) -> Device:
@@ -204,13 +248,36 @@ def links_between(
     """
     given = gbit_per_s or {}
     slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
-    rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
+    rates = {device.kind: _rate(catalogued(device.kind) or slowest, one_machine) for device in devices}
     known = {(link.source, link.target): link for link in measured if link.one_machine == one_machine}
-    links = (known.get((a, b)) or Link(a, b, min(rates[a], rates[b]), HOP_S, turn_s) for a in rates for b in rates)
-    return tuple(
-        replace(link, bytes_per_s=given[name] * GBIT) if (name := f"{link.source}>{link.target}") in given else link
-        for link in links
-    )
+
+    def between(source: str, target: str) -> Link:
+        """As between whole devices."""
+        ends = whole_kind(source)[0], whole_kind(target)[0]
+        link = known.get(ends) or Link(*ends, min(rates[source], rates[target]), HOP_S, turn_s)
+        bytes_per_s = given[name] * GBIT if (name := ">".join(ends)) in given else link.bytes_per_s
+        return replace(link, source=source, target=target, bytes_per_s=bytes_per_s)
+
+    return tuple(between(source, target) for source in rates for target in rates)
+
+
+MOST_WAYS = 64  # to share kinds of devices, or not
+
+
+def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tuple[Device, ...]]:
+    """The devices as they are, and then every way in which all devices of some kinds are shared, each by several
+    replicas, where `kinds` has the shared ones.
+
+    >>> ways = ways_to_share(fleet("cpu=2,v100=1"), {"cpu", "v100", "cpu/2", "v100/3"})
+    >>> [as_text({device.kind: device.count for device in way}) for way in ways]
+    ['2 cpu, 1 v100', '2 cpu, 3 v100/3', '4 cpu/2, 1 v100', '4 cpu/2, 3 v100/3']
+    """
+    shared = [whole_kind(kind) for kind in sorted(kinds) if kind not in {device.kind for device in devices}]
+    choices = [
+        [device, *(device.shared_by(sharers) for whole, sharers in shared if whole == device.kind)]
+        for device in devices
+    ]
+    return list(islice(product(*choices), MOST_WAYS))
 
 
 def _rate(kind: DeviceKind, one_machine: bool) -> float:

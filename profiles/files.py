@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from isobatch.profiles.devices import Link
+from isobatch.profiles.devices import Link, whole_kind
 from isobatch.profiles.errors import UserError, check_numbers, first_wrong, naming_target, read_json
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
@@ -71,10 +71,12 @@ class Profile:
         """Both as one. A later table replaces that of the same kind and length, but no measurement by a derived table.
 
         There may be derived tables for several backends and precisions. A later note replaces the earlier one on the
-        same subject, and a later link that between the same kinds.
+        same subject, and a later link that between the same kinds. What sharing a device costs was measured with its
+        table, and goes with it.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
-        tables = {_key(table): table for table in self.tables}
+        anew = {(table.kind, table.length) for table in other.tables if not table.derived}
+        tables = {_key(table): table for table in self.tables if (whole_kind(table.kind)[0], table.length) not in anew}
         for table in other.tables:
             tables.pop(_key(table), None)  # so that a new table stands last
             tables[_key(table)] = table

@@ -127,6 +127,24 @@ class LatencyTable:
         )
         return replace(self, block_s=block_s, ramp_s=ramp_s, block_p95_s=(), interval=())
 
+    def shared_by(self, sharers: int, factors: Sequence[float]) -> "LatencyTable":
+        """The table of one of several replicas that launch on one device at the same time. `factors`: by how much a
+        launch of each batch size then takes longer; what every launch costs grows as the smallest one."""
+        block_s, ramp_s, p95_s = (
+            tuple(tuple(factor * each for each in row) for factor, row in zip(factors, rows, strict=True))
+            if rows
+            else ()
+            for rows in (self.block_s, self.ramp_s, self.block_p95_s)
+        )
+        launch_s, stop_s, launch_p95_s = (
+            each and factors[0] * each for each in (self.launch_s, self.stop_s, self.launch_p95_s)
+        )
+        longer = f"{sharers} at once take {min(factors):.3g} to {max(factors):.3g} times as long as one"
+        return replace(
+            self, kind=f"{self.kind}/{sharers}", block_s=block_s, ramp_s=ramp_s, block_p95_s=p95_s,
+            launch_s=launch_s or 0.0, stop_s=stop_s, launch_p95_s=launch_p95_s, source=f"{self.source}; {longer}",
+        )  # fmt: skip
+
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest measured one; beyond it, times are extrapolated."""
         return bool(np.max(batch, initial=0) <= self.batch_sizes[-1])

@@ -116,15 +116,14 @@ def plan(given: GivenOptions) -> None:
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.cluster.commands import check_writable, plan_report
-    from isobatch.cluster.commands.plan_search import LivePlan, objective_of, searched
+    from isobatch.cluster.commands.plan_search import objective_of, planned
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")
     if out := options.out:
         check_writable(out)
     profile, objective = load(options.profile), objective_of(options)
-    with LivePlan(options.seconds) as live:
-        result = searched(options, options.devices, profile, objective, live)
+    result = planned(options, options.devices, profile, objective)
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")

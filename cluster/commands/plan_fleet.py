@@ -27,7 +27,7 @@ from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import plan_for_its_ramps
-from isobatch.profiles.devices import GB, Device, as_text, fleet
+from isobatch.profiles.devices import GB, Device, as_option, as_text, fleet, ways_to_share
 from isobatch.profiles.errors import UserError, read_yaml
 from isobatch.profiles.files import Profile, load
 
@@ -75,6 +75,8 @@ class FleetFile(BaseModel):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
         if not self.standby and (parks := next((each.name for each in self.applications if each.park_after_s), None)):
             raise ValueError(f"park_after_s of {parks} needs replicas that stay without a device: add standby: true")
+        if self.standby and (shared := next((kind for kind in self.devices if "/" in kind), None)):
+            raise ValueError(f"standby: each application has a replica on a whole device, not on a {shared}")
         for each in self.applications:
             if wrong := next((name for name in OF_PLANS if name in each.args), None):
                 raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")
@@ -116,7 +118,7 @@ class Planned:
         rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if cost else None
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if cost else None)
         objective = objective_of(own)
-        facts, most = problem_of(own, _text(here), profile), objective.for_most_goodput
+        facts, most = problem_of(own, as_option(here), profile), objective.for_most_goodput
         if facts.exits:
             first = plan_for_its_ramps(facts, most, lambda given: side_by_side(given, most, CANDIDATE_GAP))
             facts = first[1] if first else facts
@@ -130,9 +132,8 @@ class Planned:
         """The plan that `isobatch plan` makes of one application on these devices; None if it gets none."""
         if not devices:
             return None
-        text = _text(devices)
         with LivePlan(self.options.seconds) as live:
-            return searched(self.options, text, self.profile, self.asks.objective, live)
+            return searched(self.options, as_option(devices), self.profile, self.asks.objective, live)
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class PlannedFleet:
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
-    devices = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
+    devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
     check_writable(out or Path("plan.json"))
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
@@ -188,6 +189,8 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
             _check_served(each, devices, file.parent)
     if content.standby:
         _check_memory(applications, devices)
+    elif len(applications) > 1:
+        applications, devices = _shared_or_not(applications, ways_to_share(devices, covered), content.goal, file.parent)
     planned = _planned(applications, devices, content.goal, options.gap)
     written = _write_plans(planned, out.parent if out else Path())
     if options.as_json:
@@ -196,6 +199,25 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
         _print(planned, written)
     if out:
         _write_serve_file(planned, written, out, file.parent, content.standby)
+
+
+def _shared_or_not(
+    applications: list[Planned], ways: Sequence[Sequence[Device]], goal: FleetGoal, folder: Path
+) -> tuple[list[Planned], Sequence[Device]]:
+    """The applications and the devices, each of which several replicas share if that is worth more by estimate."""
+    best, value, errors = (applications, ways[0]), tuple[float, ...](), list[UserError]()
+    for way in ways if len(ways) > 1 else ():
+        try:
+            here = [Planned.of(each.entry, folder, goal, way, each.options) for each in applications]
+            division = divide([each.asks for each in here], way, goal, here[0].options.gap)
+        except UserError as error:
+            errors.append(error)
+            continue
+        if division.value > value:
+            best, value = (here, way), division.value
+    if errors and not value:
+        raise errors[0]
+    return best
 
 
 def _check_parks(each: Planned) -> None:
@@ -376,7 +398,3 @@ def _part(devices: Sequence[Device], counts: Sequence[int]) -> list[Device]:
 
 def _known(devices: Sequence[Device], profile: Profile) -> list[Device]:
     return [each for each in devices if each.kind in profile.kinds]
-
-
-def _text(devices: Sequence[Device]) -> str:
-    return ",".join(f"{each.kind}={each.count}@{each.price_per_hour!r}" for each in devices)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,12 +31,12 @@ from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
-from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, baselines, no_later
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, Baseline, baseline, baselines, no_later
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
-from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.devices import Device, as_option, fleet, links_between, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
@@ -131,6 +131,46 @@ if TYPE_CHECKING:
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
+LEAST_GAIN = choice.LEAST_GAIN  # of a plan that shares devices
+
+
+def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
+    """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more."""
+    alone, *shared = ways_to_share(fleet(devices), () if options.no_later else profile.kinds)
+    if len(shared) > 1:
+        shared = [min(shared, key=partial(_estimated_value, options, profile, objective))]
+    seconds = options.seconds and options.seconds / (1 + len(shared))
+    results, errors = dict[str, PlanResult](), list[UserError]()
+    for name, way in (("not shared", alone), *(("shared", way) for way in shared)):
+        try:
+            with LivePlan(seconds) as live:
+                results[name] = searched(replace(options, seconds=seconds), as_option(way), profile, objective, live)
+        except UserError as error:
+            errors.append(error)
+        if live.is_stopped():
+            break
+    if not results:
+        raise errors[0]
+    best = min(results, key=lambda name: _value(results[name].plan, objective) * (1 + LEAST_GAIN * (name == "shared")))
+    others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
+    return replace(results[best], baselines=(*results[best].baselines, *others))
+
+
+def _estimated_value(
+    options: "ClassifierPlanOptions", profile: Profile, objective: Objective, way: Sequence[Device]
+) -> float:
+    with suppress(UserError):  # the search says why there is no plan
+        facts = problem_of(options, as_option(way), profile)
+        return _value(side_by_side(facts.given, objective, options.gap), objective)
+    return inf
+
+
+def _value(plan: Plan | None, objective: Objective) -> float:
+    """By the goal: the smaller, the better."""
+    if plan is None or plan.promise is None:
+        return inf
+    promise = plan.promise
+    return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))
 
 
 def searched(

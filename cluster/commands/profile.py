@@ -43,6 +43,14 @@ class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
         str | None, "Tokens per text to measure at; none: texts as long as those of --data, else 32,128."
     ] = None
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
+    together: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=16,
+            help="Also time launches while as many processes launch on this device at once: plans may then share it.",
+        ),
+    ] = None
     links: Annotated[
         bool,
         "Only measure what moving survivors costs, between processes of this machine and between nodes of a Ray that "
@@ -65,6 +73,8 @@ def profile(given: GivenOptions) -> None:
     For a decoder, launches of its engine are timed, and the cost of each part of a launch is fitted to them.
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
+
+    Example: [bold]isobatch profile my-bert-ee --together 2[/]
 
     Example: [bold]isobatch profile my-bert-ee --links[/]
     """

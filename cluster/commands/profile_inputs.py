@@ -16,28 +16,31 @@ from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     in_batches,
     lengths_of,
+    on_timed_backend,
     report,
     sample_inputs,
     timed,
-    timed_block_ranges,
     uncatalogued,
     with_sure,
 )
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
+from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
 from isobatch.cluster.serving.local import attached
 from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
-from isobatch.deployments.models.backends import INT8, compute_with, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.prepare.sample import sampled
+from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
 from isobatch.deployments.sources import title_of
-from isobatch.profiles.devices import Link, kind_of, known_kinds
+from isobatch.profiles.devices import Link, kind_of, known_kinds, whole_kind
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
 from isobatch.profiles.picture import name
@@ -51,6 +54,10 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)
+    if options.together:
+        check_can_share(str(resolve_device(options.device)))
+    if options.kind and whole_kind(options.kind) != (options.kind, 1):
+        raise UserError(f"--kind {options.kind} is a shared device: name the device, and measure it with --together")
     compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
@@ -63,16 +70,22 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
     exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
-    network = on_backend(exact, model, options.backend, int8=dtype == INT8)
-    make_ready(network, model, timed_block_ranges(network))
+    network = on_timed_backend(exact, model, options.backend, dtype)
     lengths = lengths_of(network, recorded)
     inputs = sample_inputs(network, source, lengths, tokens)
     side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
     at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
     derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
     measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
-    interrupted = any(each.interrupted for each in measured)
-    by_tokens = None
+    own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
+    interrupted, by_tokens = any(each.interrupted for each in measured), None
+    if options.together and not interrupted:
+        same = TimedNetwork(model, source, str(exact.device), dtype, network.backend, lengths, tokens, options.threads)
+        at_once = shared_tables(same, own, options.together, options.budget)
+        try:
+            shared.extend(show(at_once, f"timing {options.together} launches at once", len(own)))
+        except KeyboardInterrupt:
+            interrupted = True
     if data and not interrupted:
         counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
@@ -83,8 +96,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
             span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
             exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)
     exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
-    notes = (*(str(each) for each in measured), *exit_notes)
-    tables = (*(each.table for each in measured), *derived)
+    notes = (*(str(each) for each in measured), *(note for _, note in shared), *exit_notes)
+    tables = (*own, *(table for table, _ in shared), *derived)
     new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
     with locked(out):  # another command may have added a profile meanwhile
         save(load(out).joined_by(new) if out.exists() else new, out)

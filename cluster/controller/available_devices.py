@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from isobatch.deployments.resources import Resources, declared, first_fit
+from isobatch.deployments.resources import Resources, declared, first_fit, of_declared
 from isobatch.profiles.devices import Device, as_text
 
 
@@ -177,11 +177,13 @@ class Inventory:
         sharers: int = 1,
     ) -> None:
         self._most, self._needs, self._nodes, self._sharers = dict(most), needs, nodes, sharers
-        self._declared: dict[str, Resources] = {kind: {kind: 1.0} for kind in known}  # kept when nodes are gone
+        self._declared: dict[str, Resources] = {kind: of_declared(kind) for kind in known}  # kept when nodes are gone
 
     def __call__(self) -> dict[str, int]:
         nodes = self._nodes()
-        self._declared |= {kind: {kind: 1 / self._sharers} for kind in self._most if declared(kind, nodes)}
+        for kind in self._most:
+            if amounts := declared(kind, nodes):
+                self._declared[kind] = {name: amount / self._sharers for name, amount in amounts.items()}
         needs = {kind: {**self._needs(kind), **self._declared.get(kind, {})} for kind in self._most}
         return fitting(self._most, needs, nodes)
 

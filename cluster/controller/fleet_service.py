@@ -26,6 +26,7 @@ from isobatch.deployments.front.openapi import documented, in_json
 from isobatch.deployments.front.page import EXPLAINING, show_fleet
 from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
+from isobatch.profiles.devices import whole_kind
 
 ANSWERS_WITHIN_S = 10.0  # a controller that does not is left alone until it answers again
 log = logging.getLogger("ray.serve")
@@ -37,6 +38,8 @@ class FleetDevices:
     >>> count = FleetDevices({"v100": 2, "made-up": 3})
     >>> count([{"v100": 2.0}, {"CPU": 4.0}]), count([{"CPU": 4.0}])
     ({'v100': 2, 'made-up': 3}, {'v100': 0, 'made-up': 3})
+    >>> FleetDevices({"v100/2": 6})([{"v100": 2.0}])
+    {'v100/2': 4}
     """
 
     def __init__(self, most: Mapping[str, int]) -> None:
@@ -45,10 +48,16 @@ class FleetDevices:
     def __call__(self, nodes: Iterable[Resources]) -> dict[str, int]:
         every = list(nodes)
         gpus = {kind: count for kind, count in devices_on(every).items() if kind != "cpu"}
-        counts = gpus | {kind: int(sum(n.get(kind, 0) for n in every)) for kind in self._most if declared(kind, every)}
+        wholes = {kind: whole_kind(kind) for kind in self._most}
+        counts = gpus | {
+            whole: int(sum(node.get(whole, 0) for node in every))
+            for kind, (whole, _) in wholes.items()
+            if declared(kind, every)
+        }
         self._seen |= counts.keys()
         return {
-            kind: min(most, counts.get(kind, 0)) if kind in self._seen else most for kind, most in self._most.items()
+            kind: min(self._most[kind], sharers * counts.get(whole, 0)) if whole in self._seen else self._most[kind]
+            for kind, (whole, sharers) in wholes.items()
         }
 
 

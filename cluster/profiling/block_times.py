@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.backends import INT8, make_ready, on_backend
 from isobatch.deployments.models.ramps import ExitRules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.progress import show
@@ -211,6 +212,13 @@ def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile
         return exits
     chosen = evidence.nearest({rule.block: rule.threshold for rule in rules.ramps})
     return replace(exits, sure=evidence.exits(chosen).sure)
+
+
+def on_timed_backend(exact: ServedModel, model: str, backend: str, dtype: str) -> ServedModel:
+    """The network on its backend, ready to be timed."""
+    network = on_backend(exact, model, backend, int8=dtype == INT8)
+    make_ready(network, model, timed_block_ranges(network))
+    return network
 
 
 def timed_block_ranges(model: SplitModel) -> list[BlockRange]:

@@ -123,6 +123,28 @@ class LinkEnd:
         raise NotImplementedError("an end of a link has no plan")
 
 
+@contextmanager
+def child(run: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """A pipe to another process of this machine, which runs `run(pipe, *arguments)`."""
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=run, args=(there, *arguments), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join(START_S)
+
+
+def first_message(pipe: Any) -> Any:
+    """What a process sends once it is ready."""
+    if not pipe.poll(START_S):
+        raise RuntimeError(f"a process that measures did not start within {START_S:g} s")
+    return pipe.recv()
+
+
 def _end(pipe: Any, make: Callable[[], LinkEnd]) -> None:
     """What the process at an end runs, until the other end of its pipe is closed."""
 
@@ -135,23 +157,6 @@ def _end(pipe: Any, make: Callable[[], LinkEnd]) -> None:
             return
 
     uvloop.run(serve())
-
-
-@contextmanager
-def process(make: Callable[[], LinkEnd]) -> Iterator[ReplicaAddress]:
-    """The address of an end in another process of this machine."""
-    context = get_context("spawn")
-    here, there = context.Pipe()
-    child = context.Process(target=_end, args=(there, make), daemon=True)
-    child.start()
-    there.close()
-    try:
-        if not here.poll(START_S):
-            raise RuntimeError(f"the process at the end of a link did not start within {START_S:g} s")
-        yield here.recv()
-    finally:
-        here.close()
-        child.join(START_S)
 
 
 class _Ends:
@@ -251,8 +256,9 @@ def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
 def in_one_machine(device: str, kind: str, sizes: Sequence[int], rounds: int = ROUNDS) -> tuple[Link, str]:
     """The link between two processes of this machine, and a note on it."""
     make = partial(LinkEnd, device)
-    with process(make) as source, process(make) as target:
-        measured = uvloop.run(hops(source, target, Wire(HERE), sizes, rounds))
+    with child(_end, make) as source, child(_end, make) as target:
+        ends = first_message(source), first_message(target)
+        measured = uvloop.run(hops(*ends, Wire(HERE), sizes, rounds))
     return measured.link(kind, kind, True), f"link {kind}>{kind} in one machine: {measured}"
 
 

@@ -27,7 +27,7 @@ from isobatch.deployments.resources import (
 )
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.profiles.devices import kind_of
+from isobatch.profiles.devices import kind_of, whole_kind
 from isobatch.profiles.errors import UserError
 
 _REMEDIES = {
@@ -148,9 +148,10 @@ def _check_growth(growth: Mapping[str, Mapping[str, int]], budgets: Mapping[str,
 
 def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
     """The number of Ray's devices of a kind; unlimited for kinds on CPUs and for virtual ones that no node declares."""
+    whole, sharers = whole_kind(kind)
     if declared(kind, nodes):
-        return sum(node.get(kind, 0) for node in nodes)
-    return devices_on(nodes).get(kind, 0) if config.replica_needs(kind)["GPU"] else inf
+        return sharers * sum(node.get(whole, 0) for node in nodes)
+    return sharers * devices_on(nodes).get(whole, 0) if config.replica_needs(kind)["GPU"] else inf
 
 
 def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,6 +20,7 @@ from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.resources import KIND
 from isobatch.deployments.sources import is_url, local
 from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.devices import whole_kind
 from isobatch.profiles.errors import UserError
 
 PATTERNS = Path(__file__).resolve().parents[1]
@@ -94,7 +96,11 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
             devices.update(read_plan(local(config.plan)).devices())
         else:
             raise UserError(f"{config.name or 'an application'} has neither plan: nor devices: which nodes is it for?")
-    return devices
+    wholes = Counter[str]()
+    for kind, count in devices.items():
+        whole, sharers = whole_kind(kind)
+        wholes[whole] += ceil(count / sharers)
+    return wholes
 
 
 def _inside(content: ServeFile) -> ServeFile:

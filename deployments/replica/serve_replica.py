@@ -26,6 +26,7 @@ from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress
 from isobatch.optimizer.plan import Plan
+from isobatch.profiles.devices import whole_kind
 
 DEPLOYMENT = "split"  # the only deployment of an application of replicas
 _WORKER = "replica"  # the name of this process's only worker
@@ -72,8 +73,9 @@ class ServeReplica(ReplicaProcess):
         self._warming = asyncio.Lock()
         self._workers = LocalWorkers({_WORKER: self._replica})
         self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck)
-        if kind == "cpu" and config.backend != VIRTUAL:
-            self.compute_on_own_cores(config.cpus_per_replica)
+        whole, sharers = whole_kind(kind)
+        if whole == "cpu" and config.backend != VIRTUAL:
+            self.compute_on_own_cores(config.cpus_per_replica / sharers)
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
 

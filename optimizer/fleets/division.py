@@ -54,6 +54,7 @@ class Division:
     gap: float = 0.0
     exact: bool = True  # all divisions were compared
     estimates: tuple[Comparison, ...] = ()  # of each application; none for one alone
+    value: tuple[float, ...] = ()  # by estimate, as of `value_of`
 
 
 def divide(
@@ -77,7 +78,7 @@ def divide(
     division = best_division(plans, devices, goal, most_plans)
     rows = zip(plans, division.parts, equal_shares(counts, len(plans)), strict=True)
     estimates = [Comparison(*map(each.goodput_per_s, (part, equal, counts))) for each, part, equal in rows]
-    return replace(division, estimates=tuple(estimates))
+    return replace(division, estimates=tuple(estimates), value=_value(plans, goal, division.parts) or ())
 
 
 def part_plans(
@@ -168,7 +169,8 @@ def _missing(
             names = ", ".join(applications[each].name for each in before)
             beside = f" beside what {names} must have" if names else ""
             if needed_per_s <= SOMETHING:
-                return f"{applications[index].name}: no device that it could use is left{beside}: add devices"
+                none_left = f"{applications[index].name}: no device that it could use is left{beside}"
+                return f"{none_left}: add devices, or measure sharing (isobatch profile --together 2)"
             needs = f"{applications[index].name} needs {needed_per_s:.6g} per second"
             return f"{needs}, these devices sustain {most:.6g}{beside}: {needed_per_s - most:.6g} are missing"
     return "no division was found in which every application has what it needs: ask for less, or add devices"

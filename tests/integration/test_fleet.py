@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -16,17 +17,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.serve.fleet import profile
+from experiments.serve.fleet import KINDS, profile
 from isobatch.cluster.cli import app
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.profiles.files import save
+from isobatch.profiles.files import Profile, save
 from tests.helpers.asking import ask, eventually
 from tests.integration.conftest import Put
 
 KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
+SHARED_PER_S = 8.0  # of a device that two replicas share, each of which sustains about 17
 PARK_AFTER_S = 8.0
 ARBITERS = count()
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
@@ -45,15 +47,27 @@ def parks(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def base(deployed: Put, standby: bool, parks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def known(request: pytest.FixtureRequest) -> Profile:
+    """What is known of the network; with a parameter also of devices that two replicas share."""
+    own, shared = profile(PASS_S), getattr(request, "param", False)
+    more = [each.shared_by(2, [2.0] * len(each.batch_sizes)) for each in own.tables if shared]
+    return replace(own, tables=(*own.tables, *more))
+
+
+@pytest.fixture
+def base(
+    deployed: Put, standby: bool, parks: bool, known: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """The Serve file that `isobatch plan` writes, with shorter windows."""
     monkeypatch.chdir(tmp_path)
-    save(profile(PASS_S), tmp_path / "virtual.json")
+    save(known, tmp_path / "virtual.json")
+    shared = len(known.kinds) > len(KINDS)
     virtual = {"backend": "virtual", "cpus_per_replica": 0.1, "audit_share": 0.0}
     entry = {"profile": "virtual.json", "slo_ms": 1e3 * SLO_S, "rate_per_s": 60.0, "args": virtual}
-    calm = {"name": "calm", "least_per_s": LEAST_PER_S} | ({"park_after_s": PARK_AFTER_S} if parks else {})
-    applications = [entry | calm, entry | {"name": "flooded"}]
-    fleet = {"devices": {KIND: DEVICES}, "goal": "fairness", "standby": standby, "applications": applications}
+    calm = {"name": "calm", "least_per_s": SHARED_PER_S if shared else LEAST_PER_S}
+    applications = [entry | calm | ({"park_after_s": PARK_AFTER_S} if parks else {}), entry | {"name": "flooded"}]
+    devices = {KIND: 1 if shared else DEVICES}
+    fleet = {"devices": devices, "goal": "fairness", "standby": standby, "applications": applications}
     Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
     options = ("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
     result = CliRunner().invoke(app, options, catch_exceptions=False)
@@ -152,6 +166,21 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
         assert eventually(lambda: asked_calm(base) and used(base) == {"calm": 1, "flooded": 3})
     assert first_answer_s < 2.0
     assert set(np.concatenate([flood.status for flood in floods])) <= {200, 503, 504}, "each is answered"
+
+
+@pytest.mark.parametrize(("standby", "known"), [(False, True)], ids=["shared"], indirect=True)
+def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_nothing(base: str) -> None:
+    each = {f"{KIND}/2": 1}
+    assert eventually(lambda: budgets(base) == {"calm": each, "flooded": each})
+    assert eventually(lambda: used(base) == {"calm": 1, "flooded": 1})
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(load, base, "calm", CALM_PER_S, 12.0)
+        flood = load(base, "flooded", FLOOD_PER_S, 10.0)
+        calm = asked.result()
+    assert budgets(base) == {"calm": each, "flooded": each}, "none gives up its only part of the device"
+    assert set(np.unique(calm.status)) == {200}
+    assert (flood.status == 200).sum() > 100
+    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
 
 
 def asked_calm(base: str) -> float:

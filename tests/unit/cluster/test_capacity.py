@@ -8,6 +8,7 @@ import pytest
 from isobatch.cluster.controller.available_devices import Inventory, fitting
 from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
+from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.errors import UserError
@@ -82,6 +83,9 @@ def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, floa
     check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
     with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2, shop may use 2: name fewer"):
         check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)
+    check_capacity(two(tmp_path, "a100/2", 3, 3, **more), nodes)
+    with pytest.raises(UserError, match=r"^a100/2: this Ray has 6, but film may use 3, shop may use 4: name fewer"):
+        check_capacity(two(tmp_path, "a100/2", 3, 4, **more), nodes)
     controlled = two(tmp_path, "a100", 1, 1, **more)
     controlled["applications"] += [
         {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "devices": {"a100": 4}}}
@@ -204,6 +208,14 @@ def test_virtual_devices_belong_to_the_nodes_that_declare_them():
     assert inventory() == {"v100": 2, "k80": 0}
     nodes[:] = nodes[:1]
     assert inventory() == {"v100": 0, "k80": 0}, "though no living node says that there are such kinds"
+
+
+def test_several_replicas_fit_on_a_shared_device():
+    needs = AppConfig(cpus_per_replica=2).replica_needs
+    nodes = [{"CPU": 9.0, "GPU": 1.0, "accelerator_type:T4": 1.0}]
+    assert Inventory({"t4/2": 4, "cpu/2": 9}, needs, lambda: nodes)() == {"t4/2": 2, "cpu/2": 7}, "beside the front"
+    declared = Inventory({"v100/2": 9}, lambda kind: {"CPU": 0.1}, lambda: [{"CPU": 4.0, "v100": 3.0}])
+    assert declared() == {"v100/2": 6}
 
 
 def test_no_more_than_may_be_used():

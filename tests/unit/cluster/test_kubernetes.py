@@ -68,6 +68,15 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     assert f"the image needs {file.parent}/plan.json as /models/plan.json" in done.stderr
 
 
+def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:
+    placements = Placement("t4", 2, (Split(0, 1, 8),)), Placement("l4/2", 3, (Split(1, BLOCKS, 8),))
+    (file.parent / "plan.json").write_text(Plan(placements).to_json())
+    save(Profile("my-bert", (table("t4"), table("l4/2"))), file.parent / "profile.json")
+    _, service = yaml.safe_load_all(run(file).stdout)
+    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
+    assert {group.groupName: group.replicas for group in groups} == {"t4": 2, "l4": 2}
+
+
 def _check_inside(content: dict[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 

@@ -1,0 +1,169 @@
+"""Several replicas on one device: what that costs is measured, and plans share devices where it is worth it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.planner.networks import distilbert
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
+from isobatch.cluster.commands.plan_search import LEAST_GAIN, objective_of, planned
+from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file
+from isobatch.optimizer import optimize
+from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.profiles.datasheet import datasheet_table
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
+
+MEASURED = {"source": "measured: made up", "backend": "torch", "dtype": "float32"}
+OWN = {kind: replace(datasheet_table(distilbert(), kind), **MEASURED) for kind in ("v100", "k80")}
+EXITS = ExitProfile((1.0, 0.9, 0.7, 0.5, 0.4, 0.3))
+VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
+
+
+def shared(kind: str, factor: float, sharers: int = 2) -> LatencyTable:
+    return OWN[kind].shared_by(sharers, [factor] * len(OWN[kind].batch_sizes))
+
+
+def profile(*more: LatencyTable) -> Profile:
+    return Profile("distilbert", (*OWN.values(), *more), EXITS)
+
+
+def run(*command: str) -> str:
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def planned_file(folder: Path, given: Profile, *options: str) -> str:
+    save(given, folder / "profile.json")
+    out = str(folder / "plan.json")
+    asked = ("--profile", str(folder / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--out", out)
+    run("plan", *asked, *(options or ("--believed",)))
+    return (folder / "plan.json").read_text()
+
+
+def test_a_plan_shares_no_device_where_that_was_not_measured_or_is_not_worth_it(tmp_path: Path) -> None:
+    before = planned_file(tmp_path, profile())
+    for factor in (2.3, 3.0):
+        assert planned_file(tmp_path, profile(shared("v100", factor))) == before
+    assert planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--no-later")
+    assert read_plan(tmp_path / "plan.json").devices() == {"v100": 2}, "tails are compared with those of whole devices"
+
+
+def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
+    alone = Plan.from_json(planned_file(tmp_path, profile()))
+    both = Plan.from_json(planned_file(tmp_path, profile(shared("v100", 1.2))))
+    assert both.devices() == {"v100/2": 4}
+    assert both.promise is not None
+    assert alone.promise is not None
+    assert both.promise.cost_per_hour == pytest.approx(alone.promise.cost_per_hour)
+    assert 1.4 < both.promise.goodput_per_s / alone.promise.goodput_per_s < 1.8, "about 2 / 1.2"
+    asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--believed")
+    rows = {each["name"]: each for each in json.loads(run("plan", *asked, "--json"))["baselines"]}
+    assert rows["not shared"]["goodput_per_s"] > 0
+    assert "shared" not in rows
+
+
+def test_a_network_that_fits_only_once_is_not_shared(tmp_path: Path) -> None:
+    large = (int(10e9), *OWN["v100"].memory_bytes[1:])  # of 16 GB
+    tables = (replace(OWN["v100"], memory_bytes=large), replace(shared("v100", 1.2), memory_bytes=large))
+    planned_file(tmp_path, Profile("distilbert", tables, EXITS))
+    assert read_plan(tmp_path / "plan.json").devices() == {"v100": 2}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_plan_is_the_best_of_all_ways_to_share_each_kind(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    tables = [shared("v100", chance.uniform(1.2, 2.2)), shared("k80", chance.uniform(1.2, 2.2)),
+              shared("k80", chance.uniform(1.5, 3.5), 3)]  # fmt: skip
+    given, options = profile(*tables), ClassifierPlanOptions(slo_ms=200, believed=True)
+    best = planned(options, "v100=1,k80=1", given, objective_of(options)).plan
+    per_s = {}
+    for v100, k80 in ((a, b) for a in ("v100=1", "v100/2=2") for b in ("k80=1", "k80/2=2", "k80/3=3")):
+        devices = fleet(f"{v100},{k80}")
+        plan = optimize(given, devices, links_between(devices), objective_of(options))
+        assert plan.promise is not None
+        per_s[v100, k80] = plan.promise.goodput_per_s
+    assert best.promise is not None
+    most = max(per_s.values())
+    enough = most > per_s["v100=1", "k80=1"] * (1 + LEAST_GAIN)
+    assert best.promise.goodput_per_s == pytest.approx(most if enough else per_s["v100=1", "k80=1"])
+
+
+def test_wrong_options_of_a_plan_are_one_sentence_where_devices_may_be_shared(tmp_path: Path) -> None:
+    given = profile(shared("v100", 1.2), shared("v100", 1.3, 3), shared("k80", 1.2))
+    for options, sentence in (
+        (("--cut", "99"), "--cut 99: the network has 6 blocks"),
+        (("--backend", "onnx"), "has no times of onnx"),
+        (("--slo-ms", "0.1"), "0.1 ms SLO: the fastest plan needs"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            planned_file(tmp_path, given, "--believed", *options)
+
+
+def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = [{"name": name, "profile": "profile.json", "slo_ms": 200} | VIRTUAL for name in ("reviews", "queries")]
+
+    def divide(devices: dict[str, int], goal: str = "fairness", **more: Any) -> dict[str, dict[str, int]]:
+        content = {"devices": devices, "goal": goal, "applications": entries} | more
+        Path("fleet.yaml").write_text(yaml.safe_dump(content))
+        run("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
+        return {each["name"]: read_plan(Path(f"{each['name']}-plan.json")).devices() for each in entries}
+
+    save(profile(), Path("profile.json"))
+    with pytest.raises(UserError, match=r"queries: no device .* is left .*: add devices, or measure sharing"):
+        divide({"v100": 1})
+    save(profile(shared("v100", 2.1)), Path("profile.json"))
+    assert divide({"v100": 1}) == {"reviews": {"v100/2": 1}, "queries": {"v100/2": 1}}
+    content = serve_file(Path("serve.yaml"), {})
+    (arbiter,) = arbiters(content)
+    assert arbiter["args"]["devices"] == {"v100/2": 2}
+    assert [each["args"]["shared"] for each in controllers(content)] == [{"v100/2": 2}] * 2
+    run("simulate", "--config", "serve.yaml", "--rate", "50", "--hours", "0.001", "--application", "queries")
+    assert divide({"v100": 2}) == {"reviews": {"v100": 1}, "queries": {"v100": 1}}, "where whole devices do as well"
+    assert divide({"v100": 3}) == {"reviews": {"v100/2": 3}, "queries": {"v100/2": 3}}, "not 1 and 2"
+    assert set(divide({"v100": 3}, "goodput")["reviews"]) == {"v100"}, "sharing costs goodput"
+    with pytest.raises(UserError, match="standby: each application has a replica on a whole device, not on a v100/2"):
+        divide({"v100/2": 4}, standby=True)
+
+
+@pytest.mark.parametrize("goal", ["goodput", "fairness"])
+def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {"v100/2": shared("v100", 1.5), "k80/2": shared("k80", 2.1)}
+
+    def value(devices: dict[str, int], *tables: LatencyTable) -> float:
+        names = ("reviews", "queries")
+        entries = [{"name": name, "profile": "profile.json", "slo_ms": 200, "rate_per_s": 300} for name in names]
+        save(Profile("distilbert", tables, EXITS), Path("profile.json"))
+        Path("fleet.yaml").write_text(yaml.safe_dump({"devices": devices, "goal": goal, "applications": entries}))
+        return float(json.loads(run("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--json"))["value"])
+
+    ways = [(v100, k80) for v100 in ({"v100": 1}, {"v100/2": 2}) for k80 in ({"k80": 2}, {"k80/2": 4})]
+    values = [value(v100 | k80, *((OWN | more)[kind] for kind in v100 | k80)) for v100, k80 in ways]
+    assert value({"v100": 1, "k80": 2}, *OWN.values(), *more.values()) == pytest.approx(max(values))
+    assert len(set(values)) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--kind", "cpu/2"), "--kind cpu/2 is a shared device: name the device, and measure it with --together"),
+        (("--devices", "v100/2"), "v100/2: nobody publishes times of shared devices: measure them with --together"),
+        (("--links", "--together", "2"), "--together is not read by --links"),
+    ],
+)
+def test_wrong_options_are_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        run("profile", "demo", "--out", str(tmp_path / "profile.json"), *options)
