@@ -1,5 +1,6 @@
 """Admission never answers fewer in time than letting everybody in would, beyond chance, up to 1.2 times the promise."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +20,9 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from tests.helpers.dispatcher_world import EverybodyDispatcher
 
-INPUTS, SEEDS = 1200, (1, 2)
+INPUTS = 1200
+# The share that refusing loses has a standard deviation of up to 1.7 % over two seeds, and of 0.5 % over twenty.
+FEW_SEEDS, MANY_SEEDS = (1, 2), range(3, 23)
 # Where everybody is let in and at least this share is in time, the rate is about 1.2 times the promise at most.
 NEAR_PROMISE = 0.9
 CHANCE = 0.015  # of all inputs
@@ -92,8 +95,18 @@ def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], sl
     score = evaluate(plan, facts)
     alone_s = max(sum(each.alone_s for each in one.splits) for one in score.pipelines or (score,))
     world, rate = World(plan, facts, slo_times * alone_s), load * score.goodput_per_s
-    all_in = [run(world, rate, seed, EverybodyDispatcher) for seed in SEEDS]
-    arrived, of_all = sum(each.arrived for each in all_in), sum(each.good for each in all_in)
-    assume(of_all >= NEAR_PROMISE * arrived)
-    ours = sum(run(world, rate, seed, Dispatcher).good for seed in SEEDS)
-    assert ours >= of_all - CHANCE * arrived
+    few = pairs(world, rate, FEW_SEEDS)
+    assume(sum(all_in.good for all_in, _ in few) >= NEAR_PROMISE * sum(all_in.arrived for all_in, _ in few))
+    if lost_share(few) > CHANCE:
+        assert lost_share(pairs(world, rate, MANY_SEEDS)) <= CHANCE
+
+
+def pairs(world: World, rate: float, seeds: Iterable[int]) -> list[tuple[Report, Report]]:
+    """Of each seed a run in which everybody is let in, and the same one with refusals."""
+    return [(run(world, rate, seed, EverybodyDispatcher), run(world, rate, seed, Dispatcher)) for seed in seeds]
+
+
+def lost_share(runs: list[tuple[Report, Report]]) -> float:
+    """The share of all inputs that refusing loses."""
+    lost = sum(all_in.good - refusing.good for all_in, refusing in runs)
+    return lost / sum(all_in.arrived for all_in, _ in runs)
