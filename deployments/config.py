@@ -32,6 +32,7 @@ from isobatch.deployments.named import (
     LogFormat,
     Ports,
     WebOrigin,
+    WholeKind,
     demo_folder,
     known_backend,
 )
@@ -175,7 +176,7 @@ class AppConfig(ServedConfig):
         description="Replicas of the front, one CPU each. Each uses a share of every device, in proportion to its "
         "load.",
     )
-    standby: dict[str, PositiveInt] = Field(
+    standby: dict[WholeKind, PositiveInt] = Field(
         {},
         description="The devices of a fleet on which replicas stand by with their weights, as KIND: COUNT: the fleet's "
         "arbiter says which of them are used. None: there are replicas on the devices of the plan only.",

@@ -138,7 +138,8 @@ def ports_in(port_range: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-LinkName = Annotated[str, _shaped(r"[^>\s]+>[^>\s]+", "name two kinds of devices: KIND>KIND, as in v100>k80")]
+LinkName = Annotated[str, _shaped(r"[^>/\s]+>[^>/\s]+", "name two kinds of whole devices: KIND>KIND, as in v100>k80")]
+WholeKind = Annotated[str, _shaped(r"[^/]+", "be a kind of whole devices: each application has a replica on all of it")]
 WebOrigin = Annotated[
     str,
     _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),

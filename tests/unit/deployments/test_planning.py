@@ -136,10 +136,16 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     assert declared["v100", "oddity"] == 1e7
     assert declared["oddity", "v100"] > 1e9
     assert classifier_problem(ControllerConfig(), config, load(Path(profile))).gbit_per_s == {"v100>oddity": 0.08}
-    with pytest.raises(UserError, match="must name two kinds of devices: KIND>KIND"):
-        checked(AppConfig, told | {"links": {"v100": 0.08}})
+    for wrong in ("v100", "v100/2>oddity"):
+        with pytest.raises(UserError, match="must name two kinds of whole devices: KIND>KIND"):
+            checked(AppConfig, told | {"links": {wrong: 0.08}})
     with pytest.raises(UserError, match="links"):
         checked(AppConfig, told | {"links": {"v100>oddity": 0}})
+
+
+def test_replicas_stand_by_on_whole_devices() -> None:
+    with pytest.raises(UserError, match="standby.*'cpu/2' must be a kind of whole devices"):
+        checked(AppConfig, {"standby": {"cpu/2": 2}})
 
 
 def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:
