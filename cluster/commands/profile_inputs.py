@@ -6,7 +6,7 @@ With --links, what moving survivors costs is added to a profile that has the tim
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -48,9 +48,6 @@ from isobatch.profiles.picture import name
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.profile import ClassifierProfileOptions
-
-
-Each = TypeVar("Each")
 
 
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
@@ -111,11 +108,13 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         raise typer.Exit(130)
 
 
-def kept(each: Iterable[Each]) -> tuple[list[Each], BaseException | None]:
-    """All until Ctrl-C or an error, and which it was: what was measured before is saved."""
-    made = list[Each]()
+def kept(
+    measured: Iterable[tuple[LatencyTable, str]],
+) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
+    """All that is measured until Ctrl-C or an error, and this."""
+    made = list[tuple[LatencyTable, str]]()
     try:
-        made.extend(each)
+        made.extend(measured)
     except (KeyboardInterrupt, UserError, RuntimeError) as error:
         return made, error
     return made, None

@@ -230,11 +230,11 @@ def _sends_handler(pipe: Any) -> None:
 
 @pytest.mark.parametrize("error", [UserError("no memory"), RuntimeError("did not start"), KeyboardInterrupt()])
 def test_what_was_measured_at_once_is_kept_where_more_cannot_be(error: BaseException) -> None:
-    def tables() -> Iterator[LatencyTable]:
-        yield OWN["v100"]
+    def measured() -> Iterator[tuple[LatencyTable, str]]:
+        yield OWN["v100"], "steady"
         raise error
 
-    assert kept(tables()) == ([OWN["v100"]], error)
+    assert kept(measured()) == ([(OWN["v100"], "steady")], error)
 
 
 @pytest.mark.parametrize(
