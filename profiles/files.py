@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -76,13 +77,15 @@ class Profile:
         """
         self.check_same(other.model, other.num_blocks, other.weights)
         anew = {(table.kind, table.length) for table in other.tables if not table.derived}
-        tables = {_key(table): table for table in self.tables if (whole_kind(table.kind)[0], table.length) not in anew}
+        tables = {_key(table): table for table in self.tables if not _outdated(table, anew)}
         for table in other.tables:
             tables.pop(_key(table), None)  # so that a new table stands last
             tables[_key(table)] = table
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
-        notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
+        gone = {*self.kinds} - {table.kind for table in kept}
+        own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in gone)
+        notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}
         links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
         counted = other if other.exits else self
         return replace(
@@ -155,6 +158,14 @@ class Profile:
 def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
     """Whether the table is of this backend and precision. An empty request, or a table without a note, fits any."""
     return table.backend in (None, backend or table.backend) and table.dtype in (None, dtype or table.dtype)
+
+
+def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> bool:
+    """Whether it is that of a shared device, which was measured anew at this length, or at any without sharing."""
+    whole, kinds = whole_kind(table.kind)[0], {kind for kind, _ in anew}
+    if whole == table.kind:
+        return False
+    return (whole, table.length) in anew or (whole in kinds and table.kind not in kinds)
 
 
 def _key(table: LatencyTable) -> tuple[str | int | None, ...]:

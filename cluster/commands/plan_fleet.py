@@ -108,15 +108,13 @@ class Planned:
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
         options: "ClassifierPlanOptions",
     ) -> Self:  # fmt: skip
-        path = folder / entry.profile
-        profile = load(path)
+        profile = load(path := folder / entry.profile)
         here = _known(devices, profile)
         if not here:
             has = ", ".join(each.kind for each in devices)
             raise UserError(f"{entry.name}: {path} has times of {', '.join(profile.kinds)}, the fleet has {has}")
-        cost = goal == "cost"
-        rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if cost else None
-        own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if cost else None)
+        rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if goal == "cost" else None
+        own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if goal == "cost" else None)
         objective = objective_of(own)
         facts, most = problem_of(own, as_option(here), profile), objective.for_most_goodput
         if facts.exits:
@@ -189,7 +187,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
             _check_served(each, devices, file.parent)
     if content.standby:
         _check_memory(applications, devices)
-    elif len(applications) > 1:
+    elif len(applications) > 1 and content.goal != "cost":  # which rents whole devices
         applications, devices = _shared_or_not(applications, ways_to_share(devices, covered), content.goal, file.parent)
     planned = _planned(applications, devices, content.goal, options.gap)
     written = _write_plans(planned, out.parent if out else Path())
@@ -205,18 +203,22 @@ def _shared_or_not(
     applications: list[Planned], ways: Sequence[Sequence[Device]], goal: FleetGoal, folder: Path
 ) -> tuple[list[Planned], Sequence[Device]]:
     """The applications and the devices, each of which several replicas share if that is worth more by estimate."""
-    best, value, errors = (applications, ways[0]), tuple[float, ...](), list[UserError]()
-    for way in ways if len(ways) > 1 else ():
-        try:
-            here = [Planned.of(each.entry, folder, goal, way, each.options) for each in applications]
-            division = divide([each.asks for each in here], way, goal, here[0].options.gap)
-        except UserError as error:
-            errors.append(error)
-            continue
-        if division.value > value:
-            best, value = (here, way), division.value
-    if errors and not value:
-        raise errors[0]
+    best, value, error = (applications, ways[0]), tuple[float, ...](), None
+    options, few = applications[0].options, sum(each.count for each in ways[0]) < len(applications)
+    with LivePlan(options.seconds) as live:
+        for index, way in enumerate(ways if few or len(ways) > 1 else ()):
+            try:
+                here = [Planned.of(each.entry, folder, goal, way, options) if index else each for each in applications]
+                division = divide([each.asks for each in here], way, goal, max(options.gap, CANDIDATE_GAP))
+                if division.value > value:
+                    best, value = (here, way), division.value
+            except UserError as caught:
+                error = caught
+            if value and live.is_over():
+                break
+    if error and not value:
+        hint = "; devices are shared once that is measured (isobatch profile --together 2)" if len(ways) == 1 else ""
+        raise UserError(f"{error}{hint}")
     return best
 
 
@@ -318,18 +320,16 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
                 controller["args"] |= {"start_s": HANDOVER_S, "look_every_s": LOOK_EVERY_S}
         content += [served, controller]
     if len(members) > 1:
-        arbiter = _arbiter(planned, members)
-        arbiter["args"] |= {"look_every_s": LOOK_EVERY_S} if standby else {}
-        content.append(arbiter)
+        content.append(_arbiter(planned, members))
+        content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S} if standby else {}
     out.write_text(yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 
 
 def _arbiter(planned: PlannedFleet, members: Sequence[tuple[Planned, PlanResult | None]]) -> dict[str, Any]:
     """The application that moves devices between the others while they run."""
-    terms = set(ShareTerms.model_fields)
     applications = [
-        each.entry.model_dump(include=terms, exclude_defaults=True)
+        each.entry.model_dump(include=set(ShareTerms.model_fields), exclude_defaults=True)
         | {"devices": result.plan.devices() if result else {}, "controller": f"{each.entry.name}-controller"}
         for each, result in members
     ]

@@ -64,8 +64,8 @@ class PlanResult:
             "between_per_s": self.between_per_s,
             "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [
-                {"name": each.name, "goodput_per_s": 0.0}
-                | {name: getattr(each.score, name, None) for name in of_scores if each.score or name != "goodput_per_s"}
+                {"name": each.name, **{name: getattr(each.score, name, None) for name in of_scores}}
+                | {"goodput_per_s": _goodput_per_s(each.plan, each.score)}
                 for each in self.baselines
             ],
         }
@@ -169,19 +169,29 @@ def _baselines(result: PlanResult) -> Table:
     for each in result.baselines:
         if each.score:
             latency = f"{each.score.latency_s * 1e3:.1f} ms"
-            figures = (f"{each.score.goodput_per_s:,.0f}", f"{each.score.cost_per_hour:,.2f}", latency)
-            table.add_row(each.name, *figures, _gain(result, each.score))
+            figures = (f"{_goodput_per_s(each.plan, each.score):,.0f}", f"{each.score.cost_per_hour:,.2f}", latency)
+            table.add_row(each.name, *figures, _gain(result, each))
         else:
             table.add_row(each.name, "-", "-", "-", "it cannot do that at any batch size")
     return table
 
 
-def _gain(result: PlanResult, other: Score) -> str:
-    score = result.score
+def _goodput_per_s(plan: Plan | None, score: Score | None) -> float:
+    """As simulated, where the plan was simulated; 0 without a score."""
+    if plan and plan.promise and plan.promise.simulated:
+        return plan.promise.goodput_per_s
+    return score.goodput_per_s if score else 0.0
+
+
+def _gain(result: PlanResult, baseline: Baseline) -> str:
+    """By simulation where both plans were simulated, otherwise as the devices alone allow."""
+    score, other = result.score, baseline.score
+    assert other is not None, "This is a bug: a plan has a score."
     if result.objective.aim.at_given_goodput:
         return f"{1 - score.cost_per_hour / other.cost_per_hour:.0%} cheaper" if other.cost_per_hour else "as cheap"
-    gain = f"{score.goodput_per_s / other.goodput_per_s:.2f}x"
-    if score.cost_per_hour and other.cost_per_hour:
-        each = (score.goodput_per_s / score.cost_per_hour) / (other.goodput_per_s / other.cost_per_hour)
-        gain += f", {each:.2f}x per dollar"
-    return gain
+    simulated = baseline.plan and baseline.plan.promise and baseline.plan.promise.simulated
+    own_per_s = _goodput_per_s(result.plan, score) if simulated else score.goodput_per_s
+    gain = own_per_s / _goodput_per_s(baseline.plan, other)
+    if not (score.cost_per_hour and other.cost_per_hour):
+        return f"{gain:.2f}x"
+    return f"{gain:.2f}x, {gain * other.cost_per_hour / score.cost_per_hour:.2f}x per dollar"

@@ -79,6 +79,13 @@ class LivePlan:
     def is_stopped(self) -> bool:
         return self._stopped
 
+    @property
+    def left_s(self) -> float | None:
+        """What is left of `seconds`, nothing after Ctrl-C; None: it may take any time."""
+        if self._stopped:
+            return 0.0
+        return None if self._seconds == inf else max(0.0, self._seconds - (self._clock() - self._began_s))
+
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
         self._best = f"{rate_per_s:,.0f} per second by estimate: {_splits(plan)}"
@@ -135,11 +142,17 @@ LEAST_GAIN = choice.LEAST_GAIN  # of a plan that shares devices
 
 
 def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
-    """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more."""
-    alone, *shared = ways_to_share(fleet(devices), () if options.no_later else profile.kinds)
-    if len(shared) > 1:
-        shared = [min(shared, key=partial(_estimated_value, options, profile, objective))]
-    seconds = options.seconds and options.seconds / (1 + len(shared))
+    """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more.
+
+    Where dollars count, none is shared: a share has its part of the price, but only whole devices are rented.
+    """
+    counts_dollars = objective.aim.at_expected_rate or objective.cost_per_hour is not None
+    alone, *shared = ways_to_share(fleet(devices), () if options.no_later or counts_dollars else profile.kinds)
+    seconds = options.seconds
+    if shared:
+        with LivePlan(seconds) as live:
+            shared = most_promising(options, profile, objective, shared, live)
+        seconds = live.left_s and live.left_s / (1 + len(shared))
     results, errors = dict[str, PlanResult](), list[UserError]()
     for name, way in (("not shared", alone), *(("shared", way) for way in shared)):
         try:
@@ -156,13 +169,20 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
     return replace(results[best], baselines=(*results[best].baselines, *others))
 
 
-def _estimated_value(
-    options: "ClassifierPlanOptions", profile: Profile, objective: Objective, way: Sequence[Device]
-) -> float:
-    with suppress(UserError):  # the search says why there is no plan
-        facts = problem_of(options, as_option(way), profile)
-        return _value(side_by_side(facts.given, objective, options.gap), objective)
-    return inf
+def most_promising(
+    options: "ClassifierPlanOptions", profile: Profile, objective: Objective, ways: Sequence[tuple[Device, ...]],
+    live: LivePlan,
+) -> list[tuple[Device, ...]]:  # fmt: skip
+    """The way to share devices that is best by estimate; none where no way has a plan."""
+    within = objective if options.believed else replace(objective, slack=0.0)  # as simulated plans need no slack
+    values = dict[tuple[Device, ...], float]()
+    for way in ways:
+        with suppress(UserError):  # no times of the backend, for example
+            facts = problem_of(options, as_option(way), profile)
+            values[way] = _value(found_in_time(live, facts, within, max(options.gap, choice.CANDIDATE_GAP)), objective)
+        if live.is_over():
+            break
+    return [way for way in sorted(values, key=values.__getitem__) if values[way] < inf][:1]
 
 
 def _value(plan: Plan | None, objective: Objective) -> float:

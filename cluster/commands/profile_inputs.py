@@ -3,7 +3,7 @@
 With --links, what moving survivors costs is added to a profile that has the times of this device.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.named import AUTO
 from isobatch.deployments.prepare.sample import sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
@@ -78,14 +79,13 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
     measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
-    interrupted, by_tokens = any(each.interrupted for each in measured), None
+    interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
     if options.together and not interrupted:
-        same = TimedNetwork(model, source, str(exact.device), dtype, network.backend, lengths, tokens, options.threads)
+        backend = network.backend if options.backend == AUTO else options.backend
+        same = TimedNetwork(model, source, str(exact.device), dtype, backend, lengths, tokens, options.threads)
         at_once = shared_tables(same, own, options.together, options.budget)
-        try:
-            shared.extend(show(at_once, f"timing {options.together} launches at once", len(own)))
-        except KeyboardInterrupt:
-            interrupted = True
+        shared, ended = kept(show(at_once, f"timing {options.together} launches at once", len(own)))
+        interrupted = isinstance(ended, KeyboardInterrupt)
     if data and not interrupted:
         counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
@@ -102,8 +102,22 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     with locked(out):  # another command may have added a profile meanwhile
         save(load(out).joined_by(new) if out.exists() else new, out)
     _report(console, new, out)
+    if isinstance(ended, Exception):
+        raise ended
     if interrupted:
         raise typer.Exit(130)
+
+
+def kept(
+    measured: Iterable[tuple[LatencyTable, str]],
+) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
+    """All that is measured until Ctrl-C or an error, and this."""
+    made = list[tuple[LatencyTable, str]]()
+    try:
+        made.extend(measured)
+    except (KeyboardInterrupt, UserError, RuntimeError) as error:
+        return made, error
+    return made, None
 
 
 def _report(console: Console, new: Profile, out: Path) -> None:

@@ -13,7 +13,7 @@ from isobatch.deployments.planning import device, usable
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
 from isobatch.optimizer.goals import GOALS, Goal
-from isobatch.profiles.devices import Device, Link, links_between
+from isobatch.profiles.devices import Device, Link, links_between, whole_kind
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
@@ -169,6 +169,11 @@ def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -
     first = _first_devices(config, app_config, profile)
     for kind in config.grow_to:
         profile.table(kind)  # raises UserError if the profile does not have this kind
+        for other in first.keys() - {kind}:
+            if whole_kind(other)[0] == whole_kind(kind)[0]:
+                raise UserError(
+                    f"grow_to: {kind} are the same devices as {other}, which plans use: name {other} instead"
+                )
     return first | {kind: max(most, first.get(kind, 0)) for kind, most in config.grow_to.items()}
 
 

@@ -7,11 +7,13 @@ device and host, messages, and the front's turn.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
+from signal import SIG_IGN, SIGINT, signal
 from statistics import median
+from threading import current_thread, main_thread
 from time import perf_counter
 from typing import Any
 
@@ -125,17 +127,31 @@ class LinkEnd:
 
 @contextmanager
 def child(run: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """A pipe to another process of this machine, which runs `run(pipe, *arguments)`."""
+    """A pipe to another process of this machine, which runs `run(pipe, *arguments)` and leaves Ctrl-C to this one."""
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=run, args=(there, *arguments), daemon=True)
-    process.start()
+    with _ignoring_ctrl_c():
+        process.start()
     there.close()
     try:
         yield here
     finally:
         here.close()
         process.join(START_S)
+
+
+@contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """A process that begins meanwhile ignores Ctrl-C from its first moment on."""
+    if current_thread() is not main_thread():  # which alone may change what a signal does
+        yield
+        return
+    before = signal(SIGINT, SIG_IGN)
+    try:
+        yield
+    finally:
+        signal(SIGINT, before)
 
 
 def first_message(pipe: Any) -> Any:
@@ -150,11 +166,9 @@ def _end(pipe: Any, make: Callable[[], LinkEnd]) -> None:
 
     async def serve() -> None:
         end = make()
-        pipe.send(await end.open(HERE))
-        try:
+        with suppress(EOFError, BrokenPipeError):
+            pipe.send(await end.open(HERE))
             await asyncio.to_thread(pipe.recv)
-        except EOFError:
-            return
 
     uvloop.run(serve())
 

@@ -5,7 +5,6 @@ A CPU as a device is as many cores as it has threads, which processes that share
 """
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -74,7 +73,7 @@ def shared_tables(
         pipes = [stack.enter_context(start(each)) for each in (1, *(sharers,) * sharers)]
         try:
             for pipe in pipes:
-                first_message(pipe)
+                _checked(first_message(pipe))
             for number, table in enumerate(tables):
                 sizes_s = zip(table.batch_sizes, whole_s(table).tolist(), strict=True)
                 rounds = [
@@ -85,8 +84,15 @@ def shared_tables(
                 shared = table.shared_by(sharers, factors)
                 yield shared, _note(shared, factors, rounds)
         except (EOFError, BrokenPipeError):
-            memory = f"has the device memory for {len(pipes) + 1} times the network?"
-            raise UserError(f"--together {sharers}: a process that launches has ended: {memory}") from None
+            memory = f"has this machine memory for {len(pipes) + 1} times the network?"
+            raise UserError(f"--together {sharers}: a process that launches was killed: {memory}") from None
+
+
+def _checked(message: float | str | None) -> float:
+    """What a process sends, if that is not why it ends."""
+    if isinstance(message, str):
+        raise UserError(f"--together: a process that launches has ended: {message}")
+    return message or 0.0
 
 
 def _note(table: LatencyTable, factors: Sequence[float], rounds: Sequence[Sequence[float]]) -> str:
@@ -109,20 +115,28 @@ def _launch_s(pipes: Sequence[Any], *asked: float) -> float:
     launches end within their turn, so that a median would not see the others' turns."""
     for pipe in pipes:
         pipe.send(asked)
-    return fmean([pipe.recv() for pipe in pipes])
+    return fmean([_checked(pipe.recv()) for pipe in pipes])
 
 
 def _launch_when_asked(pipe: Any, network: TimedNetwork, sharers: int) -> None:
-    """What a process runs that launches, until the other end of its pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    """What a process runs that launches, until the other end of its pipe is closed. An error is sent as a sentence."""
+    with suppress(EOFError, BrokenPipeError):
+        try:
+            _launch(pipe, network, sharers)
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            pipe.send(str(error).partition("\n")[0] or type(error).__name__)
+
+
+def _launch(pipe: Any, network: TimedNetwork, sharers: int) -> None:
     model, inputs = network.load(sharers)
     clock = time.perf_counter if network.on_cpu else host_clock_for(network.device)
     pipe.send(None)
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            table, size, seconds = pipe.recv()
-            batch, launches, begun_s = inputs[table].batch(size), 0, clock()
-            while not launches or clock() < begun_s + seconds:
-                model.run(batch, model.num_blocks, ())
-                launches += 1
-            pipe.send((clock() - begun_s) / launches)
+    while True:
+        table, size, seconds = pipe.recv()
+        batch, launches, begun_s = inputs[table].batch(size), 0, clock()
+        while not launches or clock() < begun_s + seconds:
+            model.run(batch, model.num_blocks, ())
+            launches += 1
+        pipe.send((clock() - begun_s) / launches)

@@ -27,7 +27,7 @@ from isobatch.deployments.resources import (
 )
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.profiles.devices import kind_of, whole_kind
+from isobatch.profiles.devices import as_text, kind_of, whole_kind
 from isobatch.profiles.errors import UserError
 
 _REMEDIES = {
@@ -130,28 +130,37 @@ def _check_budgets(
         if config.devices == "auto" and len(planned) > 1:
             others = ", ".join(sorted(planned.keys() - {name}))
             raise UserError(f"devices: auto of {name} would count what {others} may use: name how many of each kind")
-    for kind in {kind: None for budget in budgets.values() for kind in budget}:
-        holders = {name: budget[kind] for name, budget in budgets.items() if kind in budget}
-        available = min(_available(kind, planned[name], nodes) for name in holders)
-        if len(holders) > 1 and sum(holders.values()) > available:
-            claims = ", ".join(f"{name} may use {count}" for name, count in holders.items())
-            raise UserError(f"{kind}: this Ray has {available:g}, but {claims}: name fewer under devices:")
+    for whole in {whole_kind(kind)[0]: None for budget in budgets.values() for kind in budget}:
+        holders = {name: held for name, budget in budgets.items() if (held := _held(whole, budget))}
+        available = min(_available(whole, planned[name], nodes) for name in holders)
+        if len(holders) > 1 and sum(_whole_devices(held) for held in holders.values()) > available + _ROUNDING:
+            claims = ", ".join(f"{name} may use {as_text(held)}" for name, held in holders.items())
+            raise UserError(f"{whole}: this Ray has {available:g}, but {claims}: name fewer under devices:")
 
 
-def _check_growth(growth: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> None:
+def _held(whole: str, budget: Mapping[str, int]) -> dict[str, int]:
+    """The devices of a kind, whole and shared ones."""
+    return {kind: count for kind, count in budget.items() if whole_kind(kind)[0] == whole}
+
+
+def _whole_devices(counts: Mapping[str, int]) -> float:
+    """As how many whole devices these count."""
+    return sum(count / whole_kind(kind)[1] for kind, count in counts.items())
+
+
+def _check_growth(growth: Mapping[str, dict[str, int]], budgets: Mapping[str, dict[str, int]]) -> None:
     """Raise UserError if two applications may use a kind that can be added: a new device would belong to neither."""
     for name, kind in [(name, kind) for name, kinds in growth.items() for kind in kinds]:
         for other in sorted((growth.keys() | budgets.keys()) - {name}):
-            if kind in growth.get(other, {}) or kind in budgets.get(other, {}):
+            if _held(whole_kind(kind)[0], growth.get(other, {}) | budgets.get(other, {})):
                 raise UserError(f"grow_to: {kind} may come for {name}, so {other} cannot use that kind too")
 
 
 def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
     """The number of Ray's devices of a kind; unlimited for kinds on CPUs and for virtual ones that no node declares."""
-    whole, sharers = whole_kind(kind)
     if declared(kind, nodes):
-        return sharers * sum(node.get(whole, 0) for node in nodes)
-    return sharers * devices_on(nodes).get(whole, 0) if config.replica_needs(kind)["GPU"] else inf
+        return sum(node.get(kind, 0) for node in nodes)
+    return devices_on(nodes).get(kind, 0) if config.replica_needs(kind)["GPU"] else inf
 
 
 def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]:

@@ -169,8 +169,7 @@ def _missing(
             names = ", ".join(applications[each].name for each in before)
             beside = f" beside what {names} must have" if names else ""
             if needed_per_s <= SOMETHING:
-                none_left = f"{applications[index].name}: no device that it could use is left{beside}"
-                return f"{none_left}: add devices, or measure sharing (isobatch profile --together 2)"
+                return f"{applications[index].name}: no device that it could use is left{beside}: add devices"
             needs = f"{applications[index].name} needs {needed_per_s:.6g} per second"
             return f"{needs}, these devices sustain {most:.6g}{beside}: {needed_per_s - most:.6g} are missing"
     return "no division was found in which every application has what it needs: ask for less, or add devices"

@@ -81,16 +81,22 @@ PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 @pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
 def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]) -> None:
     check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
-    with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2, shop may use 2: name fewer"):
+    with pytest.raises(
+        UserError, match=r"^a100: this Ray has 3, but film may use 2 a100, shop may use 2 a100: name fewer"
+    ):
         check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)
     check_capacity(two(tmp_path, "a100/2", 3, 3, **more), nodes)
-    with pytest.raises(UserError, match=r"^a100/2: this Ray has 6, but film may use 3, shop may use 4: name fewer"):
+    with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 3 a100/2, shop may use 4 a100/2: na"):
         check_capacity(two(tmp_path, "a100/2", 3, 4, **more), nodes)
+    whole_and_shared = two(tmp_path, "a100", 2, 2, **more)
+    whole_and_shared["applications"][1]["args"]["devices"] = {"a100/2": 3}
+    with pytest.raises(UserError, match=r"film may use 2 a100, shop may use 3 a100/2"):
+        check_capacity(whole_and_shared, nodes)
     controlled = two(tmp_path, "a100", 1, 1, **more)
     controlled["applications"] += [
         {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "devices": {"a100": 4}}}
     ]
-    with pytest.raises(UserError, match="film may use 1, shop may use 4"):
+    with pytest.raises(UserError, match="film may use 1 a100, shop may use 4 a100"):
         check_capacity(controlled, nodes)
 
 
@@ -117,9 +123,10 @@ def test_a_kind_may_come_for_one_application_only(tmp_path: Path) -> None:
         {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "goal": "cost", "grow_to": {"t4": 4}}}
     )
     check_capacity(grows, A100S)
-    grows["applications"][-1]["args"]["grow_to"] = {"a100": 4}
-    with pytest.raises(UserError, match="grow_to: a100 may come for shop, so film cannot use that kind too"):
-        check_capacity(grows, A100S)
+    for kind in ("a100", "a100/2"):
+        grows["applications"][-1]["args"]["grow_to"] = {kind: 4}
+        with pytest.raises(UserError, match=f"grow_to: {kind} may come for shop, so film cannot use that kind too"):
+            check_capacity(grows, A100S)
 
 
 # Decoders

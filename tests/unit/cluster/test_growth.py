@@ -11,8 +11,9 @@ from isobatch.cluster.controller.available_devices import DeviceRequests
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import lost_devices
+from isobatch.cluster.controller.input_planning import allowed
 from isobatch.cluster.controller.status import status_of
-from isobatch.deployments.config import checked
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.profiles.errors import UserError
 from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, control_loop, moves, question, run
 
@@ -171,6 +172,20 @@ def test_who_wants_the_most_goodput_cannot_grow() -> None:
     with pytest.raises(UserError, match="grow_to needs goal: cost"):
         checked(ControllerConfig, {"grow_to": {"k80": 2}})
     assert checked(ControllerConfig, {"grow_to": {"k80": 2}, "goal": "cost"}).grow_to == {"k80": 2}
+
+
+def test_devices_that_the_first_plan_shares_grow_under_their_name_only() -> None:
+    known = question(MEDIUM).profile
+    app = checked(AppConfig, {"backend": "virtual", "profile": "none.json", "slo_ms": 200})
+    profile = replace(known, tables=(*known.tables, replace(known.table("k80"), kind="k80/2")))
+
+    def most(grow_to: dict[str, int]) -> dict[str, int]:
+        config = {"goal": "cost", "devices": {"k80/2": 2}, "grow_to": grow_to}
+        return allowed(checked(ControllerConfig, config), app, profile)
+
+    assert most({"k80/2": 8}) == {"k80/2": 8}
+    with pytest.raises(UserError, match="grow_to: k80 are the same devices as k80/2, which plans use: name k80/2"):
+        most({"k80": 4})
 
 
 def test_where_no_plan_sustains_what_is_expected_the_decision_says_so() -> None:

@@ -1,6 +1,8 @@
 """Several replicas on one device: what that costs is measured, and plans share devices where it is worth it."""
 
 import json
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
-from isobatch.cluster.commands.plan_search import LEAST_GAIN, objective_of, planned
+from isobatch.cluster.commands.plan_report import tables
+from isobatch.cluster.commands.plan_search import LEAST_GAIN, LivePlan, most_promising, objective_of, planned
+from isobatch.cluster.commands.profile_inputs import kept
+from isobatch.cluster.profiling.links import child, first_message
+from isobatch.cluster.profiling.together import TimedNetwork, shared_tables
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file
 from isobatch.optimizer import optimize
-from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.optimizer.pipelines.baselines import Baseline
+from isobatch.optimizer.plan import Plan, SimulatedTimes, read_plan
 from isobatch.profiles.datasheet import datasheet_table
-from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.devices import fleet, links_between, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
@@ -74,6 +82,52 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
     assert "shared" not in rows
 
 
+def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
+    given, options = profile(), ClassifierPlanOptions(slo_ms=100, believed=True)
+    result = planned(options, "v100=2", given, objective_of(options))
+    assert result.plan.promise is not None
+    promise = replace(result.plan.promise, goodput_per_s=100.0, simulated=SimulatedTimes(0.1, 0.1, 0.99))
+    plan = replace(result.plan, promise=promise)
+    others = (Baseline("shared", plan, result.score), Baseline("not simulated", result.plan, result.score))
+    result = replace(result, plan=replace(plan, promise=replace(promise, goodput_per_s=150.0)), baselines=others)
+    rows = json.loads(json.dumps(result.as_json()))["baselines"]
+    assert [row["goodput_per_s"] for row in rows] == [100.0, result.score.goodput_per_s]
+    console = Console(width=200)
+    with console.capture() as printed:
+        for table in tables(result, objective_of(options)):
+            console.print(table)
+    shared_row, other_row = (line for line in printed.get().splitlines() if "shared" in line or "not simul" in line)
+    assert "1.50x, 1.50x per dollar" in shared_row
+    assert "1.00x, 1.00x per dollar" in other_row
+
+
+def test_only_ways_to_share_that_have_a_plan_are_searched() -> None:
+    given = profile(replace(shared("v100", 1.2), backend="onnx"))
+    ways = ways_to_share(fleet("v100=2"), given.kinds)[1:]
+    assert len(ways) == 1
+    for backend, kept_ways in (("onnx", ways), ("torch", [])):
+        options = ClassifierPlanOptions(slo_ms=100, believed=True, backend=backend)
+        given_on = given if backend == "torch" else replace(given, tables=given.tables[-1:])
+        with LivePlan() as live:
+            assert most_promising(options, given_on, objective_of(options), ways, live) == kept_ways
+
+
+def test_the_choice_of_a_way_to_share_counts_in_the_seconds_of_a_plan() -> None:
+    now_s = 0.0
+    with LivePlan(40.0, clock=lambda: now_s) as live:
+        assert live.left_s == 40
+        now_s = 15.0
+        assert live.left_s == 25
+        signal.raise_signal(signal.SIGINT)
+        assert live.left_s == 0
+
+
+def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
+    for options in (("--goal", "cost", "--rate", "50"), ("--goal", "goodput-per-dollar"), ("--budget", "100")):
+        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", *options)
+        assert read_plan(tmp_path / "plan.json").devices().keys() == {"v100"}, options
+
+
 def test_a_network_that_fits_only_once_is_not_shared(tmp_path: Path) -> None:
     large = (int(10e9), *OWN["v100"].memory_bytes[1:])  # of 16 GB
     tables = (replace(OWN["v100"], memory_bytes=large), replace(shared("v100", 1.2), memory_bytes=large))
@@ -122,8 +176,10 @@ def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkey
         return {each["name"]: read_plan(Path(f"{each['name']}-plan.json")).devices() for each in entries}
 
     save(profile(), Path("profile.json"))
-    with pytest.raises(UserError, match=r"queries: no device .* is left .*: add devices, or measure sharing"):
+    with pytest.raises(UserError, match=r"queries: no device .* is left .*: add devices; .* once that is measured"):
         divide({"v100": 1})
+    with pytest.raises(UserError, match=r"queries: no device .* is left .*: add devices$"):
+        divide({"v100": 1}, standby=True)
     save(profile(shared("v100", 2.1)), Path("profile.json"))
     assert divide({"v100": 1}) == {"reviews": {"v100/2": 1}, "queries": {"v100/2": 1}}
     content = serve_file(Path("serve.yaml"), {})
@@ -134,6 +190,9 @@ def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkey
     assert divide({"v100": 2}) == {"reviews": {"v100": 1}, "queries": {"v100": 1}}, "where whole devices do as well"
     assert divide({"v100": 3}) == {"reviews": {"v100/2": 3}, "queries": {"v100/2": 3}}, "not 1 and 2"
     assert set(divide({"v100": 3}, "goodput")["reviews"]) == {"v100"}, "sharing costs goodput"
+    for entry in entries:
+        entry["rate_per_s"] = 20
+    assert set(divide({"v100": 2}, "cost")["reviews"]) == {"v100"}, "where dollars count"
     with pytest.raises(UserError, match="standby: each application has a replica on a whole device, not on a v100/2"):
         divide({"v100/2": 4}, standby=True)
 
@@ -154,6 +213,28 @@ def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, mo
     values = [value(v100 | k80, *((OWN | more)[kind] for kind in v100 | k80)) for v100, k80 in ways]
     assert value({"v100": 1, "k80": 2}, *OWN.values(), *more.values()) == pytest.approx(max(values))
     assert len(set(values)) > 1
+
+
+def test_a_process_that_cannot_launch_says_why_and_ignores_ctrl_c(tmp_path: Path) -> None:
+    network = TimedNetwork(str(tmp_path), tmp_path, "cpu", "float32", "torch", None, (), threads=1)
+    with pytest.raises(UserError, match=f"--together: a process that launches has ended: .*{tmp_path}"):
+        next(shared_tables(network, [OWN["v100"]], 2, budget_s=0.1))
+    with child(_sends_handler) as pipe:
+        assert first_message(pipe) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def _sends_handler(pipe: Any) -> None:
+    pipe.send(signal.getsignal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("error", [UserError("no memory"), RuntimeError("did not start"), KeyboardInterrupt()])
+def test_what_was_measured_at_once_is_kept_where_more_cannot_be(error: BaseException) -> None:
+    def measured() -> Iterator[tuple[LatencyTable, str]]:
+        yield OWN["v100"], "steady"
+        raise error
+
+    assert kept(measured()) == ([(OWN["v100"], "steady")], error)
 
 
 @pytest.mark.parametrize(

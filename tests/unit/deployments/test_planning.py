@@ -144,7 +144,7 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
 
 
 def test_replicas_stand_by_on_whole_devices() -> None:
-    with pytest.raises(UserError, match="standby.*'cpu/2' must be a kind of whole devices"):
+    with pytest.raises(UserError, match=r"standby.*'cpu/2' must be a kind of whole devices"):
         checked(AppConfig, {"standby": {"cpu/2": 2}})
 
 

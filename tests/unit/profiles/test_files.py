@@ -128,6 +128,24 @@ def test_notes_do_not_outlive_what_they_speak_of() -> None:
     assert set(joined.notes) == {"v100, 32 tokens: steady", "v100, 128 tokens: fine"}
 
 
+def test_what_sharing_costs_goes_with_the_measurement_of_the_device() -> None:
+    def measured(kind: str, length: int) -> LatencyTable:
+        return replace(V100, kind=kind, length=length, source="measured")
+
+    kinds = ("v100", "v100/2")
+    tables = tuple(measured(kind, length) for kind in kinds for length in (32, 128))
+    first = Profile("m", tables, notes=("v100: fine", "v100/2, 32 tokens: 1.2", "exits: none"))
+    alone = first.joined_by(Profile("m", (measured("v100", 32),)))
+    assert alone.kinds == ("v100",)
+    assert {table.length for table in alone.tables} == {32, 128}
+    assert alone.notes == ("v100: fine", "exits: none")
+    both = first.joined_by(Profile("m", tuple(measured(kind, 32) for kind in kinds)))
+    assert sorted((table.kind, table.length) for table in both.tables) == sorted(
+        (kind, length) for kind in kinds for length in (32, 128)
+    )
+    assert both.notes == first.notes
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"\x89\xff\x00weights")
