@@ -57,8 +57,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     kinds = known_kinds(options.devices)
     if options.together:
         check_can_share(str(resolve_device(options.device)))
-    if options.kind and whole_kind(options.kind) != (options.kind, 1):
-        raise UserError(f"--kind {options.kind} is a shared device: name the device, and measure it with --together")
+    _check_whole(options.kind)
     compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
@@ -108,6 +107,11 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         raise typer.Exit(130)
 
 
+def _check_whole(kind: str | None) -> None:
+    if kind and whole_kind(kind) != (kind, 1):
+        raise UserError(f"--kind {kind} is a shared device: name the device, and measure it with --together")
+
+
 def kept(
     measured: Iterable[tuple[LatencyTable, str]],
 ) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
@@ -150,6 +154,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
 
 def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
     out, console = options.out, Console(soft_wrap=True, markup=False, highlight=False)
+    _check_whole(options.kind)
     if not out.exists():
         raise UserError(f"--links adds to a profile, and there is no {out}: make it first, without --links")
     known, device = load(out), str(resolve_device(options.device))
