@@ -39,7 +39,7 @@ from isobatch.deployments.named import (
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, of_declared, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.profiles.devices import whole_kind
+from isobatch.profiles.devices import is_cpu, whole_kind
 from isobatch.profiles.errors import UserError, check_numbers, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES, tolerance_in
@@ -173,8 +173,7 @@ class AppConfig(ServedConfig):
     front_replicas: int = Field(
         1,
         ge=1,
-        description="Replicas of the front, one CPU each. Each uses a share of every device, in proportion to its "
-        "load.",
+        description="Replicas of the front, one CPU each. Each uses a share of every device, by its load.",
     )
     standby: dict[WholeKind, PositiveInt] = Field(
         {},
@@ -340,7 +339,7 @@ class AppConfig(ServedConfig):
         {'num_gpus': 0.3333, 'accelerator_type': 'T4', 'num_cpus': 0.3333}
         """
         whole, sharers = whole_kind(kind)
-        if whole == "cpu" or self.backend == VIRTUAL:
+        if is_cpu(kind) or self.backend == VIRTUAL:
             computes = self.backend != VIRTUAL or "cpus_per_replica" in self.model_fields_set
             options = {"num_cpus": self.cpus_per_replica if computes else VIRTUAL_CPUS}
         else:

@@ -162,6 +162,14 @@ def whole_kind(kind: str) -> tuple[str, int]:
     return (whole, int(sharers)) if sharers.isdecimal() and int(sharers) > 1 else (kind, 1)
 
 
+def is_cpu(kind: str) -> bool:
+    """
+    >>> is_cpu("cpu"), is_cpu("cpu/2"), is_cpu("v100")
+    (True, True, False)
+    """
+    return whole_kind(kind)[0] == "cpu"
+
+
 def catalogued(kind: str) -> DeviceKind | None:
     """The catalogue's entry; None if there is none.
 

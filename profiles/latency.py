@@ -145,6 +145,10 @@ class LatencyTable:
             launch_s=launch_s or 0.0, stop_s=stop_s, launch_p95_s=launch_p95_s, source=f"{self.source}; {longer}",
         )  # fmt: skip
 
+    @property
+    def kind_and_length(self) -> str:
+        return f"{self.kind}, {self.length} tokens" if self.length else self.kind
+
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest measured one; beyond it, times are extrapolated."""
         return bool(np.max(batch, initial=0) <= self.batch_sizes[-1])

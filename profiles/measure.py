@@ -46,15 +46,13 @@ class Measured:
     interrupted: bool = False
 
     def __str__(self) -> str:
-        about = f"{self.table.kind}, {self.table.length} tokens" if self.table.length else self.table.kind
         steady = "steady enough to trust" if self.drift is not None else "not checked again, give a larger --budget"
         verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or steady
         least = knee(self.table)
-        enough = (
-            f"{about}: {least} input{'s' if least > 1 else ''} a batch {'come' if least > 1 else 'comes'} within 10 %"
-        )
+        enough = f"{least} input{'s' if least > 1 else ''} a batch {'come' if least > 1 else 'comes'} within 10 %"
         again = "no second visit" if self.drift is None else f"a second visit differs by {self.drift:.1%}"
-        return f"{enough} of the best rate; rounds spread by {self.spread:.1%}, {again}: {verdict}"
+        spread = f"rounds spread by {self.spread:.1%}"
+        return f"{self.table.kind_and_length}: {enough} of the best rate; {spread}, {again}: {verdict}"
 
     @property
     def warnings(self) -> tuple[str, ...]:

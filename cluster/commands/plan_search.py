@@ -138,7 +138,6 @@ if TYPE_CHECKING:
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
-LEAST_GAIN = choice.LEAST_GAIN  # of a plan that shares devices
 
 
 def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
@@ -164,7 +163,9 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
             break
     if not results:
         raise errors[0]
-    best = min(results, key=lambda name: _value(results[name].plan, objective) * (1 + LEAST_GAIN * (name == "shared")))
+    best = min(
+        results, key=lambda name: _value(results[name].plan, objective) * (1 + choice.LEAST_GAIN * (name == "shared"))
+    )
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
     return replace(results[best], baselines=(*results[best].baselines, *others))
 

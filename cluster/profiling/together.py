@@ -69,7 +69,7 @@ def shared_tables(
     """The tables of a device that this many processes share, one for each of these, and a note on each."""
     least_s = max(LEAST_S, budget_s / (2 * sum(len(table.batch_sizes) for table in tables) * (ROUNDS + 1)))
     with ExitStack() as stack:
-        start = partial(child, _launch_when_asked, network)
+        start = partial(child, _launch_on_request, network)
         pipes = [stack.enter_context(start(each)) for each in (1, *(sharers,) * sharers)]
         try:
             for pipe in pipes:
@@ -96,29 +96,28 @@ def _checked(message: float | str | None) -> float:
 
 
 def _note(table: LatencyTable, factors: Sequence[float], rounds: Sequence[Sequence[float]]) -> str:
-    about = f"{table.kind}, {table.length} tokens" if table.length else table.kind
     each = zip(table.batch_sizes, factors, strict=True)
     by_size = ", ".join(f"{factor:.3g} at {table.size_text(size)}" for size, factor in each)
     spread = max(max(each) / min(each) for each in rounds) - 1
     warning = f"; WARNING: rounds differ by {spread:.0%}: the machine is too busy to trust" if spread > NOISY else ""
-    return f"{about}: launches at once take longer than alone, by batch size: {by_size}{warning}"
+    return f"{table.kind_and_length}: launches at once take longer than alone, by batch size: {by_size}{warning}"
 
 
-def _factors(pipes: Sequence[Any], *asked: float) -> list[float]:
+def _factors(pipes: Sequence[Any], *request: float) -> list[float]:
     """How much longer launches take together than alone, by round. The first process launches alone."""
-    rounds = [_launch_s(pipes[1:], *asked) / _launch_s(pipes[:1], *asked) for _ in range(ROUNDS + 1)]
+    rounds = [_launch_s(pipes[1:], *request) / _launch_s(pipes[:1], *request) for _ in range(ROUNDS + 1)]
     return rounds[1:]
 
 
-def _launch_s(pipes: Sequence[Any], *asked: float) -> float:
+def _launch_s(pipes: Sequence[Any], *request: float) -> float:
     """Mean seconds of a launch of these processes, which launch at the same time. Where they take turns on a core, most
     launches end within their turn, so that a median would not see the others' turns."""
     for pipe in pipes:
-        pipe.send(asked)
+        pipe.send(request)
     return fmean([_checked(pipe.recv()) for pipe in pipes])
 
 
-def _launch_when_asked(pipe: Any, network: TimedNetwork, sharers: int) -> None:
+def _launch_on_request(pipe: Any, network: TimedNetwork, sharers: int) -> None:
     """What a process runs that launches, until the other end of its pipe is closed. An error is sent as a sentence."""
     with suppress(EOFError, BrokenPipeError):
         try:

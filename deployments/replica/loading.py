@@ -14,7 +14,7 @@ from isobatch.deployments.named import LOADER, VIRTUAL, function_at
 from isobatch.deployments.planning import first_plan
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.profiles.devices import whole_kind
+from isobatch.profiles.devices import is_cpu
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel
 
@@ -36,7 +36,7 @@ def load_model(config: AppConfig, kind: str, directory: str, warm: Warm | None =
     )
 
     keep_freed_memory()
-    model = _load(config, directory, "cpu" if whole_kind(kind)[0] == "cpu" else "cuda")
+    model = _load(config, directory, "cpu" if is_cpu(kind) else "cuda")
     plan = known_plan(config, kind)
     table = profile_of(config).table(kind) if config.profile else None
     if plan:
@@ -84,7 +84,7 @@ def known_plan(config: AppConfig, kind: str) -> Plan | None:
     which is the same wherever it is made if the devices are named."""
     if config.plan:
         return read_plan(local(config.plan))
-    if whole_kind(kind)[0] == "cpu" or not isinstance(config.devices, dict):
+    if is_cpu(kind) or not isinstance(config.devices, dict):
         return None
     return first_plan(config, profile_of(config))
 

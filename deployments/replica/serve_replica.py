@@ -26,7 +26,7 @@ from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress
 from isobatch.optimizer.plan import Plan
-from isobatch.profiles.devices import whole_kind
+from isobatch.profiles.devices import is_cpu, whole_kind
 
 DEPLOYMENT = "split"  # the only deployment of an application of replicas
 _WORKER = "replica"  # the name of this process's only worker
@@ -61,7 +61,7 @@ class ServeReplica(ReplicaProcess):
             folder = Path(tempfile.gettempdir(), "isobatch-standby", node_id(), application_name())
             number, self._device = take_device(folder, config.standby[kind])  # until this process ends
             self._device_id = f"{kind}-{node_id()}-{number}"
-            if config.backend != VIRTUAL and kind != "cpu":
+            if config.backend != VIRTUAL and not is_cpu(kind):
                 os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
@@ -73,9 +73,8 @@ class ServeReplica(ReplicaProcess):
         self._warming = asyncio.Lock()
         self._workers = LocalWorkers({_WORKER: self._replica})
         self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck)
-        whole, sharers = whole_kind(kind)
-        if whole == "cpu" and config.backend != VIRTUAL:
-            self.compute_on_own_cores(config.cpus_per_replica / sharers)
+        if is_cpu(kind) and config.backend != VIRTUAL:
+            self.compute_on_own_cores(config.cpus_per_replica / whole_kind(kind)[1])
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
 

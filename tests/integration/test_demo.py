@@ -5,6 +5,7 @@ It is also what processes compute that share a device: one of this machine's cor
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -45,7 +46,7 @@ def test_what_sharing_costs_is_measured_by_processes_on_the_same_core(tmp_path: 
     own, shared = known.table("cpu"), known.table("cpu/2")
     assert shared.batch_sizes == own.batch_sizes
     # how much longer launches take together is not asserted: others compute on these cores, and slow both
-    assert (whole_s(shared) > 0).all()
+    assert not np.array_equal(whole_s(shared), whole_s(own))
     assert any(
         note.startswith("cpu/2: launches at once take longer than alone, by batch size: ") for note in known.notes
     )

@@ -158,12 +158,12 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
         assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
         assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
-        first_answer_s = asked_calm(base)
+        first_answer_s = calm_answer_s(base)
         record_property("first_answer_s", first_answer_s)
         print(f"first_answer_s {first_answer_s:.2f}")
         # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
-        assert eventually(lambda: asked_calm(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
-        assert eventually(lambda: asked_calm(base) and used(base) == {"calm": 1, "flooded": 3})
+        assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
+        assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
     assert first_answer_s < 2.0
     assert set(np.concatenate([flood.status for flood in floods])) <= {200, 503, 504}, "each is answered"
 
@@ -183,7 +183,7 @@ def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_no
     assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
 
 
-def asked_calm(base: str) -> float:
+def calm_answer_s(base: str) -> float:
     """How long the calm application took for one input, which it must answer."""
     began_s = time.monotonic()
     code, reply = ask(base, "POST", "/calm/predict", {"inputs": [{"exit_block": 7}]})

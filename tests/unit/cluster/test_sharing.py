@@ -17,11 +17,12 @@ from experiments.planner.networks import distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import tables
-from isobatch.cluster.commands.plan_search import LEAST_GAIN, LivePlan, most_promising, objective_of, planned
+from isobatch.cluster.commands.plan_search import LivePlan, most_promising, objective_of, planned
 from isobatch.cluster.commands.profile_inputs import kept
 from isobatch.cluster.profiling.links import child, first_message
 from isobatch.cluster.profiling.together import TimedNetwork, shared_tables
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file
+from isobatch.cluster.simulator.plan_choice import LEAST_GAIN
 from isobatch.optimizer import optimize
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.plan import Plan, SimulatedTimes, read_plan
