@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -28,6 +28,7 @@ from tests.integration.conftest import Put
 KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
+FLOOD_S = 5.0
 SHARED_PER_S = 8.0  # of a device that two replicas share, each of which sustains about 17
 PARK_AFTER_S = 8.0
 ARBITERS = count()
@@ -165,7 +166,7 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
         assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
         assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
     assert first_answer_s < 2.0
-    assert set(np.concatenate([flood.status for flood in floods])) <= {200, 503, 504}, "each is answered"
+    assert set(np.concatenate([flood.status for flood in floods.result()])) <= {200, 503, 504}, "each is answered"
 
 
 @pytest.mark.parametrize(("standby", "known"), [(False, True)], ids=["shared"], indirect=True)
@@ -192,19 +193,22 @@ def calm_answer_s(base: str) -> float:
 
 
 @contextmanager
-def flooding(base: str) -> Iterator[list[LoadRecord]]:
-    """Flood an application until the block ends, however slow the machine is."""
-    floods: list[LoadRecord] = []
+def flooding(base: str) -> Iterator[Future[list[LoadRecord]]]:
+    """Flood an application without a pause until the block ends, however slow the machine is.
+
+    The next flood starts before the last answers of the one before it have come, or the forecast would fall.
+    """
     ended = Event()
 
-    def flood() -> None:
+    def flood() -> list[LoadRecord]:
+        floods = []
         while not ended.is_set():
-            floods.append(load(base, "flooded", FLOOD_PER_S, 5.0))
+            floods.append(pool.submit(load, base, "flooded", FLOOD_PER_S, FLOOD_S))
+            ended.wait(FLOOD_S)
+        return [each.result() for each in floods]
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(flood)
+    with ThreadPoolExecutor(8) as pool:
         try:
-            yield floods
+            yield pool.submit(flood)
         finally:
             ended.set()
-        running.result()
