@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from experiments.forecast.traces import elasticbert_survival
-from experiments.real import idle, launches, peers
+from experiments.real import idle, launches, peers, together
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
@@ -41,7 +41,7 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
     "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
-PARTS = ("launches", "live", *OTHERS, "idle", "peers")
+PARTS = ("launches", "live", *OTHERS, "idle", "together", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 CHAINS, LAYERS, TOKENS = 40, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
 console = Console(stderr=True, width=140)
@@ -88,10 +88,11 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
             yield from _rounds(name, first, few, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
-    if "peers" in wanted:
-        for number in range(few):
-            figures = partial(peers.figures, first, number, seconds)
-            yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", figures)
+    others = {"together": (together.figures, OTHERS["half"](first)), "peers": (peers.figures, first)}
+    for name, (figures, own) in others.items():
+        for number in range(few if name in wanted else 0):
+            measured = partial(figures, own, number, seconds)
+            yield RealPart(f"{name} {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
 
 
 def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:

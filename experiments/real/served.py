@@ -84,11 +84,13 @@ class Nearly:
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is served, and within which time. `survival`: the share of inputs that enter each block."""
+    """What is served, and within which time. `cores`: of one device. `survival`: the share of inputs that enter each
+    block."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
+    cores: int = 1
     survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
 
@@ -103,14 +105,9 @@ class RealCase:
 
 def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZE.largest) -> list[PlannedSystem]:
     """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
-    devices = fleet(f"{known.kinds[0]}={count}")
-    objective, exits = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest), known.exits_of(known.length)
-    facts = problem(known, devices, links_between(devices), exits.survival, known.length, exits)
-    first = plan_for_its_ramps(facts, objective, lambda given: side_by_side(given, objective))
-    assert first, "This is a bug: one replica is enough for some plan."
-    planned, own = first
-    chosen = best_simulated(planned, own, objective, lambda asked, within: side_by_side(asked.given, within))
-    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, own.for_plan(chosen.plan))]
+    objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
+    facts = facts_of(known, f"{known.kinds[0]}={count}")
+    found = [chosen_system(CONSTANT, facts, objective)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
@@ -118,6 +115,21 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
         best = max(rates, key=lambda plan: rates[plan])
         found.append(PlannedSystem(short, best, rates[best], facts))
     return found
+
+
+def facts_of(known: Profile, devices: str) -> Problem:
+    """`devices`: as KIND=COUNT."""
+    there, exits = fleet(devices), known.exits_of(known.length)
+    return problem(known, there, links_between(there), exits.survival, known.length, exits)
+
+
+def chosen_system(name: str, facts: Problem, objective: Objective) -> PlannedSystem:
+    """What `isobatch plan` chooses for these devices."""
+    first = plan_for_its_ramps(facts, objective, lambda given: side_by_side(given, objective))
+    assert first, "This is a bug: one replica is enough for some plan."
+    planned, own = first
+    chosen = best_simulated(planned, own, objective, lambda asked, within: side_by_side(asked.given, within))
+    return PlannedSystem(name, chosen.plan, chosen.after_per_s, own.for_plan(chosen.plan))
 
 
 @dataclass(frozen=True)
@@ -182,16 +194,21 @@ class ServedNetwork:
 
     @staticmethod
     async def deployed(here: Live, folder: Path, known: Profile, plan: Plan, case: "RealCase") -> "ServedNetwork":
-        share = {"cpus_per_replica": 1 / case.replicas} if case.size.device == KIND else {}
+        share = {"cpus_per_replica": case.cores / case.replicas} if case.size.device == KIND else {}
         front = application(
             plan, known, folder, model=str(case.checkpoint), backend=case.backend, dtype=case.dtype,
             slo_ms=case.slo_ms, **share,
         )  # fmt: skip
+        if case.cores > 1:  # all that this machine has
+            front["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0}}]
         await asyncio.to_thread(here.deploy, front)
         return ServedNetwork(here, AskedServer(here.url, case.slo_ms, words=case.size.words))
 
     async def follow(self, system: PlannedSystem) -> None:
         await RunningApplication(NAME).roll_out(system.plan)
+        await self.warm_up(system)
+
+    async def warm_up(self, system: PlannedSystem) -> None:
         await self.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
 
     async def sustained_per_s(self, system: PlannedSystem, seconds: float, seed: int) -> float:

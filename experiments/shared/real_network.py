@@ -111,16 +111,21 @@ def _make(folder: Path, survival: Sequence[float], width: int) -> None:
 
 
 def profiled(
-    network: Path, folder: Path, budget_s: float = 60.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE
+    network: Path, folder: Path, budget_s: float = 60.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE,
+    threads: int = 1, together: int = 1,
 ) -> Profile:  # fmt: skip
-    """What `isobatch profile` measures of it here, with the survival of `profiled_texts`; of a CPU, on one thread."""
+    """What `isobatch profile` measures of it here, with the survival of `profiled_texts`.
+
+    `threads`: of a CPU. `together`: replicas that share the device, besides one that has it alone.
+    """
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in profiled_texts(size.words))])
     backend = "onnx" if dtype == "int8" else "torch"
-    on_cpu = ["--kind", KIND, "--threads", 1] if size.device == KIND else []
+    on_cpu = ["--kind", KIND, "--threads", threads] if size.device == KIND else []
+    shared = ["--together", together] if together > 1 else []
     run_isobatch(
         "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend,
-        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu,
+        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu, *shared,
     )  # fmt: skip
     return load(out)
