@@ -94,7 +94,7 @@ def load(base: str, name: str, per_s: float, seconds: float) -> LoadRecord:
 
 def events(base: str, name: str, what: str, after_s: float = 0.0) -> list[dict[str, Any]]:
     """The decisions of this kind of the application's controller, from a time on."""
-    all_events = status(base, f"{name}/controller")["events"]
+    all_events = status(base, f"{name}/controller").get("events", [])
     return [each for each in all_events if each["what"] == what and each["at_s"] >= after_s]
 
 
