@@ -16,7 +16,7 @@ from tests.helpers.made_once import made_once
 @made_once
 def pixel_network(folder: Path) -> None:
     """The trained network: a Hugging Face checkpoint without ramps."""
-    scene_network(folder, steps=75)
+    scene_network(folder, steps=45)
 
 
 @made_once

@@ -15,7 +15,7 @@ from tests.helpers.made_once import made_once
 READS, GRID, PATCH = (64, 48), (32, 24), 8
 NAMES = ("red", "green", "blue")
 SIDES, SPOT = Sides(60, 50), 4  # of the pictures, and of half a spot
-STEPS = 150
+STEPS = 90
 HARD = 0.3  # of the pictures: their spots are dim and their noise strong
 
 

@@ -24,28 +24,34 @@ from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
-SHARED = ("graph", "steered", "leisurely", "real", "shown")  # applications, in turn
+SHARED = ("graph", "steered", "leisurely", "real", "shown")  # applications
+LONG = ("test_fleet", "graph", "shown", "test_replanning", "leisurely", "real")  # groups of tests that begin first
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "3000",  # not ten seconds: tests wait for them
     "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what does not start in tests is not meant to
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",  # not 0.1: the loops of several Serves take much processor time
 }
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Those that share an application, or else a file, stay together in one process (--dist loadgroup)."""
-    together = item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
-    item.add_marker(pytest.mark.xdist_group(together))
+    item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """By the application that they share; those that leave it otherwise, or replace it, come last, in their order."""
+    """By their group; those that leave its application otherwise, or replace it, come last in it, in their order."""
+    groups = list(dict.fromkeys([*LONG, *SHARED, *map(_group, items)]))
 
     def place(item: pytest.Item) -> tuple[int, int]:
-        marker, name = item.get_closest_marker("beside"), _shared(item)
-        return SHARED.index(name) if name else len(SHARED), marker.kwargs.get("last", 0) if marker else 0
+        marker = item.get_closest_marker("beside")
+        return groups.index(_group(item)), marker.kwargs.get("last", 0) if marker else 0
 
     items.sort(key=place)
+
+
+def _group(item: pytest.Item) -> str:
+    return item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
 
 
 def _shared(item: pytest.Item) -> str | None:

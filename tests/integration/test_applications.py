@@ -15,40 +15,17 @@ from tests.integration.conftest import Put
 pytestmark = pytest.mark.beside("graph", last=2)
 
 
-def test_an_application_comes_while_one_serves(graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path) -> None:
-    def answered(prefix: str) -> tuple[str, int]:
-        status, reply = ask(graph, "POST", f"{prefix}/predict", {"inputs": [3, 7]})
-        assert status == 200, reply
-        return reply["model"], reply["outputs"][0]["label"]
-
-    before, there = set(fleets()), processors()
-    other = application(tmp_path, cut_at(), cpus_per_replica=0.25, name="other")
-    other |= {"name": "toy.b", "route_prefix": "/b"}  # as names of toy's own replicas begin
-    other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]  # however few cores there are
-    deployed(toy, other)
-    (fleet,) = set(fleets()) - before - {"toy.b"}
-    assert [ray_facts.front_of(name) for name in (fleet, *before)] == ["toy.b", *("toy" for _ in before)]
-    assert there - processors() == 0.125 + 0.25, "the other's front and its replica"
-    assert answered("") == ("toy", 7)
-    assert answered("/b") == ("other", 7)
-    assert ask(graph, "GET", "/b/stats")[1]["requests"]["answered"] == 1
-    deployed(toy)
-    assert eventually(lambda: set(fleets()) == before)
-    assert answered("") == ("toy", 7)
-    assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
-
-
-def test_a_redeployed_application_goes_on_answering_and_its_canary_answers_its_share_until_it_answers_otherwise(
+def test_an_application_comes_as_a_canary_while_one_serves_and_answers_its_share_until_it_answers_otherwise(
     graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
 ) -> None:
     """A new front starts beside the old one: nobody waits for it. Rarely a client is cut off as the old one ends."""
     other = application(tmp_path, cut_at(), loader="load_retrained", cpus_per_replica=0.25, name="retrained")
-    other |= {"name": "new", "route_prefix": "/new"}
-    other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
-    with_canary = toy | {"args": toy["args"] | {"canary": {"application": "new", "share": 0.5}}}
+    other |= {"name": "toy.b", "route_prefix": "/b"}  # as names of toy's own replicas begin
+    other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]  # however few cores there are
+    with_canary = toy | {"args": toy["args"] | {"canary": {"application": "toy.b", "share": 0.5}}}
 
-    def answered(label: int) -> tuple[str, int]:
-        status, reply = ask(graph, "POST", "/predict", {"inputs": [3, label]})
+    def answered(label: int, prefix: str = "") -> tuple[str, int]:
+        status, reply = ask(graph, "POST", f"{prefix}/predict", {"inputs": [3, label]})
         assert status == 200, reply
         return reply["model"], reply["outputs"][0]["label"]
 
@@ -59,13 +36,25 @@ def test_a_redeployed_application_goes_on_answering_and_its_canary_answers_its_s
     assert len(load.wrong) <= 1, load.wrong
     assert load.longest_s < 0.15 * took_s
     assert {answered(7) for _ in range(10)} == {("toy", 7)}
+    assert eventually(lambda: len(fleets()) == 1), fleets()  # the replicas of the old front have ended
+    before, there = set(fleets()), processors()
     deployed(with_canary, other)
+    (fleet,) = set(fleets()) - before - {"toy.b"}
+    assert [ray_facts.front_of(name) for name in (fleet, *before)] == ["toy.b", "toy"]
+    assert there - processors() == 0.125 + 0.25, "the other's front and its replica"
     assert eventually(lambda: answered(7)[0] == "retrained")
     assert {answered(7) for _ in range(50)} == {("toy", 7), ("retrained", 7)}
+    assert answered(7, "/b") == ("retrained", 7)
     assert eventually(lambda: answered(8) == ("retrained", 9))
     assert eventually(lambda: answered(8) and ask(graph, "GET", "/stats")[1]["canary"]["withdrawn_by"] == 1)
     assert {answered(8) for _ in range(20)} == {("toy", 8)}
-    assert ask(graph, "GET", "/new/stats")[1]["requests"]["failed"] == 0
+    own, others = (ask(graph, "GET", f"{prefix}/stats")[1]["requests"] for prefix in ("", "/b"))
+    assert others["answered"] <= own["answered"] - 20, "each application counts its own"
+    assert others["failed"] == 0
+    deployed(with_canary)
+    assert eventually(lambda: set(fleets()) == before)
+    assert answered(7) == ("toy", 7)
+    assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
 
 
 def processors() -> float:

@@ -272,13 +272,12 @@ def test_a_map_lies_over_the_dropped_picture(browser: Any) -> None:
         assert grave_faults(phone) == []
 
 
-@pytest.mark.parametrize("width", [DESK, PHONE])
-def test_points_lie_on_the_dropped_picture(browser: Any, width: int) -> None:
+def test_points_lie_on_the_dropped_picture(browser: Any) -> None:
     (picture,) = spots(1, seed=9).pictures
     _, (points,) = reference(picture[None], random_network("classic"))
     with (
         unsteered(AppConfig(model=str(random_network("classic")), slo_ms=60_000)) as url,
-        page_at(browser, url, width) as page,
+        page_at(browser, url, PHONE) as page,
     ):
         drop(page, picture)
         page.wait_for_selector("#answer .map svg[viewBox]")
@@ -292,7 +291,7 @@ def test_points_lie_on_the_dropped_picture(browser: Any, width: int) -> None:
                 for at, size, whole in (("x", "width", SIDES.width), ("y", "height", SIDES.height))
             )
             assert (x, y) == pytest.approx(expected, abs=0.5)  # of a pixel of the picture
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
         assert grave_faults(page) == []
 
 

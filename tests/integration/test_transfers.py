@@ -150,10 +150,10 @@ def test_what_was_admitted_is_answered_before_the_splits_go(leisurely: str) -> N
 
     before = launches()
     with ThreadPoolExecutor(1) as pool:
-        slow: Future[list[dict[str, Any]]] = pool.submit(predict, leisurely, [[3, 7], [0, 3]] * 40)  # takes seconds
+        slow: Future[list[dict[str, Any]]] = pool.submit(predict, leisurely, [[3, 7], [0, 3]] * 20)  # takes seconds
         assert eventually(lambda: launches() > before)
         serve.delete("toy")
-        assert [output["label"] for output in slow.result()] == [7, 3] * 40
+        assert [output["label"] for output in slow.result()] == [7, 3] * 20
     assert eventually(lambda: not fleets()), fleets()
 
 

@@ -352,7 +352,7 @@ def member(rates: list[float], seconds: float, seed: int, **patience: float) -> 
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
-    seconds, rates = 120.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
+    seconds, rates = 80.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
     members = {name: member(rates[name], seconds, seed, start_s=2.0) for seed, name in enumerate(rates, 1)}
     good = {}
     for name, fleet in {"divided": None, "shared": arbiter()}.items():
@@ -363,19 +363,19 @@ def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> N
 
 
 def test_in_the_simulator_an_application_without_inputs_lends_its_last_device() -> None:
-    seconds, rates = 160.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
+    seconds, rates = 100.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
     members = {name: member(rates[name], seconds, seed, start_s=1.0) for seed, name in enumerate(rates, 1)}
     good = {}
-    for after_s in (None, 20.0):
+    for after_s in (None, 10.0):
         fleet = arbiter(a={"park_after_s": after_s} if after_s else {})
         runs = replan_fleet(members, seconds, fleet)
         good[after_s] = {name: each.report.good / each.report.arrived for name, each in runs.applications.items()}
-    assert good[20.0]["b"] > good[None]["b"] + 0.05
-    assert good[20.0]["a"] > 0.95
+    assert good[10.0]["b"] > good[None]["b"] + 0.05
+    assert good[10.0]["a"] > 0.95
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:
-    seconds = 150.0
+    seconds = 100.0
     alone = member([0.5, 1.2], seconds, 1, replan_every_s=40.0)
     whole = replace(alone, world=replace(alone.world, plan=ASKED.best(MEDIUM, Corrections(), {})))
     together = replan_fleet({"a": whole}, seconds, None).applications["a"]

@@ -36,7 +36,7 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     monkeypatch.setattr(systems, "DRAWN", 32)
     copy = tmp_path / "gpu.md"
     copy.write_text(page.PAGE.read_text())
-    small = ["--device", "cpu", "--dtype", "float32", "--networks", "distilbert", "--small", "--seconds", "0.05"]
+    small = ["--device", "cpu", "--dtype", "float32", "--networks", "distilbert", "--small", "--seconds", "0.01"]
     wanted = [*small, "--out", str(tmp_path), "--page", str(copy)]
     measure.main(wanted)
     (table,) = load(tmp_path / "distilbert.json").tables

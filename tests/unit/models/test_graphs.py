@@ -100,13 +100,18 @@ def on_onnx(exact: TorchModel, name: str, cache: Path) -> tuple[GraphModel, Onnx
 
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta-v3", "swin", "resnet"])
 def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache: Path) -> None:
-    """A small batch after a large one, another one, and the large one again: every cut, with ramps inside."""
+    """A small batch after a large one, another one, and the large one again; with ramps inside.
+
+    Every cut of two families; of the others, whose blocks are alike, one in the middle.
+    """
     exact = network(name, "entropy", [0.8])
     replayed, inner = on_onnx(exact, name, cache)
-    replayed.prepare(cuts(exact), batch_for(exact, name))
+    here = range(1, exact.num_blocks) if name in ("albert", "swin") else [exact.num_blocks // 2]
+    ends = {0, exact.num_blocks, *here}
+    replayed.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch_for(exact, name))
     inner.inner.through = inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
     plain = network(name, "entropy", [0.8])
-    for cut in range(1, exact.num_blocks):
+    for cut in here:
         for number, size in enumerate([9, 2, 7, 9]):
             batch = batch_for(exact, name, size, seed=number)
             assert_same(plain.run(batch, cut, plain.ramp_blocks), replayed.run(batch, cut, exact.ramp_blocks))

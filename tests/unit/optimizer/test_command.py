@@ -145,7 +145,7 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
         found = json.loads(run_played(path, *options, *further))
         return found["between_per_s"], found["plan"]["promise"]["goodput_per_s"]
 
-    assert promised(replace(table, interval=()))[0] is None
+    assert promised(replace(table, interval=()), "--believed")[0] is None
     for further in ((), ("--believed",)):
         between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
         assert between is not None

@@ -23,50 +23,31 @@ seeds, goals = st.integers(0, 10**6), st.sampled_from(GOALS)
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_no_division_of_a_small_fleet_is_better(goal: FleetGoal) -> None:
+def test_no_division_of_a_small_fleet_is_better_and_the_bound_of_a_large_one_holds(goal: FleetGoal) -> None:
+    """Without plans of its parts a small fleet is divided as a large one."""
     divided = 0
     for applications, devices in map(random_fleet, SMALL[goal]):
         best = best_by_trying(applications, devices, goal)
         if best is None:
-            with pytest.raises(UserError):
-                divide(applications, devices, goal)
+            for most_plans in (400, 0):
+                with pytest.raises(UserError):
+                    divide(applications, devices, goal, most_plans=most_plans)
             continue
-        division, divided = divide(applications, devices, goal), divided + 1
-        assert value_on(applications, devices, division.parts, goal) == pytest.approx(best, rel=1e-9)
-        assert (division.gap, division.exact) == (0.0, True)
+        exact, divided = divide(applications, devices, goal), divided + 1
+        assert value_on(applications, devices, exact.parts, goal) == pytest.approx(best, rel=1e-9)
+        assert (exact.gap, exact.exact) == (0.0, True)
+        large = divide(applications, devices, goal, most_plans=0)
+        assert not large.exact
+        for each in (exact, large):
+            assert (np.sum(each.parts, axis=0) <= [device.count for device in devices]).all()
+        value = value_on(applications, devices, large.parts, goal)
+        assert value is not None, "nobody has less than it needs"
+        if goal == "cost":
+            assert -value[0] <= -best[0] * (1 + large.gap) * (1 + 1e-6)
+        else:
+            assert best[0] <= value[0] * (1 + large.gap) * (1 + 0.01) * (1 + 1e-6)  # plans are near the best by 1 %
+        assert value[0] <= best[0] + abs(best[0]) * 1e-9
     assert 0 < divided < len(SMALL[goal]), "some can be divided, and some cannot"
-
-
-@few
-@given(seeds, goals)
-def test_a_bound_on_a_large_fleet_holds_against_all_divisions(seed: int, goal: FleetGoal) -> None:
-    applications, devices = random_fleet(seed)
-    best = best_by_trying(applications, devices, goal)
-    try:
-        division = divide(applications, devices, goal, most_plans=0)
-    except UserError:
-        return
-    assert not division.exact
-    value = value_on(applications, devices, division.parts, goal)
-    assert best is not None
-    assert value is not None
-    if goal == "cost":
-        assert -value[0] <= -best[0] * (1 + division.gap) * (1 + 1e-6)
-    else:
-        assert best[0] <= value[0] * (1 + division.gap) * (1 + 0.01) * (1 + 1e-6)  # plans are near the best by 1 %
-    assert value[0] <= best[0] + abs(best[0]) * 1e-9
-
-
-@few
-@given(seeds, goals, st.booleans())
-def test_devices_are_given_once_and_nobody_has_less_than_it_needs(seed: int, goal: FleetGoal, large: bool) -> None:
-    applications, devices = random_fleet(seed)
-    try:
-        division = divide(applications, devices, goal, most_plans=0 if large else 400)
-    except UserError:
-        return
-    assert (np.sum(division.parts, axis=0) <= [each.count for each in devices]).all()
-    assert value_on(applications, devices, division.parts, goal) is not None
 
 
 @few

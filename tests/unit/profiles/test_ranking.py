@@ -11,7 +11,7 @@ from sklearn.metrics import ndcg_score
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
-from isobatch.profiles.losses import NDCG, Metric
+from isobatch.profiles.losses import NDCG
 from isobatch.profiles.ranking import DEPTH, RankedLists
 from tests.helpers.exit_tables import CANDIDATES, exit_table
 
@@ -96,16 +96,18 @@ def test_a_table_counts_lists_and_keeps_them_with_fewer_inputs_and_ramps() -> No
     assert added == pytest.approx(table.lost(chosen, NDCG)[0].mean, abs=0.002)
 
 
-@pytest.mark.parametrize("metric", [NDCG, "agreement"])
-def test_a_promise_is_broken_no_more_often_than_its_confidence_says(metric: Metric) -> None:
-    """The whole procedure, 100 times: of 5 % that may fail, more than 11.5 % would be three standard errors off."""
+def test_a_promise_is_broken_no_more_often_than_its_confidence_says() -> None:
+    """The whole procedure, 100 times: of 5 % that may fail, more than 11.5 % would be three standard errors off.
+
+    Promises of agreement are tested in test_exit_table.py: it is counted by document.
+    """
     everything, random, broken, early = table_of_lists(7, 1500), np.random.default_rng(0), 0, 0
     assert everything.lists is not None
     for _ in range(100):
         order = random.permutation(1500)
         shape, test = (np.flatnonzero(np.isin(everything.lists, part)) for part in (order[:100], order[100:500]))
-        evidence = Evidence(everything.of(shape), everything.of(test), metric, 0.03, 0.95)
-        exits = outcome(everything, evidence.prepared, metric)
+        evidence = Evidence(everything.of(shape), everything.of(test), NDCG, 0.03, 0.95)
+        exits = outcome(everything, evidence.prepared, NDCG)
         broken += exits.lost.mean > 0.03
         early += exits.cost < 1.0
     assert broken <= 11

@@ -53,12 +53,12 @@ def test_a_run_that_is_broken_off_would_not_have_been_kept(share: float) -> None
 
 
 def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_same_answer() -> None:
-    plan, effort = planned(FAST, TIGHT), replace(HASTY, last_inputs=2000)
+    plan, effort = planned(FAST, TIGHT), replace(HASTY, last_inputs=1500)
     found = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert found == best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert found.plan.promise is not None
     assert found.plan.promise.goodput_per_s == found.after_per_s
-    kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)
+    kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
     assert found.after_per_s > 1.05 * found.before_per_s
 
@@ -93,7 +93,7 @@ def test_a_kind_that_the_slack_leaves_idle_works() -> None:
     objective = Objective(slo_s=0.02, max_batch=8)
     plan = planned(both, objective)
     assert "slow" not in plan.devices()
-    found = best_simulated(plan, both, objective, FIND, HASTY)
+    found = best_simulated(plan, both, objective, FIND, replace(HASTY, most=3_000))
     assert "slow" in found.plan.devices()
     assert found.gain > 0.1
 
@@ -130,7 +130,7 @@ class Few:
 
 
 def polishing(looks: int) -> SimulationEffort:
-    quick = {"inputs": 300, "slos": 3, "last_inputs": 600, "last_slos": 3, "most": 30_000}
+    quick = {"inputs": 300, "slos": 3, "last_inputs": 600, "last_slos": 3, "most": 10_000}
     return SimulationEffort(**quick, out_of_time=Few(looks))
 
 
@@ -157,7 +157,7 @@ def test_what_has_no_deadline_cannot_be_played() -> None:
 
 def test_each_better_plan_is_told_at_once_the_first_one_too() -> None:
     told: list[tuple[Plan, float, int]] = []
-    effort = replace(HASTY, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
+    effort = replace(HASTY, most=3_000, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
     found = best_simulated(POOR, FAST, TIGHT, FIND, effort)
     assert told[0][0] == POOR
     rates = [rate_per_s for _, rate_per_s, _ in told]
@@ -168,7 +168,7 @@ def test_each_better_plan_is_told_at_once_the_first_one_too() -> None:
 def test_a_plan_on_a_plateau_gives_way_to_plain_batches() -> None:
     """No neighbour is better and no other plan is found: the simple plans are all there is."""
     stuck = Plan((Placement("fast", 4, (Split(0, 1, 1, (0,)), Split(1, BLOCKS, 1))),))
-    found = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(HASTY, most=9_000))
+    found = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(HASTY, most=4_000))
     assert found.gain > 0.1
 
 
@@ -191,7 +191,7 @@ def three_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> It
 
 
 def test_what_is_simulated_ahead_changes_no_choice() -> None:
-    plan, effort = planned(FAST, TIGHT), replace(HASTY, most=12_000)
+    plan, effort = planned(FAST, TIGHT), replace(HASTY, most=4_000)
     one_by_one = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert one_by_one.tried > 3
     assert best_simulated(plan, FAST, TIGHT, FIND, replace(effort, each=three_ahead)) == one_by_one
