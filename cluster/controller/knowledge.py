@@ -39,7 +39,7 @@ class CurrentWindow:
         works = observed.arrivals or observed.texts or observed.answered or observed.in_time
         self.parked, called = observed.parked, bool(works or self.called_for_s)
         self.called_for_s = self.called_for_s + observed.seconds if self.parked and called else 0.0
-        self.quiet_s = 0.0 if works else self.quiet_s + observed.seconds
+        self.quiet_s = 0.0 if works or self.called_for_s else self.quiet_s + observed.seconds
         self.had_inputs |= bool(works)
         self._added_s += observed.seconds
         if self._recent and self._added_s < SHORT_S:

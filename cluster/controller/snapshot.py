@@ -72,7 +72,8 @@ class Snapshot:
         """The plan that the running plan is compared with, and whether it should run."""
         if self.parked:
             pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
-            return pinned or self._by_goal(forced=True)[0].plan, Verdict(True, "replicas start again", must=True)
+            verdict = Verdict(True, "inputs arrive again: replicas start", must=True)
+            return pinned or self._by_goal(forced=True)[0].plan, verdict
         better, verdict = self._by_goal(forced)
         moves = (verdict.moves or forced) and not served_alike(better.plan, self.plan)
         if self.known.record.paused:
