@@ -13,6 +13,7 @@ Two things raise the share that may be late, because each refusal costs an answe
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
@@ -43,12 +44,12 @@ class Admission:
         self._may_be_late = 1.0  # inputs
         self._late = 0.0  # the share of recent inputs that were late
         self.wakes_in_s: float | None = None  # from a parked application's next input until replicas run
-        self._begins_s: float | None = None  # when they run, by that
+        self._begins_s = -inf  # when they run, by that; if they do not, they may take as long again
 
     def park(self, wakes_in_s: float | None) -> None:
         """The application has no replicas until so long after its next input; None: it has some."""
-        if wakes_in_s is None or self.wakes_in_s is None:
-            self._begins_s = None
+        if wakes_in_s is None:
+            self._begins_s = -inf
         self.wakes_in_s = wakes_in_s
 
     def place(
@@ -58,8 +59,9 @@ class Admission:
         """The first lane that admits an input, or why all refuse. `more`: see `Lane.expected`, the rest: see `risk`."""
         refusals, begins_s = list[Refusal](), now_s
         if self.wakes_in_s is not None:
-            self._begins_s = now_s + self.wakes_in_s if self._begins_s is None else self._begins_s
-            begins_s = max(now_s, self._begins_s)
+            if self._begins_s < now_s:
+                self._begins_s = now_s + self.wakes_in_s
+            begins_s = self._begins_s
         for lane, expected in ranked(lanes, begins_s, weight, more):
             risk = self.risk(lane, expected, deadline_s, inside, limits, weight, others, full)
             if not isinstance(risk, Refusal):
@@ -80,7 +82,8 @@ class Admission:
         """
         left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
-        lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
+        if self.wakes_in_s is None:
+            lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
         tolerated = self._tolerated(lane, alone)
         allowed = self._allowed_risk(tolerated)
         risk = expected.late(left_s)
