@@ -84,7 +84,7 @@ class Controller:
             self.window.start(now_s)
             self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
-        if self.window.parked and not (self._granted and any(self.present.counts.values())):
+        if self.present.are_taken or (self.window.parked and not (self._granted and any(self.present.counts.values()))):
             return None  # nothing is decided until replicas can start
         return (
             self._end_peek(observed, now_s)
@@ -137,7 +137,7 @@ class Controller:
             self.window.start(now_s)
         elif event.what != "looked":
             if event.what == "waking":  # since its inputs came
-                took_s, self.window.parked = self.window.called_for_s + now_s - event.at_s, False
+                took_s = self.window.called_for_s + now_s - event.at_s
             self.record.complete(event, DONE[event.what], took_s, now_s)
             chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # forced: less is no mistake
             self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None

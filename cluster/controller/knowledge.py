@@ -37,9 +37,9 @@ class CurrentWindow:
             self.looks.clear()
         self.looks.append(observed)
         works = observed.arrivals or observed.texts or observed.answered or observed.in_time
-        self.parked, called = observed.parked, bool(works or self.called_for_s)
+        called, self.parked = works or self.called_for_s, observed.parked
         self.called_for_s = self.called_for_s + observed.seconds if self.parked and called else 0.0
-        self.quiet_s = 0.0 if works or self.called_for_s else self.quiet_s + observed.seconds
+        self.quiet_s = 0.0 if called else self.quiet_s + observed.seconds
         self.had_inputs |= bool(works)
         self._added_s += observed.seconds
         if self._recent and self._added_s < SHORT_S:

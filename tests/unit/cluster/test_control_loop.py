@@ -212,6 +212,7 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert (event.what, event.after, event.starts, app.wakes_in_s) == ("woken", before, 4, None)
     assert event.took_s == START_S + 303
     assert run(app, loop, 120), "decisions go on"
+    assert asyncio.run(loop.standing()).quiet_s < 120, "it counts from then on"
     assert control_loop(app, tmp_path).controller.record.wakes_in_s == event.took_s
 
 
