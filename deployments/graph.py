@@ -30,6 +30,7 @@ class Graph:
     `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
     hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
     `device_ids`: those whose replicas are used, where replicas of several applications stand by; None: all.
+    `wakes_in_s`: the application is parked, without replicas, which run so long after its next input; None: it is not.
     """
 
     plan: Plan
@@ -38,6 +39,11 @@ class Graph:
     fleet: str = ""
     benched: frozenset[str] = frozenset()
     device_ids: frozenset[str] | None = None
+    wakes_in_s: float | None = None
+
+    @property
+    def parked(self) -> bool:
+        return self.wakes_in_s is not None
 
     @cached_property
     def groups(self) -> list[str]:
@@ -75,7 +81,7 @@ class Graph:
         return members
 
     def uses(self, device_id: str) -> bool:
-        return self.device_ids is None or device_id in self.device_ids
+        return not self.parked and (self.device_ids is None or device_id in self.device_ids)
 
 
 def assigned(
@@ -119,7 +125,7 @@ def read_graph(config: AppConfig) -> Graph:
 
 def graph_of(
     plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "",
-    benched: frozenset[str] = frozenset(), device_ids: frozenset[str] | None = None,
+    benched: frozenset[str] = frozenset(), device_ids: frozenset[str] | None = None, wakes_in_s: float | None = None,
 ) -> Graph:  # fmt: skip
     """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
@@ -136,9 +142,8 @@ def graph_of(
     survival = profile.exits_of(plan.length).planning_survival(opened(plan))
     links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
     facts = problem(profile, devices, links, survival, length=plan.length)
-    return Graph(
-        plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched, device_ids
-    )
+    facts = facts if config.early_budget is None else facts.without_exits
+    return Graph(plan, facts, version, fleet, benched, device_ids, wakes_in_s)
 
 
 def profile_of(config: AppConfig) -> Profile:

@@ -75,8 +75,8 @@ def _of_file(config: AppConfig) -> Plan:
     return plan
 
 
-def summary(plan: Plan) -> str:
-    """A plan in one line.
+def summary(plan: Plan, parked: bool = False) -> str:
+    """A plan in one line; `parked`: it runs once the next input has come.
 
     >>> from isobatch.optimizer import Placement, Split
     >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
@@ -88,7 +88,7 @@ def summary(plan: Plan) -> str:
         for placement in plan.all_placements
     ]
     counted = f"; an input is {plan.length} tokens" if plan.length else ""
-    return f"blocks {'; '.join(parts)}{_promised(plan)}{counted}"
+    return f"{'parked until the next input: ' * parked}blocks {'; '.join(parts)}{_promised(plan)}{counted}"
 
 
 def _promised(plan: Plan) -> str:

@@ -371,6 +371,7 @@ class StoredPlan:
     plan: str  # as JSON: a later version of this code may read it
     ended: bool = False  # the deployer that wrote it has ended, with all its fronts
     device_ids: Sequence[str] | None = None  # where replicas stand by: the devices that are used
+    wakes_in_s: float | None = None  # of a parked application: from its next input until its replicas run
 
     def store(self, application: str) -> None:
         remember(application, json.dumps(asdict(self)))

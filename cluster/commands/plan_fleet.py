@@ -39,7 +39,7 @@ OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
 )  # fmt: skip
 HANDOVER_S = 1.0  # until a replica that stands by is used
-LOOK_EVERY_S = 1.0  # where replicas stand by: what was lent returns when its owner refuses inputs
+LOOK_EVERY_S = 1.0  # where replicas stand by, or an application parks: what was lent returns when it is needed
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
@@ -73,8 +73,6 @@ class FleetFile(BaseModel):
             raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")
         if self.goal == "fairness" and 0 < len(unrated) < len(names):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
-        if not self.standby and (parks := next((each.name for each in self.applications if each.park_after_s), None)):
-            raise ValueError(f"park_after_s of {parks} needs replicas that stay without a device: add standby: true")
         if self.standby and (shared := next((kind for kind in self.devices if "/" in kind), None)):
             raise ValueError(f"standby: each application has a replica on a whole device, not on a {shared}")
         for each in self.applications:
@@ -177,7 +175,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     check_writable(out or Path("plan.json"))
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
-    for each in applications:
+    for each in applications if content.standby else ():
         _check_parks(each)
     covered = {kind for each in applications for kind in each.profile.kinds}
     if unknown := [each.kind for each in devices if each.kind not in covered]:
@@ -228,7 +226,7 @@ def _check_parks(each: Planned) -> None:
     if after_s and not kind_for_one(facts, each.asks.objective, {device.kind: 1 for device in facts.devices}):
         raise UserError(
             f"{each.entry.name}: park_after_s = {after_s:g}: no single device sustains its network within its SLO, so "
-            "that none could answer its next inputs: leave park_after_s out, or raise slo_ms"
+            "that none could answer its next inputs: leave park_after_s or standby out, or raise slo_ms"
         )
 
 
@@ -317,11 +315,13 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
             controller["args"] |= {"shared": shared}
             if standby:
                 served["args"] |= {"standby": shared, "sharers": len(members)}
-                controller["args"] |= {"start_s": HANDOVER_S, "look_every_s": LOOK_EVERY_S}
+                controller["args"] |= {"start_s": HANDOVER_S}
+            controller["args"] |= {"look_every_s": LOOK_EVERY_S} if standby or each.entry.park_after_s else {}
         content += [served, controller]
     if len(members) > 1:
         content.append(_arbiter(planned, members))
-        content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S} if standby else {}
+        soon = standby or any(each.entry.park_after_s for each, _ in members)
+        content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S} if soon else {}
     out.write_text(yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 

@@ -256,7 +256,7 @@ def _member(name: str, load: "ClassifierSimulationOptions", content: ServeFile) 
     leads = (checked(ControllerConfig, each["args"]) for each in controllers(content))
     controller = next(each for each in leads if each.application == name)
     world, problem = controlled_world(application, controller, world_for(application, load))
-    return Member(world, problem, inputs_of(world, load), controller)
+    return Member(world, problem, inputs_of(world, load), controller, stands_by=bool(application.standby))
 
 
 def _tables(

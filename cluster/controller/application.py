@@ -47,6 +47,9 @@ class Application(Protocol):
     async def use(self, device_ids: frozenset[str]) -> object:
         """Returns when no replica is used except on these devices, where those of other applications stand by, too."""
 
+    async def park(self, wakes_in_s: float) -> object:
+        """Returns when all replicas end, until a plan is rolled out: so long after the next input, its replicas run."""
+
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:
     """The devices without those of replicas that were benched because they are too slow.
@@ -133,3 +136,6 @@ class RunningApplication:
 
     async def use(self, device_ids: frozenset[str]) -> None:
         await self._deployer.use.remote(device_ids)
+
+    async def park(self, wakes_in_s: float) -> None:
+        await self._deployer.park.remote(wakes_in_s)

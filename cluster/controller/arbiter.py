@@ -4,9 +4,10 @@ Each application keeps its own controller, which plans on its *budget*: the devi
 budgets only. An application lends devices that it is not expected to need. It never has less than it needs of what its
 own devices sustain.
 
-A *parked* application has had no inputs for a while, and others get its devices. Its next inputs are answered by one of
-its replicas that stand by, on a device of another application, until it has devices of its own again. Until then both
-compute there, and the other one is slower by that.
+A *parked* application has had no inputs for a while, and others get its devices. Where replicas stand by, its next
+inputs are answered by one of them, on a device of another application, until it has devices of its own again. Until
+then both compute there, and the other one is slower by that. Without standby its replicas end, and its next inputs wait
+until others start.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,11 +27,15 @@ KEEP = 20  # decisions that are remembered
 
 @dataclass(frozen=True)
 class Grant:
-    """A new budget, and why; "": it is the old one. `device_ids`: those that are used, where replicas stand by."""
+    """A new budget, and why; "": it is the old one. `device_ids`: those that are used, where replicas stand by.
+
+    `parked`: all replicas end; the next grant starts some again.
+    """
 
     budget: Budget
     why: str
     device_ids: frozenset[str] | None = None
+    parked: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,13 @@ class Arbiter:
         """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
         self.budgets |= {name: self._in_full(each.budget) for name, each in standings.items()}
         self._uses |= {name: self._uses_of(name, each) for name, each in standings.items()}
-        self._standby |= {name: each.standby for name, each in standings.items()}
+        self._standby |= {name: each.standby or () for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
         standings = {name: each for name, each in standings.items() if not each.paused}
         if self._decided_s is None:
             self._decided_s, self._present, self._aims = now_s, dict(present), dict(self.budgets)
-            self._park(standings, present, self._parked_before(present))
+            self._park(standings, present, self._parked_before(standings, present))
             self._asleep = frozenset(self._parked)
         asleep = self._park(standings, present)
         awake = {name: each for name, each in standings.items() if name not in asleep}
@@ -112,12 +117,16 @@ class Arbiter:
         """After this time the next look is due."""
         return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
 
-    def _parked_before(self, present: Budget) -> list[str]:
-        """Applications that an arbiter before this one had parked: each has a device that another one has, too."""
-        if min(_without(present, list(self.budgets.values())).values()) >= 0:
-            return []
+    def _parked_before(self, standings: Mapping[str, Standing], present: Budget) -> list[str]:
+        """Applications that an arbiter before this one had parked: each has no replica, or a device that another one
+        has, too.
+        """
+        parked = [name for name, each in standings.items() if each.parked]
+        if min(_without(present, [has for name, has in self.budgets.items() if name not in parked]).values()) >= 0:
+            return parked
         may = [each.name for each in self.config.applications if each.park_after_s]
-        return [name for name in may if sum(self.budgets[name].values()) == 1]
+        stand_by = {name for name, each in standings.items() if each.standby is not None}
+        return parked + [name for name in may if name in stand_by and sum(self.budgets[name].values()) == 1]
 
     def _park(self, standings: Mapping[str, Standing], present: Budget, names: Collection[str] = ()) -> frozenset[str]:
         """Take the devices of these applications, and of those without inputs. Returns the parked ones without any."""
@@ -127,9 +136,11 @@ class Arbiter:
             parked = self._parked.get(name)
             lost = parked and any(count > present[kind] for kind, count in parked.budget.items())
             parks = lost or (parked is None and name in quiet.union(names))
-            if parks and (kind := self._kind_for_one(name, each, present)):
+            kind, ends = "", each.standby is None or each.parked
+            if parks and (ends or (kind := self._kind_for_one(name, each, present))):
                 why = f"{name} is parked" + f": no inputs for {each.quiet_s:.0f} s" * (name in quiet)
-                self._parked[name] = Grant(self.config.nothing | {kind: 1}, why)
+                budget = self.config.nothing if ends else self.config.nothing | {kind: 1}
+                self._parked[name] = Grant(budget, why, parked=ends)
                 self._aims[name] = self.config.nothing
                 self._uses[name] = self._uses_of(name, each)
                 self._ids.pop(name, None)
@@ -148,7 +159,7 @@ class Arbiter:
         return standing.uses if gives else self.config.nothing
 
     def _arrived(self, parked: Grant, standing: Standing) -> bool:
-        return self._in_full(standing.budget) == parked.budget
+        return self._in_full(standing.budget) == parked.budget and standing.parked == parked.parked
 
     def _in_full(self, budget: Budget) -> Budget:
         return _both(max, self.config.nothing, budget)
@@ -226,7 +237,7 @@ class Arbiter:
                 self._woken[name] = self._parked.pop(name)
             free = _without(free, [taken])
             left = self._left(name, standings[name], budget)
-            if budget != has or ids != self._ids.get(name) or name in self._unsent:
+            if budget != has or ids != self._ids.get(name) or name in self._unsent or standings[name].parked:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
                 self._unsent.discard(name)
@@ -255,7 +266,7 @@ class Arbiter:
         if grant != before or not arrived or name in self._unsent:
             self._parked[name] = grant
             self._unsent.discard(name)
-            yield name, replace(grant, why="" if arrived else grant.why)
+            yield name, replace(grant, why="" if self._in_full(standing.budget) == grant.budget else grant.why)
 
     def _chosen(self, name: str, budget: Budget) -> frozenset[str] | None:
         """Which devices an application uses of those where its replicas stand by: those that it has, and free ones.

@@ -76,6 +76,11 @@ class Patience(BaseModel):
         "hold_windows.",
     )
 
+    @property
+    def hold_s(self) -> float:
+        """For how long a plan is expected to run."""
+        return self.hold_windows * self.replan_every_s
+
 
 # Fields without effect for texts, whose application keeps its first devices and the TTFT and TPOT of its plan.
 OF_CLASSIFIERS = frozenset(
@@ -99,7 +104,7 @@ class ShareTerms(BaseModel):
         None,
         gt=0,
         description="Seconds without inputs after which other applications get its devices until its next input; none: "
-        "never. It needs `standby`.",
+        "never.",
     )
 
 

@@ -156,12 +156,13 @@ class ControlLoop:
 
     async def grant(self, grant: Grant) -> None:
         """Plan on other devices from now on: `act`, which `run` calls next, changes to them."""
-        if grant.why:
-            async with self._deciding:
-                self.controller.grant(grant.budget, grant.why, self._clock())
-                self.decided["granted"] += 1
+        async with self._deciding:
+            self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
+            self.decided["granted"] += bool(grant.why)
         try:
-            if grant.device_ids is not None:
+            if grant.parked:
+                await self._application.park(self.controller.record.wakes_in_s)
+            elif grant.device_ids is not None:
                 await self._application.use(grant.device_ids)
         finally:  # the budget is another one even if the fronts cannot be reached
             self._granted.set()
@@ -209,17 +210,20 @@ class ControlLoop:
         self._report(step.event)
         if step.plan and self.controller.record.paused and step.event.what != "looked":
             self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
-        elif step.plan and (taken := self._taken(step.plan)):
-            reason = f"the budget has shrunk meanwhile: {taken}"
-            self.controller.failed(step, reason, self._clock(), blameless=True)
+        elif step.plan and (taken := self._taken(step.event, step.plan)):
+            self.controller.failed(step, taken, self._clock(), blameless=True)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event
 
-    def _taken(self, plan: Plan) -> str:
-        """Devices that left the budget after the plan was chosen, and that the running plan does not use."""
-        running, budget = self.controller.running.devices(), self.controller.present.budget
-        return lost_devices(plan, {kind: max(running.get(kind, 0), count) for kind, count in budget.items()})
+    def _taken(self, event: Event, plan: Plan) -> str:
+        """Why the arbiter no longer allows a plan that was chosen before it took devices; empty: it does."""
+        parked, budget = self.controller.window.parked, self.controller.present.budget
+        if parked and event.what != "waking":
+            return "the application was parked meanwhile"
+        running = {} if parked else self.controller.running.devices()
+        taken = lost_devices(plan, {kind: max(running.get(kind, 0), count) for kind, count in budget.items()})
+        return f"the budget has shrunk meanwhile: {taken}" if taken else ""
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
         begun_s, self._rolled_out = self._clock(), plan.devices()

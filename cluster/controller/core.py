@@ -25,7 +25,7 @@ from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
 from isobatch.cluster.controller.peeks import Peek, PeekSchedule
 from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import THRESHOLDS, Event, Events, NextStep, What
+from isobatch.cluster.controller.record import DONE, THRESHOLDS, Event, Events, NextStep, What
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.deployments.front.observed import Observed
@@ -47,10 +47,8 @@ class Controller:
         now_s: float, pinned: Plan | None = None, keeper: PromiseKeeper | None = None,
         grow_to: Mapping[str, int] | None = None, budget: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        self.pinned, self.keeper = pinned, keeper
-        again_after_s = patience.hold_windows * patience.replan_every_s
-        self.device_requests = DeviceRequests(grow_to or {}, patience.come_within_s, again_after_s)
-        self.patience, self.running = patience, running
+        self.pinned, self.keeper, self.patience, self.running = pinned, keeper, patience, running
+        self.device_requests = DeviceRequests(grow_to or {}, patience.come_within_s, patience.hold_s)
         self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
@@ -70,11 +68,8 @@ class Controller:
             self.keeper.resume(last.worse, self.running)
         if last.what == "looking" and served_alike(self.known.cost_model().with_all_ramps(last.before), self.running):
             self.peek = Peek(last.before, last.number)
-        elif last.what in ("looking", "rolling out", "rolling back"):
-            arrived = last.after is not None and served_alike(last.after, self.running)
-            done: What = "rolled back" if last.what == "rolling back" else "rolled out"
-            why = f"{last.why}; the controller was restarted meanwhile"
-            self.record.complete(last, done if arrived else "stayed", None, now_s, why)
+        else:
+            self.record.resume(last, self.running, now_s)
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
@@ -89,6 +84,8 @@ class Controller:
             self.window.start(now_s)
             self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
+        if self.present.are_taken or (self.window.parked and not (self._granted and any(self.present.counts.values()))):
+            return None  # nothing is decided until replicas can start
         return (
             self._end_peek(observed, now_s)
             or self._give_up_late_devices(now_s)
@@ -139,9 +136,10 @@ class Controller:
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
-            back = event.what == "rolling back"
-            self.record.complete(event, "rolled back" if back else "rolled out", took_s, now_s)
-            chosen = not (back or self.pinned or event.forced)  # a forced plan does less, which is no mistake
+            if event.what == "waking":  # since its inputs came
+                took_s = self.window.called_for_s + now_s - event.at_s
+            self.record.complete(event, DONE[event.what], took_s, now_s)
+            chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # forced: less is no mistake
             self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
             self.window.start(now_s)
 
@@ -155,7 +153,7 @@ class Controller:
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
             event = replace(event, worse=self._worse)
-        if event.what == "rolling out":
+        if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.wait_until(now_s + self.patience.replan_every_s / EARLY)
             self._relief.set_best(None if blameless else self.running)  # until the next decision
@@ -168,14 +166,17 @@ class Controller:
         self.device_requests.refuse(self.present.counts, now_s)
         self._devices_changed = True  # another plan may be the best on what can be had
 
-    def grant(self, budget: Mapping[str, int], why: str, now_s: float) -> None:
+    def grant(self, budget: Mapping[str, int], why: str, now_s: float, parked: bool = False) -> None:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
         before = self.present.budget
+        self._granted |= self.window.parked and not (parked or self._relief.waits(now_s))
+        self.window.parked |= parked
         if self.present.limit(budget):
             self._devices_changed = True
             self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
             self._relief.set_best(None)
-        self._record("granted", why, now_s)
+        if why:
+            self._record("granted", why, now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Go on watching, and change nothing until a person resumes."""
@@ -231,8 +232,7 @@ class Controller:
             self.record.add(event := replace(event, what="rolling back", why=why, after=before))
             return NextStep(before, event)
         if trial.observed.seconds >= self.patience.replan_every_s:
-            if result:
-                self.record.add_gain(trial.number, result.gain)
+            self.record.add_gain(trial.number, result.gain if result else None)
             self._trial = None
         return None
 
@@ -354,7 +354,7 @@ class Controller:
         short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
         why = "; ".join(filter(None, (reason + verdict.why, short)))
         event = replace(event, why=why, gain_promised=verdict.gain)
-        if not is_idle(observed) and self._should_peek(verdict, snapshot.cost_model, now_s):
+        if not (is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why))
@@ -364,14 +364,14 @@ class Controller:
         if not verdict.moves:
             return NextStep(None, event)
         plan = self._with_thresholds(better)
-        starts = plan_change(self.running, plan).starts
-        return NextStep(plan, replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must))
+        change = plan_change(self.running, plan)
+        what: What = "waking" if self.window.parked else "rolling out"
+        starts = change.replicas if self.window.parked else change.starts
+        return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
     def _snapshot(self, counts: Mapping[str, int], observed: Observed, now_s: float) -> Snapshot:
-        rush_per_s = self.window.rush_per_s
-        return Snapshot(
-            self.running, self.pinned, self.known, self.patience, counts, observed, now_s, rush_per_s, self._granted
-        )
+        of_window = self.window.rush_per_s, self._granted, self.window.parked
+        return Snapshot(self.running, self.pinned, self.known, self.patience, counts, observed, now_s, *of_window)
 
     def _may_relieve(self, now_s: float) -> bool:
         """Whether the plan of most goodput on these devices may be another one: it is unknown, or does not run."""

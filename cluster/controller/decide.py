@@ -106,7 +106,7 @@ def weigh(
         best = f"no plan on these devices sustains more than the running plan ({rate(running.goodput_per_s)})"
         return Verdict(False, _late_text(running.score, objective) + best, max(0.0, gain))
     change = plan_change(running.plan, better.plan)
-    lost_share = change.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
+    lost_share = change.lost_share(start_s, patience.hold_s)
     times = (HEADROOM if in_time else 1) if change.starts else (1 if in_time else URGENT)
     needed = max(required_gain(times * patience.least_gain, changes) + lost_share, chance)
     moves = gain >= needed

@@ -51,7 +51,8 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
-    standby: tuple[StandbyReplica, ...] = ()
+    standby: tuple[StandbyReplica, ...] | None = ()  # None: where it has no device, it has no replica
+    parked: bool = False  # all its replicas have ended
     quiet_s: float = 0.0  # since the last input arrived or was answered
     had_inputs: bool = True  # since its controller started
 
@@ -59,7 +60,7 @@ class Standing:
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
         """`rolled_out`: the devices of the plan that is being rolled out."""
         known, window, present = controller.known, controller.window, controller.present
-        running, observed = controller.running.devices(), window.observed
+        running, observed = {} if controller.window.parked else controller.running.devices(), window.observed
         snapshot = Snapshot(
             controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s
         )
@@ -78,6 +79,7 @@ class Standing:
             arrivals_per_s=observed.arrivals_per_s,
             goodput_per_s=observed.goodput_per_s,
             standby=window.latest.standby if window.latest else (),
+            parked=controller.window.parked,
             quiet_s=window.quiet_s,
             had_inputs=window.had_inputs,
         )

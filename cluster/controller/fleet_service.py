@@ -125,8 +125,8 @@ class FleetService:
             return "paused: it keeps its devices"
         if name in self.arbiter.asleep:
             return f"parked: no inputs for {standing.quiet_s:.0f} s"
-        if name in self.arbiter.parked:
-            return "gets a device"
+        if name in self.arbiter.parked or standing.parked:
+            return "its replicas start as soon as they have devices" if standing.parked else "gets a device"
         return "refuses inputs" if standing.refuses else ""
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:

@@ -24,6 +24,8 @@ class CurrentWindow:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
         self.quiet_s, self.had_inputs = 0.0, False  # since an input arrived or was answered; whether any did
+        self.parked = False  # the application has no replicas until an arbiter grants it devices for its next inputs
+        self.called_for_s = 0.0  # since these came
         self._added_s = 0.0  # how much of the last one are short looks that followed it
         self.start(now_s)
 
@@ -31,9 +33,13 @@ class CurrentWindow:
         self.began_s, self.looks = now_s, list[Observed]()
 
     def add(self, observed: Observed) -> None:
+        if observed.parked:
+            self.looks.clear()
         self.looks.append(observed)
         works = observed.arrivals or observed.texts or observed.answered or observed.in_time
-        self.quiet_s = 0.0 if works else self.quiet_s + observed.seconds
+        called, self.parked = works or self.called_for_s, observed.parked
+        self.called_for_s = self.called_for_s + observed.seconds if self.parked and called else 0.0
+        self.quiet_s = 0.0 if called else self.quiet_s + observed.seconds
         self.had_inputs |= bool(works)
         self._added_s += observed.seconds
         if self._recent and self._added_s < SHORT_S:

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections, busy_shares
+from isobatch.cluster.controller.decide import served_alike
 from isobatch.cluster.controller.sentences import NEARLY_ALL
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
@@ -33,6 +34,8 @@ What = Literal[
     "rolled out",
     "rolling back",
     "rolled back",
+    "waking",
+    "woken",
     "failed",
     "looking",
     "looked",
@@ -44,6 +47,10 @@ What = Literal[
     "gave way",
     "recovered",
 ]
+
+
+# What becomes of events whose plan is still being rolled out.
+DONE: Mapping[What, What] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,8 @@ class Events:
 class TrackRecord:
     """What past events say: the kept share of promises, barred plans, and how long a start takes.
 
+    `wakes_in_s` is the time from a parked application's next input until its replicas run, as it was the last time.
+
     `kept_share` is the share of the cost model's goodput that plans reach under load. It is one for all plans, because
     it differs more from burst to burst than from plan to plan. A plan with a fault of its own fails its trial.
     """
@@ -148,6 +157,7 @@ class TrackRecord:
         self.events, self._patience = events, patience
         self.kept_share = 1.0
         self.start_s = patience.start_s  # the duration of a roll-out in which replicas start
+        self.wakes_in_s = patience.start_s + patience.look_every_s
         self.barred = Barred()
         for event in events.all:
             self._learn(event)
@@ -163,7 +173,7 @@ class TrackRecord:
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""
-        since_s = now_s - self._patience.hold_windows * self._patience.replan_every_s
+        since_s = now_s - self._patience.hold_s
         return sum(event.what in CHANGES and not event.forced and event.at_s >= since_s for event in self.events.all)
 
     def unchanged_s(self, now_s: float) -> float:
@@ -172,7 +182,7 @@ class TrackRecord:
 
     def tightened(self, now_s: float) -> int:
         """How often thresholds were tightened recently."""
-        since_s = now_s - 4 * self._patience.hold_windows * self._patience.replan_every_s
+        since_s = now_s - 4 * self._patience.hold_s
         return sum(event.what == "tightened" and event.at_s >= since_s for event in self.events.all)
 
     def objection(self, plan: Plan, recent_answers: int, now_s: float) -> str | None:
@@ -192,6 +202,13 @@ class TrackRecord:
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.events.add(event)
         self._learn(event)
+
+    def resume(self, last: Event, running: Plan, now_s: float) -> None:
+        """Note how the last roll-out ended, after a restart."""
+        if last.what in ("looking", *DONE):
+            arrived = last.after is not None and served_alike(last.after, running)
+            why = f"{last.why}; the controller was restarted meanwhile"
+            self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
     def add_gain(self, number: int, gain: float | None) -> None:
         event = self.events.numbered(number)
@@ -223,9 +240,11 @@ class TrackRecord:
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
             self.start_s += NEWEST * (event.took_s - self.start_s)
+        if event.what == "woken" and event.took_s is not None:
+            self.wakes_in_s = event.took_s
         worse = {"rolled back": event.before, "failed": event.after}.get(event.what)
         if worse:
-            self.barred.bar(worse, event.at_s, self._patience.hold_windows * self._patience.replan_every_s)
+            self.barred.bar(worse, event.at_s, self._patience.hold_s)
 
 
 def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
@@ -17,7 +17,7 @@ from isobatch.cluster.controller.record import Event, Events
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import Chunks, Simulation, World
 from isobatch.cluster.simulator.table_devices import TableDevices
-from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.observed import Observed, StandbyReplica
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
@@ -26,26 +26,33 @@ PATIENCE = Patience(look_every_s=LOOK_EVERY_S)
 
 
 class Simulated:
-    """A simulation as the application that the controller leads. New replicas take `start_s`."""
+    """A simulation as the application that the controller leads. New replicas take `start_s`.
 
-    def __init__(self, simulation: Simulation, start_s: float) -> None:
+    `stands_by`: replicas do not end with the use of their devices.
+    """
+
+    def __init__(self, simulation: Simulation, start_s: float, stands_by: bool = False) -> None:
         self._simulation, self._start_s = simulation, start_s
+        self._standby: tuple[StandbyReplica, ...] | None = () if stands_by else None
         self.plans = [(0.0, simulation.plan)]  # that ran, and since when
 
     async def observe(self, devices: bool = True) -> Observed:
-        return self._simulation.observe()
+        return replace(self._simulation.observe(), standby=self._standby, parked=self._simulation.parked)
 
     async def plan(self) -> Plan:
         return self._simulation.plan
 
     async def roll_out(self, plan: Plan) -> None:
-        if plan_change(self._simulation.plan, plan).starts:
+        if self._simulation.parked or plan_change(self._simulation.plan, plan).starts:
             self._simulation.run_until(self._simulation.now_s + self._start_s)
         self._simulation.follow(plan)
         self.plans.append((self._simulation.now_s, plan))
 
     async def use(self, device_ids: frozenset[str]) -> None:
         """Simulated devices have no ids: plans use different ones."""
+
+    async def park(self, wakes_in_s: float) -> None:
+        self._simulation.park(wakes_in_s)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Member:
     problem: ClassifierPlanningProblem
     inputs: Chunks
     patience: Patience = field(default_factory=Patience)
+    stands_by: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class _Driven:
         keeper: PromiseKeeper | None = None, devices: Callable[..., TableDevices] = TableDevices,
     ) -> "_Driven":  # fmt: skip
         simulation = Simulation(member.world, member.inputs, seconds, seed, devices)
-        application, plan = Simulated(simulation, member.patience.start_s), member.world.plan
+        application, plan = Simulated(simulation, member.patience.start_s, member.stands_by), member.world.plan
         history, events = History(None), Events(None)
         controller = Controller(
             member.problem, member.patience, history, events, plan, 0.0, keeper=keeper, budget=budget

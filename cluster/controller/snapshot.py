@@ -47,6 +47,7 @@ class Snapshot:
     now_s: float
     rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
     granted: bool = False  # devices were granted by an arbiter, which has weighed the change
+    parked: bool = False  # the application has no replicas
 
     @cached_property
     def problem(self) -> PlanningProblem:
@@ -69,6 +70,10 @@ class Snapshot:
 
     def decide(self, forced: bool = False) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
+        if self.parked:
+            pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
+            verdict = Verdict(True, "inputs arrive again: replicas start", must=True)
+            return pinned or self._by_goal(forced=True)[0].plan, verdict
         better, verdict = self._by_goal(forced)
         moves = (verdict.moves or forced) and not served_alike(better.plan, self.plan)
         if self.known.record.paused:
@@ -209,8 +214,11 @@ class OverloadRelief:
         """Propose no plan before this time, because a roll-out has just failed."""
         self._not_before_s = time_s
 
+    def waits(self, now_s: float) -> bool:
+        return now_s < self._not_before_s
+
     def may_help(self, running: Plan, now_s: float) -> bool:
-        return now_s >= self._not_before_s and not (self._best and served_alike(self._best, running))
+        return not self.waits(now_s) and not (self._best and served_alike(self._best, running))
 
     def propose(self, snapshot: Snapshot) -> tuple[Plan, Verdict] | None:
         """The plan, and why it should run; None where no known plan sustains clearly more."""

@@ -195,8 +195,8 @@ def _plan(controller: Controller) -> dict[str, Any]:
     sustains_per_s = controller.known.sustains_per_s(controller.running)
     kept_share = controller.record.kept_share
     return {
-        "summary": summary(controller.running),
-        "devices": controller.running.devices(),
+        "summary": summary(controller.running, controller.window.parked),
+        "devices": {} if controller.window.parked else controller.running.devices(),
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if writes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,

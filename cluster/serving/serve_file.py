@@ -246,8 +246,6 @@ def _misfit(
     if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
         counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
         return f"{terms.controller} shares {counts}: give both the same"
-    if terms.park_after_s and not led[name].get("standby"):
-        return f"park_after_s of {name} needs standby, and {name} has none: plan the fleet anew with standby: true"
     uses = read_plan(local(led[name]["plan"])).devices() if "plan" in led[name] else {}
     if beyond := next((kind for kind, count in uses.items() if count > terms.devices.get(kind, 0)), None):
         own = terms.devices.get(beyond, 0)

@@ -122,6 +122,14 @@ class Simulation:
         self._loop.dispatcher.reroute(self._route(), self._devices.groups())
         self._loop.tick(self.now_s)
 
+    @property
+    def parked(self) -> bool:
+        return self._loop.dispatcher.parked
+
+    def park(self, wakes_in_s: float) -> None:
+        """End all replicas until `follow`: so long after the next input, by expectation."""
+        self._loop.dispatcher.reroute(self._route(), dict.fromkeys(self._devices.groups(), ()), wakes_in_s)
+
     def observe(self) -> Observed:
         """The observations since the last call, or since the start."""
         kinds = {device.kind: device.count for device in self.world.facts.devices}

@@ -89,6 +89,7 @@ class Deployer:
         self._cannot: CannotStartError | None = None
         self._benched = frozenset[str]()
         self._device_ids: frozenset[str] | None = None
+        self._wakes_in_s: float | None = None  # of a parked application
         self._graph = self._first()
         self._take_over()
 
@@ -146,7 +147,8 @@ class Deployer:
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
         async with self._moving:  # waits for the clean-up after a restart
             try:
-                before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
+                before = None if self._graph.parked else self._graph.plan
+                after = self._graph_of(plan, self._graph.version + 1).plan
                 self._benched = frozenset(benched)
                 stay = Counter(benched.values())
                 standby = self._config.standby
@@ -165,8 +167,16 @@ class Deployer:
             self._device_ids = device_ids
             await self._lead(self._graph.plan)
 
-    async def _lead(self, plan: Plan) -> None:
+    async def park(self, wakes_in_s: float) -> None:
+        """End all replicas, until a plan is applied: about `wakes_in_s` after the next input, its replicas run."""
+        async with self._moving:
+            if not self._graph.parked:
+                await self._lead(self._graph.plan, wakes_in_s)
+            await asyncio.to_thread(self._fleet.scale_to, self._counts)
+
+    async def _lead(self, plan: Plan, wakes_in_s: float | None = None) -> None:
         """Send all fronts the plan. It is stored first, so that a restarted deployer continues with it."""
+        self._wakes_in_s = wakes_in_s
         self._graph = self._graph_of(plan, self._graph.version + 1)
         self._remember(plan, self._graph.version)
         await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
@@ -191,11 +201,13 @@ class Deployer:
         self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             self._device_ids = None if memory.device_ids is None else frozenset(memory.device_ids)
+            self._wakes_in_s = memory.wakes_in_s
             return self._graph_of(Plan.from_json(memory.plan), memory.version)
         return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
 
     def _graph_of(self, plan: Plan, version: int) -> Graph:
-        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, self._benched, self._device_ids)
+        of_use = self._benched, self._device_ids, self._wakes_in_s
+        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, *of_use)
 
     def _take_over(self) -> None:
         """Take the lead before the first front joins. Replicas of a previous deployer end now if it has ended.
@@ -229,6 +241,8 @@ class Deployer:
 
     @property
     def _counts(self) -> dict[str, int]:
+        if self._graph.parked:
+            return dict.fromkeys(self._graph.plan.devices(), 0)
         return most_of(self._graph.plan.devices(), self._config.standby)
 
     def _remember(self, plan: Plan, version: int) -> None:
@@ -236,7 +250,7 @@ class Deployer:
         if self._leadership.of_application():
             ids = None if self._device_ids is None else sorted(self._device_ids)
             stored = StoredPlan(self._fleet.prefix, self._origin, version, plan.to_json(), device_ids=ids)
-            stored.store(self._application)
+            replace(stored, wakes_in_s=self._wakes_in_s).store(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.

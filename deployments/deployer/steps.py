@@ -71,7 +71,7 @@ class Undone:
 
 async def move(
     fleet: Fleet,
-    before: Plan,
+    before: Plan | None,
     after: Plan,
     lead: Callable[[Plan], Awaitable[None]],
     meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
@@ -81,13 +81,14 @@ async def move(
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
-    If the new replicas do not fit beside the old ones, those that the new plan does not need end first. Until the new
-    ones run, the fronts follow a plan for the replicas that remain, to which `meanwhile` leads them. If the new ones do
-    not start, the previous plan is restored and CannotStartError is raised: immediately if no node has their devices.
-    `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
-    by kind that run under any plan.
+    `before`: None where no replica runs, as in a parked application. If the new replicas do not fit beside the old
+    ones, those that the new plan does not need end first. Until the new ones run, the fronts follow a plan for the
+    replicas that remain, to which `meanwhile` leads them. If the new ones do not start, the previous plan is restored
+    and CannotStartError is raised: immediately if no node has their devices. `stay`: additional replicas by kind that
+    are not to end, though the new plan does not use them. `standby`: replicas by kind that run under any plan.
     """
-    started_s, (old, new) = now_s(), (most_of(plan.devices(), standby) for plan in (before, after))
+    plans = (before.devices() if before else NO_REPLICAS, after.devices())
+    started_s, (old, new) = now_s(), (most_of(devices, standby) for devices in plans)
     growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
@@ -104,7 +105,8 @@ async def move(
         if freed_s is not None:
             with suppress(CannotStartError):
                 await start(fleet, old, patience_s, only_here=True)
-            await lead(before)
+            if before:
+                await lead(before)
         raise
     await lead(after)
     followed_s = now_s()

@@ -4,6 +4,8 @@ Where an input will leave and how long it will wait are uncertain, so admission 
 input that would probably be late is refused. Others are admitted as long as few of all admitted inputs are late: an
 input that ends in time makes room for a risky one. Every lane is asked, the one with the earliest answer first.
 
+Where the application is parked, an input counts as if it arrived when replicas run again.
+
 Two things raise the share that may be late, because each refusal costs an answer:
 - Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
@@ -11,6 +13,7 @@ Two things raise the share that may be late, because each refusal costs an answe
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
@@ -40,18 +43,32 @@ class Admission:
     def __init__(self) -> None:
         self._may_be_late = 1.0  # inputs
         self._late = 0.0  # the share of recent inputs that were late
+        self.wakes_in_s: float | None = None  # from a parked application's next input until replicas run
+        self._begins_s = -inf  # when they run, by that; if they do not, they may take as long again
+
+    def park(self, wakes_in_s: float | None) -> None:
+        """The application has no replicas until so long after its next input; None: it has some."""
+        if wakes_in_s is None:
+            self._begins_s = -inf
+        self.wakes_in_s = wakes_in_s
 
     def place(
         self, lanes: Sequence[Lane], now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
         more: int = 0, others: int = 0, full: bool = False,
     ) -> Admitted | Refusal:  # fmt: skip
         """The first lane that admits an input, or why all refuse. `more`: see `Lane.expected`, the rest: see `risk`."""
-        refusals = list[Refusal]()
-        for lane, expected in ranked(lanes, now_s, weight, more):
+        refusals, begins_s = list[Refusal](), now_s
+        if self.wakes_in_s is not None:
+            if self._begins_s < now_s:
+                self._begins_s = now_s + self.wakes_in_s
+            begins_s = self._begins_s
+        for lane, expected in ranked(lanes, begins_s, weight, more):
             risk = self.risk(lane, expected, deadline_s, inside, limits, weight, others, full)
             if not isinstance(risk, Refusal):
                 return Admitted(lane, expected, risk)
             refusals.append(risk)
+        if self.wakes_in_s is not None:
+            return Refusal("the application is parked; its replicas are starting", begins_s - now_s, parked=True)
         return min(refusals, key=lambda each: each.retry_after_s)
 
     def risk(
@@ -65,7 +82,8 @@ class Admission:
         """
         left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
-        lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
+        if self.wakes_in_s is None:
+            lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
         tolerated = self._tolerated(lane, alone)
         allowed = self._allowed_risk(tolerated)
         risk = expected.late(left_s)

@@ -260,10 +260,11 @@ class Dispatcher:
 
     # What changes while inputs are inside
 
-    def reroute(self, route: Route, groups: Mapping[str, Collection[str]]) -> None:
+    def reroute(self, route: Route, groups: Mapping[str, Collection[str]], wakes_in_s: float | None = None) -> None:
         """Follow another plan, or other replicas, from now on. Inputs go on from their blocks.
 
-        Running launches are not disturbed. Inputs whose state was on a replica that has gone begin again.
+        Running launches are not disturbed. Inputs whose state was on a replica that has gone begin again. `wakes_in_s`:
+        the application is parked, and its replicas run so long after its next input.
         """
         if missing := set(route.groups) - set(groups):
             raise ValueError(f"no replicas were named for group {min(missing)!r}")
@@ -283,7 +284,12 @@ class Dispatcher:
         # Inputs are admitted only to lanes that can run them to the end, unless there is none.
         self._open = [lane for lane in self._lanes if lane.open] or self._lanes
         for lane, tickets in waiting:
+            if self._admission.wakes_in_s is not None:  # how long they wait for replicas says nothing about launches
+                for ticket in tickets:
+                    ticket.expected = None
             self._wait(tickets, lane)
+        self.parked = wakes_in_s is not None
+        self._admission.park(wakes_in_s)
 
     def limit(self, limits: Limits) -> None:
         """Keep to these limits from now on, since the number of fronts has changed."""

@@ -90,10 +90,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an input was not admitted, and after what time a retry is worthwhile."""
+    """Why an input was not admitted, and after what time a retry is worthwhile. `parked`: there are no replicas."""
 
     reason: str
     retry_after_s: float
+    parked: bool = False
 
 
 class Unfinished(NamedTuple):

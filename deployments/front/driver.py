@@ -188,7 +188,9 @@ class Driver:
         if isinstance(tickets, Refusal):
             if waits:
                 self.counts.inputs_refused(len(inputs), sum(weights))
-            raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
+            refused = RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
+            refused.strains = not tickets.parked
+            raise refused
         loop, span = asyncio.get_running_loop(), current()
         self._traced = self._traced or span is not None
         for ticket in tickets:

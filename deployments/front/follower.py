@@ -72,10 +72,12 @@ class Follower:
             messages = self._lease()
         self._graph: Graph = message.content
         await self._workers.open()
-        await self._join(self._graph)
+        if not self._graph.parked:
+            await self._join(self._graph)
         limits = self._config.limits(1 / self._config.front_replicas)
-        dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas, self._ids), limits)
+        dispatcher = Dispatcher(self._graph.route, self._members, limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
+        self._reroute()
         self._listening = asyncio.create_task(self._listen(messages))
         idle = [f"{self._graph.fleet}.{kind}" for kind in self._config.standby.keys() - self._graph.plan.devices()]
         self._joining = [asyncio.create_task(self._workers.join(fleet)) for fleet in idle]
@@ -85,7 +87,7 @@ class Follower:
 
     @property
     def plan(self) -> str:
-        return summary(self._graph.plan)
+        return summary(self._graph.plan, self._graph.parked)
 
     @property
     def promised_per_s(self) -> float | None:
@@ -143,7 +145,8 @@ class Follower:
             case Question.COUNTS if self._driver:
                 benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
                 counts = self._driver.counted().observed(self._graph.plan.num_blocks)
-                reply = replace(counts, benched=benched, standby=self._standby)
+                standby = self._standby if self._config.standby else None
+                reply = replace(counts, benched=benched, standby=standby, parked=self._graph.parked)
         await self._deployer.reply.remote(self._name, message.number, reply)
 
     @property
@@ -156,8 +159,9 @@ class Follower:
         """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""
         if graph.version == self._graph.version:
             return
-        with suppress(TimeoutError):  # replicas that have just gone get successors, which join later
-            await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
+        if not graph.parked:
+            with suppress(TimeoutError):  # replicas that have just gone get successors, which join later
+                await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
         self._graph = graph
         self._reroute()
 
@@ -175,8 +179,12 @@ class Follower:
 
     def _reroute(self) -> None:
         assert self._driver, "This is a bug: there is no driver yet."
-        self._driver.dispatcher.reroute(self._graph.route, self._graph.members(self._replicas, self._ids))
+        self._driver.dispatcher.reroute(self._graph.route, self._members, self._graph.wakes_in_s)
         self._driver.pump()
+
+    @property
+    def _members(self) -> dict[str, list[str]]:
+        return self._graph.members(self._replicas, self._ids)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ class FrontState:
     replicas: dict[str, int]  # the number of replicas, by group
     usage: Usage
     busy_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # see `Counts.busy_s`
+    parked: bool = False  # the application has no replicas until its next input
 
     @property
     def missing(self) -> list[str]:
-        """Groups without a replica."""
-        return [group for group, count in self.replicas.items() if not count]
+        """Groups without a replica. A parked application is ready: its next input starts replicas."""
+        return [group for group, count in self.replicas.items() if not count and not self.parked]

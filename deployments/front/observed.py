@@ -69,7 +69,8 @@ class Observed:
     disagreed. `certain` of the inputs that left behind the last block passed no open ramp, so they could not disagree.
 
     `..._weight` and `..._weights` are the weights of the same inputs: tokens of texts, where plans count them.
-    `devices` are all devices that a plan could use now, including those in use.
+    `devices` are all devices that a plan could use now, including those in use. `standby`: None where replicas end with
+    the use of their device; `parked`: all have ended.
     """
 
     started_s: float
@@ -97,7 +98,8 @@ class Observed:
     benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
     certain: int = 0
     certain_weight: int = 0
-    standby: tuple[StandbyReplica, ...] = ()
+    standby: tuple[StandbyReplica, ...] | None = ()
+    parked: bool = False
 
     @property
     def ended_s(self) -> float:
@@ -223,11 +225,8 @@ def since(now: Observed, before: Observed | None) -> Observed:
 
 
 # Counts that add up: numbers, and tuples of numbers by block.
-_SUMMED = [
-    each.name
-    for each in fields(Observed)
-    if each.name not in ("started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched", "standby")
-]
+_OF_THE_LATEST = "started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched", "standby", "parked"
+_SUMMED = [each.name for each in fields(Observed) if each.name not in _OF_THE_LATEST]
 
 
 def _plus(one: Any, other: Any, sign: int = 1) -> Any:

@@ -246,7 +246,7 @@ class Service:
             best = 0 if incoming.full or not self._knows_best or content.best >= len(inputs) else content.best
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
         except RefusedError as refused:
-            refused.strains = waits
+            refused.strains = refused.strains and waits
             raise
         known_s, began_s = self._clock(), work_clock()
         answers = _finite(_with_texts(answers, inputs))

@@ -28,7 +28,8 @@ def state_of(driver: Driver) -> FrontState:
     dispatcher = driver.dispatcher
     inside, waiting, replicas = dispatcher.inside, dispatcher.waiting(), dispatcher.replicas()
     counts = driver.counted()
-    return FrontState(counts, dispatcher.route, inside, waiting, replicas, usage(), counts.busy_s())
+    parked = dispatcher.parked
+    return FrontState(counts, dispatcher.route, inside, waiting, replicas, usage(), counts.busy_s(), parked)
 
 
 def stats_of(

@@ -97,12 +97,12 @@ class World:
         if number < len(self.tickets):
             self.dispatcher.abandon(self.tickets[number])
 
-    def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
+    def reroute(self, route: Route, groups: dict[str, list[str]], wakes_in_s: float | None = None) -> None:
         """Switch to another plan or other replicas. Launches on a replica that has gone are lost."""
         self.groups = groups
         for gone in [replica for replica in self.running if not self.is_here(replica)]:
             del self.running[gone]
-        self.dispatcher.reroute(route, groups)
+        self.dispatcher.reroute(route, groups, wakes_in_s)
 
     def label(self, launch: Launch, row: int) -> bool:
         """The label of an input at a ramp, and at the end: another one for each third input."""

@@ -1,7 +1,9 @@
 """What persons and arbiters send while the loop looks, thinks or rolls out."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
 from typing import Any
@@ -9,15 +11,17 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.knowledge import CurrentWindow
 from isobatch.cluster.controller.peeks import Peek
-from isobatch.cluster.controller.record import Events
+from isobatch.cluster.controller.record import Events, NextStep
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from tests.helpers.fluid_application import (
     MEDIUM,
+    START_S,
     Fluid,
     batches,
     control_loop,
@@ -152,6 +156,93 @@ def test_looks_that_are_all_short_do_not_become_one() -> None:
         assert window.latest
         assert window.latest.seconds < 1.0
     assert window.recent_per_s == pytest.approx(2.5)
+
+
+class Parks(Fluid):
+    """Replicas end with the use of their devices."""
+
+    wakes_in_s: float | None = None
+
+    async def observe(self, devices: bool = True) -> Observed:
+        observed, parked = await super().observe(devices), self.wakes_in_s is not None
+        lost = {"in_time": 0, "exits": (), "launches": {}, "refused": observed.arrivals} if parked else {}
+        return replace(observed, standby=None, parked=parked, **lost)
+
+    async def park(self, wakes_in_s: float) -> None:
+        self.wakes_in_s = wakes_in_s
+
+    async def roll_out(self, plan: Plan) -> None:
+        self.now_s += START_S if self.wakes_in_s is not None else 0.0
+        await super().roll_out(plan)
+        self.wakes_in_s = None
+
+
+NOTHING = dict.fromkeys(FLEET, 0)
+
+
+def granted(loop: ControlLoop, grant: Grant) -> None:
+    async def follow() -> None:
+        await loop.grant(grant)
+        await loop.act()
+
+    asyncio.run(follow())
+
+
+def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
+    app = Parks(ASKED, first_plan(ASKED))
+    loop = control_loop(app, tmp_path, look_every_s=1.0)
+    run(app, loop, 240)
+    before, app.rate = app.running, lambda at_s: 0.0
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    assert app.wakes_in_s == loop.controller.record.start_s + 1.0, "as long as no start from there was measured"
+    rolled = list(app.rolled)
+    assert run(app, loop, 600, look_s=1.0) == []
+    standing = asyncio.run(loop.standing())
+    assert (standing.parked, standing.standby, standing.uses, standing.budget) == (True, None, NOTHING, NOTHING)
+    assert standing.quiet_s >= 600
+    app.rate = lambda at_s: 50.0
+    assert run(app, loop, 3, look_s=1.0) == []
+    app.rate = lambda at_s: 0.0
+    assert run(app, loop, 300, look_s=1.0) == []
+    assert asyncio.run(loop.standing()).quiet_s == 0.0, "inputs may wait"
+    assert app.rolled == rolled, "nothing is granted yet"
+    granted(loop, Grant(FLEET, "a gets all"))
+    event = loop.controller.record.events.last
+    assert event
+    assert (event.what, event.after, event.starts, app.wakes_in_s) == ("woken", before, 4, None)
+    assert event.took_s == START_S + 303
+    assert run(app, loop, 120), "decisions go on"
+    assert asyncio.run(loop.standing()).quiet_s < 120, "it counts from then on"
+    assert control_loop(app, tmp_path).controller.record.wakes_in_s == event.took_s
+
+
+def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_replicas() -> None:
+    app = Parks(ASKED, ASKED.best(MEDIUM, Corrections(), {"v100": 1, "k80": 1}))
+    app.rate = lambda at_s: 10_000.0
+
+    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        step = function(*arguments)
+        if isinstance(step, NextStep) and step.plan:
+            loop.controller.grant(NOTHING, "a is parked", app.now_s, parked=True)
+        return step
+
+    loop = control_loop(app, offload=decided)
+    events = run(app, loop, 240)
+    assert not app.rolled
+    assert any(event.why.endswith("but the application was parked meanwhile") for event in events)
+
+
+def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
+    app = Parks(ASKED, first_plan(ASKED))
+    loop = control_loop(app, look_every_s=1.0)
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    app.fails = lambda plan: True
+    for _ in range(10):
+        granted(loop, Grant(FLEET, ""))
+    assert [event.what for event in loop.controller.record.events.all] == ["granted", "failed"]
+    app.fails, app.now_s = lambda plan: False, app.now_s + 60
+    granted(loop, Grant(FLEET, ""))
+    assert app.wakes_in_s is None
 
 
 class Unreachable(Fluid):

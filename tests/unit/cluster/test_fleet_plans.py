@@ -147,13 +147,17 @@ def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder
         plan(*FAST, standby=True, devices={"k80": 2}, applications=many)
 
 
-def test_an_application_that_no_single_device_sustains_cannot_be_parked(folder: Path) -> None:
+def test_an_application_that_no_single_device_sustains_cannot_be_parked_where_replicas_stand_by(folder: Path) -> None:
     """Two of them do: their launches take turns, so that an input waits for the next one half as long."""
     tight = entry("queries", slo_ms=1.65)
     fleet = {"devices": {"v100": 4}, "standby": True}
-    plan(*FAST, **fleet, applications=[entry("reviews", "bert.json"), tight])
+    applications = [entry("reviews", "bert.json") | VIRTUAL, tight | {"park_after_s": 600} | VIRTUAL]
+    plan(*FAST, "--out", "serve.yaml", **fleet | {"standby": False}, applications=applications)
+    content = serve_file(folder / "serve.yaml", {})
+    looks_s = [each["args"].get("look_every_s") for each in (*controllers(content), *arbiters(content))]
+    assert looks_s == [None, 1.0, 1.0], "its next input is soon seen"
     with pytest.raises(UserError, match=r"queries: park_after_s = 600: no single device sustains its network within"):
-        plan(*FAST, **fleet, applications=[entry("reviews", "bert.json"), tight | {"park_after_s": 600}])
+        plan(*FAST, **fleet, applications=applications)
 
 
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
@@ -211,9 +215,7 @@ def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict
     second["name"] = "queries"
     first["devices"] = own | {"v100": own["v100"] - 1}
     refused(content, rf"the plan of reviews uses {own['v100']} v100, of which {own['v100'] - 1} are its own: plan the")
-    first |= {"devices": own, "park_after_s": 60.0}
-    refused(content, "park_after_s of reviews needs standby, and reviews has none: plan the fleet anew with standby: t")
-    del first["park_after_s"]
+    first["devices"] = own
     del controller["args"]["shared"]
     refused(content, r"fleet: .* reviews-controller is no controller of reviews with shared: ")
 
@@ -270,10 +272,6 @@ def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
         ({"applications": TWO, "goal": "speed"}, "goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
-        (
-            {"applications": [entry("a", park_after_s=9)]},
-            "park_after_s of a needs replicas that stay without a device: add",
-        ),
         ({"applications": [entry("a", park_after_s=0)]}, "a: park_after_s = 0: Input should be greater than 0"),
         ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
         ({"applications": TWO, "devices": {"v1000": 2}}, "unknown device kind 'v1000': choose among k80"),

@@ -145,6 +145,52 @@ def test_an_application_whose_controller_starts_again_without_inputs_stays_parke
     assert (list(fleet.asleep), list(fleet.parked)) == ([], ["a"])
 
 
+NOTHING = dict.fromkeys(FLEET, 0)
+
+
+def parked_without_standby(fleet: Arbiter, b: Standing) -> Standing:
+    """Park `a`, whose replicas end. Returns its standing then."""
+    a = replace(quiet(standing(0.0, OWN["a"]), 60.0), standby=None)
+    fleet.look({"a": replace(a, quiet_s=59.0), "b": b}, FLEET, 0.0)
+    grants = fleet.look({"a": a, "b": b}, FLEET, 1.0)
+    assert grants == {"a": Grant(NOTHING, "a is parked: no inputs for 60 s", parked=True)}
+    ending = replace(a, budget=NOTHING)
+    assert fleet.look({"a": ending, "b": b}, FLEET, 2.0) == {"a": Grant(NOTHING, "", parked=True)}, "they still run"
+    return replace(ending, uses=NOTHING, parked=True)
+
+
+def test_without_standby_an_application_without_inputs_has_no_device_until_its_next_input() -> None:
+    fleet, b = arbiter(**PARKS), quiet(standing(9.0, OWN["b"]), 0.0)
+    a = parked_without_standby(fleet, b)
+    assert fleet.look({"a": a, "b": b}, FLEET, 3.0)["b"].budget == FLEET
+    b = quiet(standing(9.0, FLEET), 0.0)
+    assert fleet.look({"a": a, "b": b}, FLEET, 4.0) == {}
+    woken = replace(a, quiet_s=0.0, expected_per_s=0.1 * EACH_PER_S)
+    back = fleet.look({"a": woken, "b": b}, FLEET, 5.0)
+    assert list(back) == ["b"]
+    b = quiet(standing(9.0, back["b"].budget), 0.0)
+    given = fleet.look({"a": woken, "b": b}, FLEET, 6.0)["a"]
+    assert {kind: given.budget[kind] + back["b"].budget[kind] for kind in FLEET} == FLEET
+    assert not given.parked
+    starting = replace(woken, budget=given.budget)
+    again = fleet.look({"a": starting, "b": b}, FLEET, 7.0)
+    assert again == {"a": Grant(given.budget, "")}, "its controller may have been restarted before it did so"
+    assert fleet.look({"a": replace(starting, uses=given.budget, parked=False), "b": b}, FLEET, 8.0) == {}
+
+
+@pytest.mark.parametrize("budget", [NOTHING, OWN["a"]], ids=["same controller", "controller restarted, too"])
+def test_an_arbiter_that_starts_again_knows_which_applications_have_no_replicas(budget: Budget) -> None:
+    a = replace(quiet(standing(0.0, budget, NOTHING), 60.0), standby=None, parked=True, had_inputs=budget == NOTHING)
+    fleet, b = arbiter(**PARKS), quiet(standing(9.0, FLEET), 0.0)
+    grants = fleet.look({"a": a, "b": b}, FLEET, 0.0)
+    assert {name: (grant.budget, grant.parked) for name, grant in grants.items()} == (
+        {} if budget == NOTHING else {"a": (NOTHING, True)}
+    )
+    assert (list(fleet.parked), list(fleet.asleep), fleet.budgets["b"]) == (["a"], ["a"], FLEET)
+    woken = replace(a, budget=NOTHING, quiet_s=0.0, had_inputs=True)
+    assert list(fleet.look({"a": woken, "b": b}, FLEET, 1.0)) == ["b"]
+
+
 def test_which_single_device_would_be_enough_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[Budget]()
 
@@ -153,6 +199,8 @@ def test_which_single_device_would_be_enough_is_searched_for_once(monkeypatch: p
         return ""
 
     monkeypatch.setattr("isobatch.cluster.controller.arbiter.kind_for_one", none)
+    parked_without_standby(arbiter(**PARKS), quiet(standing(9.0, OWN["b"]), 0.0))
+    assert not searched
     fleet = arbiter(**PARKS)
     standings = {"a": quiet(standing(0.0, OWN["a"]), 1e3), "b": standing(0.5, OWN["b"])}
     for at_s in (0.0, 1.0, 2.0):

@@ -56,8 +56,8 @@ def devices(**counts: int) -> Plan:
 
 
 def moved(
-    fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0, stay: Mapping[str, int] | None = None,
-    standby: Mapping[str, int] | None = None,
+    fleet: CountedFleet, before: Plan | None, after: Plan, patience_s: float = 5.0,
+    stay: Mapping[str, int] | None = None, standby: Mapping[str, int] | None = None,
 ) -> Moved:  # fmt: skip
     """Move from one plan to another; the fleet's log also records the plans that fronts were led to."""
 
@@ -82,6 +82,16 @@ def test_where_replicas_stand_by_a_plan_for_other_devices_changes_none() -> None
     moved(fleet, devices(a=1), devices(a=3, b=1), standby={"a": 4, "b": 2})
     moved(fleet, devices(a=3, b=1), devices(b=2), standby={"a": 4, "b": 2})
     assert fleet.log == ["to a=3 b=1", "to b=2"]
+
+
+def test_where_none_runs_replicas_start_and_fronts_are_led_to_them() -> None:
+    fleet = CountedFleet({"a": 0})
+    moved(fleet, None, devices(a=2))
+    assert fleet.log == ["a=2", "to a=2"]
+    broken = CountedFleet({"a": 0}, broken=frozenset("a"))
+    with pytest.raises(CannotStartError):
+        moved(broken, None, devices(a=2))
+    assert (broken.counts, broken.log) == ({"a": 0}, ["a=2", "a=0"])
 
 
 def test_new_replicas_start_before_old_ones_end() -> None:

@@ -180,3 +180,20 @@ def test_an_input_for_the_full_network_is_refused_where_only_ramps_are_in_time()
         assert isinstance(dispatcher.admit(0.0, 0.05, Place("input", 0), full=full), Refusal) == is_refused
         both = dispatcher.admit_all(0.0, 0.06, [Place("input", 0), Place("input", 1)], full=full)
         assert isinstance(both, Refusal) == is_refused
+
+
+def test_inputs_of_a_parked_application_wait_for_replicas_if_these_start_in_time() -> None:
+    world = World(FLAT, ALONE)
+    none: dict[str, list[str]] = {group: [] for group in ALONE}
+    before_s = world.dispatcher.needed_s(0.0, 0.011)
+    world.at(0.5, lambda: world.reroute(FLAT, none, wakes_in_s=2.0))
+    world.arrive(Input(1.0, 2, slack_s=5.0), Input(1.5, 2, slack_s=1.4), Input(2.0, 1, slack_s=1.1))
+    world.at(2.5, lambda: world.reroute(FLAT, none, wakes_in_s=2.0))
+    world.arrive(Input(3.5, 2, slack_s=0.5))
+    world.at(3.8, lambda: world.reroute(FLAT, ALONE))
+    world.run()
+    why = "the application is parked; its replicas are starting"
+    assert world.refusals == [Refusal(why, after_s, parked=True) for after_s in (1.5, 2.0)]
+    assert [world.outcomes[number] for number in range(2)] == [Outcome.ANSWERED, Outcome.EXPIRED]
+    assert world.ended_s[0] == pytest.approx(3.8, abs=0.05)
+    assert world.dispatcher.needed_s(9.0, 0.011) == pytest.approx(before_s), "the wait says nothing about launches"

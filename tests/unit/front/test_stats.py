@@ -1,6 +1,7 @@
 """Several fronts are reported as one; a group that any of them misses is missing."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,11 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
         assert len(stats["fronts"]) == 2
     assert together([slow.counts, fast.counts]).buckets == [0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0]
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
+
+
+def test_a_parked_application_is_ready_without_replicas() -> None:
+    assert front([], [], back=0).missing == ["back"]
+    assert replace(front([], [], back=0), parked=True).missing == []
 
 
 @pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
