@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import count
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -35,15 +37,28 @@ ARBITERS = count()
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
+Served = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def base(request: pytest.FixtureRequest, deployed: Put, served: Served) -> str:
+    """Both applications, their controllers and the arbiter run on the fleet that the test asks for."""
+    return deployed(*served(request.param))
+
+
 @pytest.fixture(scope="module")
-def base(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Serve file that `isobatch plan` writes, with shorter windows.
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The applications of a fleet, each time in the same files, so that those that run need not start again."""
+    return cache(lambda name: planned(name, tmp_path_factory.mktemp(name)))
+
+
+def planned(name: str, folder: Path) -> list[dict[str, Any]]:
+    """The applications of the Serve file that `isobatch plan` writes, with shorter windows.
 
     started: replicas start and end as devices move; standby: each device holds a replica of both applications, and the
     calm one parks; shared: there is one device, which replicas of both share.
     """
-    folder, shared, standby = tmp_path_factory.mktemp("fleet"), request.param == "shared", request.param == "standby"
-    known = profile(PASS_S)
+    shared, standby, known = name == "shared", name == "standby", profile(PASS_S)
     if shared:
         more = [each.shared_by(2, [2.0] * len(each.batch_sizes)) for each in known.tables]
         known = replace(known, tables=(*known.tables, *more))
@@ -59,8 +74,8 @@ def base(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytest
     with contextlib.chdir(folder):
         result = CliRunner().invoke(app, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    served = yaml.safe_load((folder / "serve.yaml").read_text())["applications"]
-    for each in served:
+    found: list[dict[str, Any]] = yaml.safe_load((folder / "serve.yaml").read_text())["applications"]
+    for each in found:
         if each["name"].endswith("-controller"):
             each["args"] = HASTY | each["args"] | {"memory": str(folder / each["name"])}
         elif each["name"] == "fleet":
@@ -68,7 +83,7 @@ def base(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytest
             each["args"] |= {"replan_every_s": 8.0 + 0.1 * next(ARBITERS), "look_every_s": 1.0}
         else:
             each["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]
-    return deployed(*served)
+    return found
 
 
 def status(base: str, name: str, path: str = "status") -> dict[str, Any]:
