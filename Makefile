@@ -6,7 +6,7 @@ READY := .venv/ready
 CONTEXT := pyproject.toml README.md LICENSE constraints.txt isobatch profiles optimizer deployments cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-unit test-live test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release newest-ray clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release newest-ray clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -31,17 +31,12 @@ llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing need
 	$(BIN)/python -m experiments.demos.sums
 
 # Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
-test test-unit test-live test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
+test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
 
-test: setup  ## run all tests on two cores: those without Ray beside the others, which often wait, and go first
-	@$(MAKE) --no-print-directory --jobs 2 test-unit test-live
-	@echo "all tests passed: unit, integration, perf, fuzz"
-
-test-unit: setup
-	nice -n 10 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-
-test-live: setup
+test: setup  ## run all tests on two cores: those without Ray, then the others, each half on a Ray of its own
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not cluster" tests/integration tests/perf tests/fuzz
+	@echo "all tests passed: unit, integration, perf, fuzz"
 
 test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes
 	$(BIN)/python -m pytest -m cluster tests/integration

@@ -191,7 +191,7 @@ def three_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> It
 
 
 def test_what_is_simulated_ahead_changes_no_choice() -> None:
-    plan, effort = planned(FAST, TIGHT), replace(HASTY, most=4_000)
+    plan, effort = planned(FAST, TIGHT), replace(HASTY, most=12_000)
     one_by_one = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert one_by_one.tried > 3
     assert best_simulated(plan, FAST, TIGHT, FIND, replace(effort, each=three_ahead)) == one_by_one
