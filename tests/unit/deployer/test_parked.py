@@ -1,0 +1,105 @@
+"""The deployer of an application that is parked: without Ray, on replicas that start and end at once."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.serve.fleet import profile
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.deployer.steps import Moved, ReplicaStates, Undone
+from isobatch.deployments.graph import Graph
+from isobatch.profiles.files import save
+
+PASS_S = 0.3
+
+
+@dataclass
+class Replicas:
+    """As `ServeFleet`; they outlive the deployer."""
+
+    prefix: str = "calm"
+    counts: dict[str, int] = field(default_factory=dict)
+    broken: bool = False
+
+    def states(self) -> dict[str, ReplicaStates]:
+        return {kind: ReplicaStates(running=0 if self.broken else count) for kind, count in self.counts.items()}
+
+    def scale_to(self, counts: Mapping[str, int]) -> None:
+        self.counts |= counts
+
+    def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
+        return {}
+
+
+@pytest.fixture
+def replicas() -> Replicas:
+    return Replicas()
+
+
+@pytest.fixture
+def begin(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> Callable[[AppConfig], Any]:
+    """Starts a deployer, which leads what the one before it has left."""
+    from isobatch.deployments import ray_facts
+    from isobatch.deployments.deployer import deployer
+
+    class Living(deployer.Deployer):
+        def __del__(self) -> None:
+            """It never ends."""
+
+    stored = dict[str, str]()
+    monkeypatch.setattr(ray_facts, "remember", stored.__setitem__)
+    monkeypatch.setattr(ray_facts, "recall", stored.get)
+    monkeypatch.setattr(ray_facts, "application_name", lambda: "calm")
+    monkeypatch.setattr(deployer, "join_serves_log", lambda: None)
+    monkeypatch.setattr(deployer, "fleets_of", lambda application, but: [])
+    monkeypatch.setattr(deployer, "ServeFleet", lambda prefix, bind, needs: replicas)
+    return lambda config: Living(config, lambda kind, count: None)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> AppConfig:
+    save(profile(PASS_S), tmp_path / "virtual.json")
+    return AppConfig(profile=str(tmp_path / "virtual.json"), devices={"v100": 2}, backend="virtual", slo_ms=5000)
+
+
+async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:
+    """What a front is led to."""
+    async for message in one.lease("front", config):
+        if isinstance(message.content, Graph):
+            graphs.append(message.content)
+            await one.reply("front", message.number, None)
+
+
+def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deployer_ends(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    async def live() -> None:
+        graphs, first = list[Graph](), begin(config)
+        fronts = [asyncio.create_task(followed(first, config, graphs))]
+        while not graphs:
+            await asyncio.sleep(0.01)
+        assert replicas.counts == {"v100": 2}
+        await first.park(7.0)
+        await first.park(9.0)
+        assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
+        assert replicas.counts == {"v100": 0}
+        assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}) == {"v100-0": []}, "none is used any longer"
+        second = begin(config)
+        fronts.append(asyncio.create_task(followed(second, config, graphs)))
+        while len(graphs) < 3:
+            await asyncio.sleep(0.01)
+        assert (graphs[-1].wakes_in_s, replicas.counts) == (7.0, {"v100": 0})
+        replicas.broken = True
+        assert isinstance(await second.apply(await second.plan(), patience_s=0.1), Undone)
+        assert (len(graphs), replicas.counts) == (3, {"v100": 0})
+        replicas.broken = False
+        assert isinstance(await second.apply(await second.plan()), Moved)
+        assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2})
+        for front in fronts:
+            front.cancel()
+
+    asyncio.run(live())
