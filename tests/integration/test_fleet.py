@@ -29,6 +29,7 @@ KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
 FLOOD_S = 2.5  # of one part of a load
+PARKED_FLOOD_PER_S = 130.0  # more than three devices sustain
 SHARED_PER_S = 8.0  # of a device that two replicas share, each of which sustains about 17
 PARK_AFTER_S = 8.0
 PATIENT_S = 60.0  # a deadline that a start of replicas keeps on a slow machine
@@ -57,7 +58,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """The Serve file that `isobatch plan` writes, with shorter windows.
+    """The Serve file that `isobatch plan` writes, with shorter windows. Its tests come one after another.
 
     started: replicas start and end as devices move; standby: each device holds a replica of both applications; shared:
     there is one device, which replicas of both share.
@@ -118,11 +119,80 @@ def events(base: str, name: str, what: str, after_s: float = 0.0) -> list[dict[s
     return [each for each in all_events if each["what"] == what and each["at_s"] >= after_s]
 
 
-@pytest.mark.parametrize("fleet", ["started", "standby"], indirect=True)
-def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
-    fleet: Fleet, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> None:
+@pytest.mark.parametrize("fleet", ["shared"], indirect=True)
+def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_nothing(fleet: Fleet) -> None:
     base = fleet.base
+    each = {f"{KIND}/2": 1}
+    assert eventually(lambda: budgets(base) == {"calm": each, "flooded": each})
+    assert eventually(lambda: used(base) == {"calm": 1, "flooded": 1})
+    with flooding(base, "calm", CALM_PER_S) as calms:
+        flood = load(base, "flooded", FLOOD_PER_S, 5.0)
+    assert budgets(base) == {"calm": each, "flooded": each}, "none gives up its only part of the device"
+    assert {code for _, calm in calms.result() for code in calm.status} == {200}
+    assert (flood.status == 200).sum() > 50
+    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
+
+
+@pytest.mark.parametrize("fleet", ["standby"], indirect=True)
+def test_a_flood_moves_a_device_where_replicas_stand_by(
+    fleet: Fleet, record_property: Callable[[str, object], None]
+) -> None:
+    move_s = flooded_s(fleet.base)
+    record_property("move_s", move_s)
+    print(f"move_s {move_s:.2f}")
+
+
+@pytest.mark.parametrize("fleet", ["standby"], indirect=True)
+def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
+    fleet: Fleet, record_property: Callable[[str, object], None]
+) -> None:
+    base = fleet.parking()
+    with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
+        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
+        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
+        assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
+        first_answer_s = calm_answer_s(base)
+        record_property("first_answer_s", first_answer_s)
+        print(f"first_answer_s {first_answer_s:.2f}")
+        # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
+        assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
+        assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
+    assert first_answer_s < 2.0
+    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
+
+
+@pytest.mark.parametrize("fleet", ["started"], indirect=True)
+def test_a_flood_moves_a_device_where_its_replica_must_start(
+    fleet: Fleet, record_property: Callable[[str, object], None]
+) -> None:
+    move_s = flooded_s(fleet.base)
+    record_property("move_with_start_s", move_s)
+    print(f"move_with_start_s {move_s:.2f}")
+
+
+@pytest.mark.parametrize("fleet", ["started"], indirect=True)
+def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wait_for_others(
+    fleet: Fleet, record_property: Callable[[str, object], None]
+) -> None:
+    base = fleet.parking()
+    with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
+        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
+        assert eventually(lambda: used(base) == {"calm": 0, "flooded": 4})
+        assert ask(base, "GET", "/calm/readyz")[0] == 200, "its next input must come through"
+        bodies = [json.dumps({"inputs": [{"exit_block": 7}]}).encode()]
+        patient = LoadGenerator(f"{base}/calm/predict", bodies, 8, f"X-Deadline-Ms: {1e3 * PATIENT_S:g}\r\n")
+        calm = asyncio.run(patient.at(np.arange(3.0), patience_s=2 * PATIENT_S))
+        assert calm.status.tolist() == [200] * 3
+        (woken, *_) = events(base, "calm", "woken")
+    assert woken["took_s"] < PATIENT_S
+    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
+    first_answer_s = float(calm.ended_s[0] - calm.due_s[0])
+    record_property("first_answer_with_start_s", first_answer_s)
+    print(f"first_answer_with_start_s {first_answer_s:.2f}")
+
+
+def flooded_s(base: str) -> float:
+    """Flood an application: a device moves, and that costs the other one nothing. Returns how long it takes."""
     with flooding(base, "calm", CALM_PER_S) as calms:
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 2}, "flooded": {KIND: 2}})
         assert eventually(lambda: used(base) == {"calm": 2, "flooded": 2})
@@ -141,10 +211,8 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
     assert taken["why"].startswith(f"flooded gets 1 {KIND}: ")
     (freed, *_) = events(base, "calm", "rolled out", given["at_s"])
     assert freed["at_s"] <= taken["at_s"], "no two plans use one device"
-    move_s = moved["at_s"] - decision["at_s"]
-    record_property("move_s" if "standby" in request.node.name else "move_with_start_s", move_s)
-    print(f"move_s {move_s:.2f}")
-    assert move_s < 15.0, "about 4.5 s, and the rest for a machine that is busy"
+    move_s = float(moved["at_s"] - decision["at_s"])
+    assert move_s < 45.0, "about 4.5 s, and the rest for a machine that is busy"
     assert status(base, "calm/controller")["plan"]["sustains_per_s"] >= LEAST_PER_S
     assert {code for _, calm in calms.result() for code in calm.status} == {200}, "the flood costs it no request"
     parts = floods.result()
@@ -154,60 +222,7 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
     late = due_s > steady_s
     assert late.any()
     assert (code[late] == 200).mean() > 0.9
-
-
-@pytest.mark.parametrize("fleet", ["started"], indirect=True)
-def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wait_for_others(
-    fleet: Fleet, record_property: Callable[[str, object], None]
-) -> None:
-    base = fleet.parking()
-    with flooding(base, "flooded", FLOOD_PER_S) as floods:
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
-        assert eventually(lambda: used(base) == {"calm": 0, "flooded": 4})
-        assert ask(base, "GET", "/calm/readyz")[0] == 200, "its next input must come through"
-        bodies = [json.dumps({"inputs": [{"exit_block": 7}]}).encode()]
-        patient = LoadGenerator(f"{base}/calm/predict", bodies, 8, f"X-Deadline-Ms: {1e3 * PATIENT_S:g}\r\n")
-        calm = asyncio.run(patient.at(np.arange(3.0), patience_s=2 * PATIENT_S))
-        assert calm.status.tolist() == [200] * 3
-        (woken, *_) = events(base, "calm", "woken")
-    assert woken["took_s"] < PATIENT_S
-    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
-    first_answer_s = float(calm.ended_s[0] - calm.due_s[0])
-    record_property("first_answer_with_start_s", first_answer_s)
-    print(f"first_answer_with_start_s {first_answer_s:.2f}")
-
-
-@pytest.mark.parametrize("fleet", ["standby"], indirect=True)
-def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
-    fleet: Fleet, record_property: Callable[[str, object], None]
-) -> None:
-    base = fleet.parking()
-    with flooding(base, "flooded", FLOOD_PER_S) as floods:
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
-        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
-        assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
-        first_answer_s = calm_answer_s(base)
-        record_property("first_answer_s", first_answer_s)
-        print(f"first_answer_s {first_answer_s:.2f}")
-        # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
-        assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
-        assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
-    assert first_answer_s < 2.0
-    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
-
-
-@pytest.mark.parametrize("fleet", ["shared"], indirect=True)
-def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_nothing(fleet: Fleet) -> None:
-    base = fleet.base
-    each = {f"{KIND}/2": 1}
-    assert eventually(lambda: budgets(base) == {"calm": each, "flooded": each})
-    assert eventually(lambda: used(base) == {"calm": 1, "flooded": 1})
-    with flooding(base, "calm", CALM_PER_S) as calms:
-        flood = load(base, "flooded", FLOOD_PER_S, 5.0)
-    assert budgets(base) == {"calm": each, "flooded": each}, "none gives up its only part of the device"
-    assert {code for _, calm in calms.result() for code in calm.status} == {200}
-    assert (flood.status == 200).sum() > 50
-    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
+    return move_s
 
 
 def calm_answer_s(base: str) -> float:
