@@ -158,6 +158,13 @@ def test_looks_that_are_all_short_do_not_become_one() -> None:
     assert window.recent_per_s == pytest.approx(2.5)
 
 
+def test_a_controller_without_a_look_is_silent() -> None:
+    """It does not know whether the application is parked, or which replicas stand by."""
+    app = Fluid(ASKED, first_plan(ASKED))
+    with pytest.raises(ConnectionError, match="has not looked"):
+        asyncio.run(control_loop(app).standing())
+
+
 class Parks(Fluid):
     """Replicas end with the use of their devices."""
 
