@@ -153,6 +153,8 @@ class Arbiter:
         """The devices that nobody else may use: none, once a parked application has given up its own."""
         if not (parked := self._parked.get(name)):
             return standing.uses
+        if name in self._unsent:  # its replicas may still run, whatever its controller knows
+            return self._uses[name]
         if not self._arrived(parked, standing):
             return _both(max, self._in_full(standing.budget), standing.uses)
         gives = any(count > parked.budget[kind] for kind, count in standing.uses.items())
