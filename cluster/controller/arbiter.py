@@ -239,7 +239,8 @@ class Arbiter:
                 self._woken[name] = self._parked.pop(name)
             free = _without(free, [taken])
             left = self._left(name, standings[name], budget)
-            if budget != has or ids != self._ids.get(name) or name in self._unsent or standings[name].parked:
+            repeats = standings[name].parked and not any(standings[name].uses.values())
+            if budget != has or ids != self._ids.get(name) or name in self._unsent or repeats:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
                 self._unsent.discard(name)

@@ -212,9 +212,10 @@ class ControlLoop:
         self.decided[step.event.what] += 1
         self._report(step.event)
         if step.plan and self.controller.record.paused and step.event.what != "looked":
-            self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
+            why = "the controller was paused meanwhile"
+            self.controller.failed(step, why, self._clock(), blameless=True, tried=False)
         elif step.plan and (taken := self._taken(step.event, step.plan)):
-            self.controller.failed(step, taken, self._clock(), blameless=True)
+            self.controller.failed(step, taken, self._clock(), blameless=True, tried=False)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event

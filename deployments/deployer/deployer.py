@@ -226,7 +226,7 @@ class Deployer:
             return
         if (
             self._recalled or self._graph.parked
-        ):  # after a restart, fronts use the running replicas without waiting for the others
+        ):  # fronts wait for no replicas
             await asyncio.to_thread(self._scale)
         elif self._cannot:
             raise self._cannot  # a second attempt would hide Serve's report of the first one

@@ -239,6 +239,25 @@ def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_repli
     assert any(event.why.endswith("but the application was parked meanwhile") for event in events)
 
 
+def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
+    app = Parks(ASKED, first_plan(ASKED))
+
+    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        step = function(*arguments)
+        if takes and isinstance(step, NextStep) and step.plan:
+            loop.controller.grant(takes.pop(), "", app.now_s)
+        return step
+
+    takes, loop = [NOTHING], control_loop(app, offload=decided, look_every_s=1.0)
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, Grant(FLEET, ""))
+    last = loop.controller.record.events.last
+    assert last
+    assert "the budget has shrunk meanwhile" in last.why
+    granted(loop, Grant(FLEET, ""))
+    assert app.wakes_in_s is None
+
+
 def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
     app = Parks(ASKED, first_plan(ASKED))
     loop = control_loop(app, look_every_s=1.0)

@@ -186,7 +186,8 @@ def test_without_standby_an_application_without_inputs_has_no_device_until_its_n
     starting = replace(woken, budget=given.budget)
     again = fleet.look({"a": starting, "b": b}, FLEET, 7.0)
     assert again == {"a": Grant(given.budget, "")}, "its controller may have been restarted before it did so"
-    assert fleet.look({"a": replace(starting, uses=given.budget, parked=False), "b": b}, FLEET, 8.0) == {}
+    for parked in (True, False):
+        assert fleet.look({"a": replace(starting, uses=given.budget, parked=parked), "b": b}, FLEET, 8.0) == {}
 
 
 @pytest.mark.parametrize("budget", [NOTHING, OWN["a"]], ids=["same controller", "controller restarted, too"])
