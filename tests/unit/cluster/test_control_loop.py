@@ -220,7 +220,10 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert event.took_s == START_S + 303
     assert run(app, loop, 120), "decisions go on"
     assert asyncio.run(loop.standing()).quiet_s < 120, "it counts from then on"
-    assert control_loop(app, tmp_path).controller.record.wakes_in_s == event.took_s
+    record = control_loop(app, tmp_path).controller.record
+    assert record.wakes_in_s == event.took_s
+    record.complete(event, "woken", event.took_s + 100.0, app.now_s)
+    assert record.wakes_in_s == event.took_s + 50.0
 
 
 def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_replicas() -> None:
