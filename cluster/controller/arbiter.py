@@ -153,6 +153,8 @@ class Arbiter:
         """The devices that nobody else may use: none, once a parked application has given up its own."""
         if not (parked := self._parked.get(name)):
             return standing.uses
+        if name in self._unsent:  # its replicas may still run, whatever its controller knows
+            return self._uses[name]
         if not self._arrived(parked, standing):
             return _both(max, self._in_full(standing.budget), standing.uses)
         gives = any(count > parked.budget[kind] for kind, count in standing.uses.items())
@@ -237,7 +239,8 @@ class Arbiter:
                 self._woken[name] = self._parked.pop(name)
             free = _without(free, [taken])
             left = self._left(name, standings[name], budget)
-            if budget != has or ids != self._ids.get(name) or name in self._unsent or standings[name].parked:
+            repeats = standings[name].parked and not any(standings[name].uses.values())
+            if budget != has or ids != self._ids.get(name) or name in self._unsent or repeats:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
                 self._unsent.discard(name)

@@ -152,13 +152,16 @@ class ControlLoop:
 
     async def standing(self) -> Standing:
         """What an arbiter needs to know of this application."""
+        if self.controller.window.latest is None:
+            raise ConnectionError("the controller has not looked at the application yet")
         return await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
 
     async def grant(self, grant: Grant) -> None:
         """Plan on other devices from now on: `act`, which `run` calls next, changes to them."""
-        async with self._deciding:
-            self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
-            self.decided["granted"] += bool(grant.why)
+        if grant.why or grant.parked or self.controller.window.parked:  # others only choose replicas: no wait
+            async with self._deciding:
+                self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
+                self.decided["granted"] += bool(grant.why)
         try:
             if grant.parked:
                 await self._application.park(self.controller.record.wakes_in_s)
@@ -209,9 +212,10 @@ class ControlLoop:
         self.decided[step.event.what] += 1
         self._report(step.event)
         if step.plan and self.controller.record.paused and step.event.what != "looked":
-            self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
+            why = "the controller was paused meanwhile"
+            self.controller.failed(step, why, self._clock(), blameless=True, tried=False)
         elif step.plan and (taken := self._taken(step.event, step.plan)):
-            self.controller.failed(step, taken, self._clock(), blameless=True)
+            self.controller.failed(step, taken, self._clock(), blameless=True, tried=False)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event

@@ -54,10 +54,9 @@ class Controller:
         self.record, self.window = self.known.record, CurrentWindow(now_s)
         self._trial: Trial | None = None
         self.peek: Peek | None = None  # all ramps are open until the next look
-        self._peeks = PeekSchedule(patience, now_s)
+        self._peeks, self._relief = PeekSchedule(patience, now_s), OverloadRelief()
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
-        self._relief = OverloadRelief()
         if events.last:
             self._resume(events.last, now_s)
 
@@ -137,13 +136,14 @@ class Controller:
             self.window.start(now_s)
         elif event.what != "looked":
             if event.what == "waking":  # since its inputs came
+                self._granted = self.window.parked = False
                 took_s = self.window.called_for_s + now_s - event.at_s
             self.record.complete(event, DONE[event.what], took_s, now_s)
-            chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # forced: less is no mistake
+            chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # a forced plan may do less
             self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
             self.window.start(now_s)
 
-    def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False) -> None:
+    def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
         """The previous plan runs on. `blameless`: the failure says nothing against the new plan."""
         event, peeked = step.event, step.event.what == "looking"
         if peeked:
@@ -155,7 +155,7 @@ class Controller:
             event = replace(event, worse=self._worse)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
-            self._relief.wait_until(now_s + self.patience.replan_every_s / EARLY)
+            self._relief.wait_until(now_s + tried * self.patience.replan_every_s / EARLY)
             self._relief.set_best(None if blameless else self.running)  # until the next decision
         what: What = "stayed" if peeked or blameless or event.what in THRESHOLDS else "failed"
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")

@@ -147,7 +147,7 @@ class Events:
 class TrackRecord:
     """What past events say: the kept share of promises, barred plans, and how long a start takes.
 
-    `wakes_in_s` is the time from a parked application's next input until its replicas run, as it was the last time.
+    `wakes_in_s` is the time from a parked application's next input until its replicas run: a running average.
 
     `kept_share` is the share of the cost model's goodput that plans reach under load. It is one for all plans, because
     it differs more from burst to burst than from plan to plan. A plan with a fault of its own fails its trial.
@@ -157,7 +157,7 @@ class TrackRecord:
         self.events, self._patience = events, patience
         self.kept_share = 1.0
         self.start_s = patience.start_s  # the duration of a roll-out in which replicas start
-        self.wakes_in_s = patience.start_s + patience.look_every_s
+        self.wakes_in_s, self._has_woken = patience.start_s + patience.look_every_s, False
         self.barred = Barred()
         for event in events.all:
             self._learn(event)
@@ -241,7 +241,9 @@ class TrackRecord:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
             self.start_s += NEWEST * (event.took_s - self.start_s)
         if event.what == "woken" and event.took_s is not None:
-            self.wakes_in_s = event.took_s
+            weight = NEWEST if self._has_woken else 1.0
+            self.wakes_in_s += weight * (event.took_s - self.wakes_in_s)
+            self._has_woken = True
         worse = {"rolled back": event.before, "failed": event.after}.get(event.what)
         if worse:
             self.barred.bar(worse, event.at_s, self._patience.hold_s)

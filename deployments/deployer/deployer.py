@@ -168,11 +168,13 @@ class Deployer:
             await self._lead(self._graph.plan)
 
     async def park(self, wakes_in_s: float) -> None:
-        """End all replicas, until a plan is applied: about `wakes_in_s` after the next input, its replicas run."""
+        """End all replicas; the next roll-out starts some. `wakes_in_s`: the expected time from the next input until
+        they run.
+        """
         async with self._moving:
             if not self._graph.parked:
                 await self._lead(self._graph.plan, wakes_in_s)
-            await asyncio.to_thread(self._fleet.scale_to, self._counts)
+            await asyncio.to_thread(self._scale)
 
     async def _lead(self, plan: Plan, wakes_in_s: float | None = None) -> None:
         """Send all fronts the plan. It is stored first, so that a restarted deployer continues with it."""
@@ -222,8 +224,10 @@ class Deployer:
     async def _start(self) -> None:
         if self._running:
             return
-        if self._recalled:  # after a restart, fronts use the running replicas without waiting for the others
-            await asyncio.to_thread(self._fleet.scale_to, self._counts)
+        if (
+            self._recalled or self._graph.parked
+        ):  # fronts wait for no replicas
+            await asyncio.to_thread(self._scale)
         elif self._cannot:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
@@ -233,16 +237,19 @@ class Deployer:
                 self._cannot = error
                 raise
             if self._config.standby:
-                await asyncio.to_thread(self._fleet.scale_to, self._counts)
+                await asyncio.to_thread(self._scale)
         self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         self._task(self._tidy_later(left))
 
+    def _scale(self) -> None:
+        self._fleet.scale_to(self._counts)
+
     @property
     def _counts(self) -> dict[str, int]:
         if self._graph.parked:
-            return dict.fromkeys(self._graph.plan.devices(), 0)
+            return dict.fromkeys(self._fleet.states(), 0)
         return most_of(self._graph.plan.devices(), self._config.standby)
 
     def _remember(self, plan: Plan, version: int) -> None:

@@ -50,6 +50,7 @@ class Admission:
         """The application has no replicas until so long after its next input; None: it has some."""
         if wakes_in_s is None:
             self._begins_s = -inf
+            self._may_be_late, self._late = 1.0, 0.0  # replicas that come late say nothing about those that run
         self.wakes_in_s = wakes_in_s
 
     def place(

@@ -158,6 +158,13 @@ def test_looks_that_are_all_short_do_not_become_one() -> None:
     assert window.recent_per_s == pytest.approx(2.5)
 
 
+def test_a_controller_without_a_look_is_silent() -> None:
+    """It does not know whether the application is parked, or which replicas stand by."""
+    app = Fluid(ASKED, first_plan(ASKED))
+    with pytest.raises(ConnectionError, match="has not looked"):
+        asyncio.run(control_loop(app).standing())
+
+
 class Parks(Fluid):
     """Replicas end with the use of their devices."""
 
@@ -213,7 +220,10 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert event.took_s == START_S + 303
     assert run(app, loop, 120), "decisions go on"
     assert asyncio.run(loop.standing()).quiet_s < 120, "it counts from then on"
-    assert control_loop(app, tmp_path).controller.record.wakes_in_s == event.took_s
+    record = control_loop(app, tmp_path).controller.record
+    assert record.wakes_in_s == event.took_s
+    record.complete(event, "woken", event.took_s + 100.0, app.now_s)
+    assert record.wakes_in_s == event.took_s + 50.0
 
 
 def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_replicas() -> None:
@@ -230,6 +240,25 @@ def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_repli
     events = run(app, loop, 240)
     assert not app.rolled
     assert any(event.why.endswith("but the application was parked meanwhile") for event in events)
+
+
+def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
+    app = Parks(ASKED, first_plan(ASKED))
+
+    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        step = function(*arguments)
+        if takes and isinstance(step, NextStep) and step.plan:
+            loop.controller.grant(takes.pop(), "", app.now_s)
+        return step
+
+    takes, loop = [NOTHING], control_loop(app, offload=decided, look_every_s=1.0)
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, Grant(FLEET, ""))
+    last = loop.controller.record.events.last
+    assert last
+    assert "the budget has shrunk meanwhile" in last.why
+    granted(loop, Grant(FLEET, ""))
+    assert app.wakes_in_s is None
 
 
 def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:

@@ -159,6 +159,17 @@ def parked_without_standby(fleet: Arbiter, b: Standing) -> Standing:
     return replace(ending, uses=NOTHING, parked=True)
 
 
+def test_the_devices_of_an_application_whose_replicas_may_not_have_ended_are_not_free() -> None:
+    fleet, b = arbiter(**PARKS), quiet(standing(9.0, OWN["b"]), 0.0)
+    a = replace(quiet(standing(0.0, OWN["a"]), 60.0), standby=None)
+    fleet.look({"a": replace(a, quiet_s=59.0), "b": b}, FLEET, 0.0)
+    fleet.look({"a": a, "b": b}, FLEET, 1.0)
+    fleet.send_again(["a"])
+    begun = replace(a, budget=NOTHING, uses=NOTHING, parked=True)
+    assert fleet.look({"a": begun, "b": b}, FLEET, 2.0) == {"a": Grant(NOTHING, "", parked=True)}
+    assert list(fleet.look({"a": begun, "b": b}, FLEET, 3.0)) == ["b"]
+
+
 def test_without_standby_an_application_without_inputs_has_no_device_until_its_next_input() -> None:
     fleet, b = arbiter(**PARKS), quiet(standing(9.0, OWN["b"]), 0.0)
     a = parked_without_standby(fleet, b)
@@ -175,7 +186,8 @@ def test_without_standby_an_application_without_inputs_has_no_device_until_its_n
     starting = replace(woken, budget=given.budget)
     again = fleet.look({"a": starting, "b": b}, FLEET, 7.0)
     assert again == {"a": Grant(given.budget, "")}, "its controller may have been restarted before it did so"
-    assert fleet.look({"a": replace(starting, uses=given.budget, parked=False), "b": b}, FLEET, 8.0) == {}
+    for parked in (True, False):
+        assert fleet.look({"a": replace(starting, uses=given.budget, parked=parked), "b": b}, FLEET, 8.0) == {}
 
 
 @pytest.mark.parametrize("budget", [NOTHING, OWN["a"]], ids=["same controller", "controller restarted, too"])

@@ -83,22 +83,24 @@ def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deploye
         while not graphs:
             await asyncio.sleep(0.01)
         assert replicas.counts == {"v100": 2}
+        replicas.counts["k80"] = 1  # a slow one, which the plan does not count on
         await first.park(7.0)
         await first.park(9.0)
         assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
-        assert replicas.counts == {"v100": 0}
+        assert replicas.counts == {"v100": 0, "k80": 0}
         assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}) == {"v100-0": []}, "none is used any longer"
+        replicas.prefix = "the fleet of another configuration"
         second = begin(config)
         fronts.append(asyncio.create_task(followed(second, config, graphs)))
         while len(graphs) < 3:
             await asyncio.sleep(0.01)
-        assert (graphs[-1].wakes_in_s, replicas.counts) == (7.0, {"v100": 0})
+        assert (graphs[-1].wakes_in_s, replicas.counts) == (7.0, {"v100": 0, "k80": 0})
         replicas.broken = True
         assert isinstance(await second.apply(await second.plan(), patience_s=0.1), Undone)
-        assert (len(graphs), replicas.counts) == (3, {"v100": 0})
+        assert (len(graphs), replicas.counts) == (3, {"v100": 0, "k80": 0})
         replicas.broken = False
         assert isinstance(await second.apply(await second.plan()), Moved)
-        assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2})
+        assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
         for front in fronts:
             front.cancel()
 
