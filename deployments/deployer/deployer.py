@@ -224,9 +224,7 @@ class Deployer:
     async def _start(self) -> None:
         if self._running:
             return
-        if (
-            self._recalled or self._graph.parked
-        ):  # fronts wait for no replicas
+        if self._recalled or self._graph.parked:  # fronts wait for no replicas
             await asyncio.to_thread(self._scale)
         elif self._cannot:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
