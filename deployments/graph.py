@@ -30,7 +30,7 @@ class Graph:
     `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
     hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
     `device_ids`: those whose replicas are used, where replicas of several applications stand by; None: all.
-    `wakes_in_s`: the application is parked, without replicas, which run so long after its next input; None: it is not.
+    `wakes_in_s`: the application is parked, and has replicas so long after its next input; None: it is not parked.
     """
 
     plan: Plan

@@ -48,7 +48,7 @@ class Application(Protocol):
         """Returns when no replica is used except on these devices, where those of other applications stand by, too."""
 
     async def park(self, wakes_in_s: float) -> object:
-        """Returns when all replicas end, until a plan is rolled out: so long after the next input, its replicas run."""
+        """End all replicas; the next roll-out starts some. `wakes_in_s`: as long after the next input, they run."""
 
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:

@@ -64,7 +64,9 @@ class Arbiter:
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
-    _parked: dict[str, Grant] = field(default_factory=dict)  # applications, each with the device of its next inputs
+    _parked: dict[str, Grant] = field(
+        default_factory=dict
+    )  # each with, if replicas stand by, the device of its next inputs
     _asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
     _woken: dict[str, Grant] = field(default_factory=dict)  # applications whose plan may still use that device
     _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`
@@ -118,8 +120,9 @@ class Arbiter:
         return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
 
     def _parked_before(self, standings: Mapping[str, Standing], present: Budget) -> list[str]:
-        """Applications that an arbiter before this one had parked: each has no replica, or a device that another one
-        has, too.
+        """Applications that an earlier arbiter had parked.
+
+        They have no replicas or, with standby, their one device also belongs to another application.
         """
         parked = [name for name, each in standings.items() if each.parked]
         if min(_without(present, [has for name, has in self.budgets.items() if name not in parked]).values()) >= 0:

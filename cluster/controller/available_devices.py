@@ -227,11 +227,6 @@ class PresentDevices:
         self._before = now
         return self.limit(self.budget)
 
-    @property
-    def are_taken(self) -> bool:
-        """Whether all of them belong to others."""
-        return not any(self.budget.values())
-
     def limit(self, budget: Mapping[str, int]) -> bool:
         """Count no more devices than these from now on; returns whether the counts have changed."""
         self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}

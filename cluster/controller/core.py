@@ -83,7 +83,7 @@ class Controller:
             self.window.start(now_s)
             self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
-        if self.present.are_taken or (self.window.parked and not (self._granted and any(self.present.counts.values()))):
+        if self.window.parking or (self.window.parked and not (self._granted and any(self.present.counts.values()))):
             return None  # nothing is decided until replicas can start
         return (
             self._end_peek(observed, now_s)
@@ -170,7 +170,7 @@ class Controller:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
         before = self.present.budget
         self._granted |= self.window.parked and not (parked or self._relief.waits(now_s))
-        self.window.parked |= parked
+        self.window.park(parked)
         if self.present.limit(budget):
             self._devices_changed = True
             self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())

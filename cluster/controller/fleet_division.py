@@ -51,7 +51,7 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
-    standby: tuple[StandbyReplica, ...] | None = ()  # None: where it has no device, it has no replica
+    standby: tuple[StandbyReplica, ...] | None = ()  # None: its replicas do not stand by
     parked: bool = False  # all its replicas have ended
     quiet_s: float = 0.0  # since the last input arrived or was answered
     had_inputs: bool = True  # since its controller started

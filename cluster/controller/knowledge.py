@@ -25,12 +25,17 @@ class CurrentWindow:
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
         self.quiet_s, self.had_inputs = 0.0, False  # since an input arrived or was answered; whether any did
         self.parked = False  # the application has no replicas until an arbiter grants it devices for its next inputs
-        self.called_for_s = 0.0  # since these came
+        self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
+        self.called_for_s = 0.0  # since the first input after parking
         self._added_s = 0.0  # how much of the last one are short looks that followed it
         self.start(now_s)
 
     def start(self, now_s: float) -> None:
         self.began_s, self.looks = now_s, list[Observed]()
+
+    def park(self, parked: bool) -> None:
+        """The latest grant of an arbiter: whether all replicas must end."""
+        self.parking, self.parked = parked, self.parked or parked
 
     def add(self, observed: Observed) -> None:
         if observed.parked:

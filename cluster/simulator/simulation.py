@@ -127,7 +127,7 @@ class Simulation:
         return self._loop.dispatcher.parked
 
     def park(self, wakes_in_s: float) -> None:
-        """End all replicas until `follow`: so long after the next input, by expectation."""
+        """End all replicas until `follow`. `wakes_in_s`: the expected time from the next input until they run."""
         self._loop.dispatcher.reroute(self._route(), dict.fromkeys(self._devices.groups(), ()), wakes_in_s)
 
     def observe(self) -> Observed:

@@ -254,8 +254,8 @@ class Deployer:
         """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
         if self._leadership.of_application():
             ids = None if self._device_ids is None else sorted(self._device_ids)
-            stored = StoredPlan(self._fleet.prefix, self._origin, version, plan.to_json(), device_ids=ids)
-            replace(stored, wakes_in_s=self._wakes_in_s).store(self._application)
+            of_plan = self._fleet.prefix, self._origin, version, plan.to_json()
+            StoredPlan(*of_plan, device_ids=ids, wakes_in_s=self._wakes_in_s).store(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.

@@ -44,7 +44,7 @@ class Admission:
         self._may_be_late = 1.0  # inputs
         self._late = 0.0  # the share of recent inputs that were late
         self.wakes_in_s: float | None = None  # from a parked application's next input until replicas run
-        self._begins_s = -inf  # when they run, by that; if they do not, they may take as long again
+        self._begins_s = -inf  # when they are expected; once that has passed without any, it is set anew
 
     def park(self, wakes_in_s: float | None) -> None:
         """The application has no replicas until so long after its next input; None: it has some."""

@@ -34,6 +34,7 @@ SHARED_PER_S = 8.0  # of a device that two replicas share, each of which sustain
 PARK_AFTER_S = 8.0
 PATIENT_S = 60.0  # a deadline that a start of replicas keeps on a slow machine
 ARBITERS = count()
+Note = Callable[[str, float], None]
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
@@ -54,6 +55,17 @@ class Fleet:
         (calm,) = (each for each in arbiter["args"]["applications"] if each["name"] == "calm")
         calm["park_after_s"] = PARK_AFTER_S
         return self.put(*self.declared)
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Note:
+    """Notes a figure in the report of the tests, which `make bench-fleet` reads, and prints it."""
+
+    def noted(name: str, seconds: float) -> None:
+        record_property(name, seconds)
+        print(f"{name} {seconds:.2f}")
+
+    return noted
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +146,13 @@ def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_no
 
 
 @pytest.mark.parametrize("fleet", ["standby"], indirect=True)
-def test_a_flood_moves_a_device_where_replicas_stand_by(
-    fleet: Fleet, record_property: Callable[[str, object], None]
-) -> None:
-    move_s = flooded_s(fleet.base)
-    record_property("move_s", move_s)
-    print(f"move_s {move_s:.2f}")
+def test_a_flood_moves_a_device_where_replicas_stand_by(fleet: Fleet, note: Note) -> None:
+    note("move_s", flooded_s(fleet.base))
 
 
 @pytest.mark.parametrize("fleet", ["standby"], indirect=True)
 def test_an_application_without_inputs_lends_its_last_device_and_answers_the_next_input_at_once(
-    fleet: Fleet, record_property: Callable[[str, object], None]
+    fleet: Fleet, note: Note
 ) -> None:
     base = fleet.parking()
     with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
@@ -152,8 +160,7 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
         assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
         assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
         first_answer_s = calm_answer_s(base)
-        record_property("first_answer_s", first_answer_s)
-        print(f"first_answer_s {first_answer_s:.2f}")
+        note("first_answer_s", first_answer_s)
         # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
         assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
         assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
@@ -162,17 +169,13 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
 
 
 @pytest.mark.parametrize("fleet", ["started"], indirect=True)
-def test_a_flood_moves_a_device_where_its_replica_must_start(
-    fleet: Fleet, record_property: Callable[[str, object], None]
-) -> None:
-    move_s = flooded_s(fleet.base)
-    record_property("move_with_start_s", move_s)
-    print(f"move_with_start_s {move_s:.2f}")
+def test_a_flood_moves_a_device_where_its_replica_must_start(fleet: Fleet, note: Note) -> None:
+    note("move_with_start_s", flooded_s(fleet.base))
 
 
 @pytest.mark.parametrize("fleet", ["started"], indirect=True)
 def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wait_for_others(
-    fleet: Fleet, record_property: Callable[[str, object], None]
+    fleet: Fleet, note: Note
 ) -> None:
     base = fleet.parking()
     with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
@@ -187,8 +190,7 @@ def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wai
     assert woken["took_s"] < PATIENT_S
     assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
     first_answer_s = float(calm.ended_s[0] - calm.due_s[0])
-    record_property("first_answer_with_start_s", first_answer_s)
-    print(f"first_answer_with_start_s {first_answer_s:.2f}")
+    note("first_answer_with_start_s", first_answer_s)
 
 
 def flooded_s(base: str) -> float:
