@@ -54,12 +54,13 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan of two pipelines, each of one replica; the second is on the same processors here."""
+    """A plan of two pipelines, each of one replica; the second is on the same processors here. Texts may wait for their
+    first token for longer than a replica takes to start again, on a slow machine too: late ones are refused."""
     path, splits = tmp_path_factory.mktemp("plan") / "plan.json", (Split(0, 2, 32, ramps=(1,)), Split(2, 8, 16))
     first, other = (
         Plan(
             (Placement(kind, 1, splits, local=True),),
-            decoding=DecodingTerms("recompute", 256, 256, ttft_s=5.0, tpot_s=0.2, tokens_per_s=share),
+            decoding=DecodingTerms("recompute", 256, 256, ttft_s=60.0, tpot_s=0.2, tokens_per_s=share),
         )
         for kind, share in (("cpu", 200.0), ("t4", 100.0))
     )
