@@ -171,9 +171,7 @@ class AppConfig(ServedConfig):
         "rehearsal), or an object of your own by its import path. If not given: the backend of the plan's file.",
     )
     front_replicas: int = Field(
-        1,
-        ge=1,
-        description="Replicas of the front, one CPU each. Each uses a share of every device, by its load.",
+        1, ge=1, description="Replicas of the front, one CPU each. Each uses a share of every device, by its load."
     )
     standby: dict[WholeKind, PositiveInt] = Field(
         {},

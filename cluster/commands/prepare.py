@@ -76,8 +76,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
     metric: Annotated[
-        Metric | None,
-        typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives"),
+        Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives")
     ] = None
     queries: Queries = False
     tolerance: Annotated[
@@ -211,7 +210,7 @@ def _prepare_classifier(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            f"and agreement with it is promised{EACH.get(task.name, '')}",
+            f"and agreement with it is promised{EACH.get(task.name, '')}"
         )
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))

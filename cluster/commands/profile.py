@@ -14,8 +14,7 @@ from isobatch.deployments.named import known_backend
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
     model: Annotated[
-        str,
-        typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo."),
+        str, typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo.")
     ]
     out: Annotated[Path, "File to write, or to add this device to."] = Path("profile.json")
     device: DeviceHere = "auto"

@@ -33,12 +33,7 @@ from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.packed import pack
-from isobatch.deployments.transport.replica_connection import (
-    OrderServer,
-    ReplicaAddress,
-    ReplicaConnection,
-    connect_to,
-)
+from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress, ReplicaConnection, connect_to
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.devices import Link
 from isobatch.profiles.errors import UserError

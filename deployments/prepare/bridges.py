@@ -24,13 +24,7 @@ from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import policy_at
 from isobatch.deployments.points import are_near
 from isobatch.deployments.prepare.entities import of_texts
-from isobatch.deployments.prepare.measuring import (
-    PrepareOptions,
-    RampLogits,
-    TrainedRamps,
-    choose_of_parts,
-    rules_of,
-)
+from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, TrainedRamps, choose_of_parts, rules_of
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay
 from isobatch.deployments.progress import show
