@@ -90,7 +90,7 @@ def join(wanted: Sequence[LocalNode], folder: Path, within_s: float) -> None:
 
 def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        *(*RAY_START, "--disable-usage-stats"),
         *("--address", gcs_address, "--node-ip-address", gcs_address.rpartition(":")[0]),
         *("--num-cpus", str(node.cpus), "--resources", json.dumps(node.devices)),
         *("--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"),
@@ -104,6 +104,7 @@ SHORT = 11
 # The same for Ray's own sockets, whose paths have at most 107 characters, of which Ray needs 72.
 SHORT_FOR_RAY = 35
 RAY_WITHIN_S = 120.0  # for Ray's processes to start
+RAY_START = (sys.executable, "-c", f"from {__name__} import start_node; start_node()", "start", "--block")
 RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
@@ -112,6 +113,14 @@ HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
+
+
+def start_node() -> None:
+    """Run `ray start` in this process, but wait as long for the node as for the first one."""
+    from ray.scripts.scripts import main
+
+    with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))):
+        main()
 
 
 def logs() -> Path:
