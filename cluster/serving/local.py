@@ -111,6 +111,7 @@ _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
+RAY_STOPS_S = 60.0  # how long Ray's own stop may take
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
 
@@ -333,21 +334,23 @@ def _stop(raylet: int = 0) -> None:
 
     if not ray.is_initialized():
         return
-    address, ending = ray.get_runtime_context().gcs_address, threading.Thread(target=_stop_serve_and_ray, daemon=True)
+    address, shutting_down = ray.get_runtime_context().gcs_address, threading.Event()
+    ending = threading.Thread(target=_stop_serve_and_ray, args=(shutting_down,), daemon=True)
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         if _runs(address, raylet):
             ending.start()
             while ending.is_alive() and _runs(address, raylet):
                 ending.join(_STOP_CHECK_S)
-            ending.join(RAY_ENDS_S)  # the GCS has ended, by Ray's own stop or otherwise
+            # The GCS has ended, by Ray's own stop, which waits for each of its processes, or otherwise.
+            ending.join(RAY_STOPS_S if shutting_down.is_set() else RAY_ENDS_S)
     if ending.is_alive() or not ending.ident:
         # These run before Ray's own exit handler, which would hang: the last one registered runs first.
         atexit.register(os._exit, 1)
         atexit.register(sys.stdout.flush)
 
 
-def _stop_serve_and_ray() -> None:
+def _stop_serve_and_ray(shutting_down: threading.Event) -> None:
     import ray
     from ray import serve
 
@@ -358,4 +361,5 @@ def _stop_serve_and_ray() -> None:
             if name in serve.status().applications:
                 serve.delete(name)
         serve.shutdown()
+        shutting_down.set()
         ray.shutdown()
