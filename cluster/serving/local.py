@@ -356,10 +356,11 @@ def _stop_serve_and_ray(shutting_down: threading.Event) -> None:
 
     # Importing it, which may happen only now, resets the level.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # Serve fails here if the event loop of a handle is closed
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:
                 serve.delete(name)
         serve.shutdown()
-        shutting_down.set()
+    shutting_down.set()
+    with contextlib.suppress(Exception):
         ray.shutdown()
