@@ -205,7 +205,7 @@ class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
     A lost device is left out at once. A device that came back counts when it is still present one look later. Devices
-    beyond the `budget` do not count.
+    beyond the `budget` do not count. `shared`: an arbiter changes it.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts
@@ -217,6 +217,7 @@ class PresentDevices:
         self._before, self._steady = dict(self._most), dict(self._most)
         self.budget = dict(self._most)
         self.counts = dict(self._most)
+        self.shared = budget is not None
         if budget is not None:
             self.limit(budget)
 

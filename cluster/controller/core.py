@@ -78,12 +78,12 @@ class Controller:
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         observed = self._add(observed)
-        if now_s < self.window.began_s:
-            # The clock was set back, so that the length of the window is unknown: it begins again.
+        if now_s < self.window.began_s:  # the clock was set back: the window, whose length is unknown, begins again
             self.window.start(now_s)
             self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
-        if self.window.parking or (self.window.parked and not (self._granted and any(self.present.counts.values()))):
+        may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
+        if self.window.parking or (self.window.parked and not may_start):
             return None  # nothing is decided until replicas can start
         return (
             self._end_peek(observed, now_s)
@@ -119,7 +119,7 @@ class Controller:
         if before.peek and not self.peek and served_alike(before.running, self.running):
             self.peek = replace(before.peek, number=self.record.number)
 
-    def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
+    def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
@@ -137,7 +137,8 @@ class Controller:
         elif event.what != "looked":
             if event.what == "waking":  # since its inputs came
                 self._granted = self.window.parked = False
-                took_s = self.window.called_for_s + now_s - event.at_s
+                called_s = event.at_s - self.window.called_for_s
+                took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: an attempt has failed
             self.record.complete(event, DONE[event.what], took_s, now_s)
             chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # a forced plan may do less
             self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
@@ -258,15 +259,14 @@ class Controller:
         known, aim, age_s, reason = self.known, self.known.problem.aim, now_s - self.window.began_s, ""
         latest: Observed | None = None
         early = age_s >= self.patience.replan_every_s / EARLY
+        changed = self._devices_changed and (early or lost_devices(self.running, self.present.counts))
         if age_s < self.patience.replan_every_s * (1 - 1e-9):
             enough = self.patience.enough_inputs
             if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
             elif early and aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
-            elif not (
-                self._granted or (self._devices_changed and (early or lost_devices(self.running, self.present.counts)))
-            ):
+            elif not (self._granted or changed or (early and self.window.parked)):
                 return None
         return self._close(now_s, reason, latest)
 

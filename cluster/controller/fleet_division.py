@@ -53,7 +53,7 @@ class Standing:
     goodput_per_s: float = 0.0
     standby: tuple[StandbyReplica, ...] | None = ()  # None: its replicas do not stand by
     parked: bool = False  # all its replicas have ended
-    quiet_s: float = 0.0  # since the last input arrived or was answered
+    quiet_s: float = 0.0  # since an input was inside
     had_inputs: bool = True  # since its controller started
 
     @classmethod

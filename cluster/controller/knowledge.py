@@ -23,7 +23,7 @@ class CurrentWindow:
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
-        self.quiet_s, self.had_inputs = 0.0, False  # since an input arrived or was answered; whether any did
+        self.quiet_s, self.had_inputs = 0.0, False  # since an input was inside; whether any was
         self.parked = False  # the application has no replicas until an arbiter grants it devices for its next inputs
         self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
         self.called_for_s = 0.0  # since the first input after parking
@@ -41,7 +41,7 @@ class CurrentWindow:
         if observed.parked:
             self.looks.clear()
         self.looks.append(observed)
-        works = observed.arrivals or observed.texts or observed.answered or observed.in_time
+        works = observed.arrivals or observed.texts or observed.holds_inputs
         called, self.parked = works or self.called_for_s, observed.parked
         self.called_for_s = self.called_for_s + observed.seconds if self.parked and called else 0.0
         self.quiet_s = 0.0 if called else self.quiet_s + observed.seconds

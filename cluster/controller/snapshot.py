@@ -72,7 +72,7 @@ class Snapshot:
         """The plan that the running plan is compared with, and whether it should run."""
         if self.parked:
             pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
-            verdict = Verdict(True, "inputs arrive again: replicas start", must=True)
+            verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal(forced=True)[0].plan, verdict
         better, verdict = self._by_goal(forced)
         moves = (verdict.moves or forced) and not served_alike(better.plan, self.plan)

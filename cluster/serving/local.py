@@ -90,7 +90,7 @@ def join(wanted: Sequence[LocalNode], folder: Path, within_s: float) -> None:
 
 def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        *(*RAY_START, "--disable-usage-stats"),
         *("--address", gcs_address, "--node-ip-address", gcs_address.rpartition(":")[0]),
         *("--num-cpus", str(node.cpus), "--resources", json.dumps(node.devices)),
         *("--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"),
@@ -104,14 +104,24 @@ SHORT = 11
 # The same for Ray's own sockets, whose paths have at most 107 characters, of which Ray needs 72.
 SHORT_FOR_RAY = 35
 RAY_WITHIN_S = 120.0  # for Ray's processes to start
+RAY_START = (sys.executable, "-c", f"from {__name__} import start_node; start_node()", "start", "--block")
 RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
+RAY_STOPS_S = 60.0  # how long Ray's own stop may take
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
+
+
+def start_node() -> None:
+    """Run `ray start` in this process, but wait as long for the node as for the first one."""
+    from ray.scripts.scripts import main
+
+    with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))):
+        main()
 
 
 def logs() -> Path:
@@ -324,29 +334,33 @@ def _stop(raylet: int = 0) -> None:
 
     if not ray.is_initialized():
         return
-    address, ending = ray.get_runtime_context().gcs_address, threading.Thread(target=_stop_serve_and_ray, daemon=True)
+    address, shutting_down = ray.get_runtime_context().gcs_address, threading.Event()
+    ending = threading.Thread(target=_stop_serve_and_ray, args=(shutting_down,), daemon=True)
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         if _runs(address, raylet):
             ending.start()
             while ending.is_alive() and _runs(address, raylet):
                 ending.join(_STOP_CHECK_S)
-            ending.join(RAY_ENDS_S)  # the GCS has ended, by Ray's own stop or otherwise
+            # The GCS has ended, by Ray's own stop, which waits for each of its processes, or otherwise.
+            ending.join(RAY_STOPS_S if shutting_down.is_set() else RAY_ENDS_S)
     if ending.is_alive() or not ending.ident:
         # These run before Ray's own exit handler, which would hang: the last one registered runs first.
         atexit.register(os._exit, 1)
         atexit.register(sys.stdout.flush)
 
 
-def _stop_serve_and_ray() -> None:
+def _stop_serve_and_ray(shutting_down: threading.Event) -> None:
     import ray
     from ray import serve
 
     # Importing it, which may happen only now, resets the level.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # Serve fails here if the event loop of a handle is closed
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:
                 serve.delete(name)
         serve.shutdown()
+    shutting_down.set()
+    with contextlib.suppress(Exception):
         ray.shutdown()

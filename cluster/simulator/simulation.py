@@ -135,7 +135,7 @@ class Simulation:
         kinds = {device.kind: device.count for device in self.world.facts.devices}
         for replica in self._loop.dispatcher.benched(self.now_s):
             kinds[replica.partition("/")[0]] -= 1
-        return self.tally.observed(self.now_s, kinds)
+        return replace(self.tally.observed(self.now_s, kinds), holds_inputs=self._loop.dispatcher.inside > 0)
 
     def _next_chunk(self) -> bool:
         """Take the next chunk of inputs; returns whether there was one."""

@@ -202,7 +202,8 @@ class Deployer:
         memory = stored_plan(self._application)
         self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
-            self._device_ids = None if memory.device_ids is None else frozenset(memory.device_ids)
+            if self._config.standby and memory.device_ids is not None:  # without standby, replicas have no ids
+                self._device_ids = frozenset(memory.device_ids)
             self._wakes_in_s = memory.wakes_in_s
             return self._graph_of(Plan.from_json(memory.plan), memory.version)
         return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)

@@ -35,6 +35,9 @@ class NamedReply(NamedTuple):
     names: tuple[object, ...]
 
 
+PARKED = NamedReply(b"", ())  # the canary has no replicas, which says nothing against its checkpoint
+
+
 class Canary:
     """`ask` sends a request to the canary's front, which may refuse it; `reach` raises while no front of it answers.
 
@@ -83,7 +86,7 @@ class Canary:
             return mine.written
         await asyncio.wait([task])
         reply = _reply_of(task)
-        return reply.written if reply and not self.counts["withdrawn"] else mine.written
+        return (reply and not self.counts["withdrawn"] and reply.written) or mine.written
 
     async def _answer(self, body: bytes, headers: Headers, within_s: float) -> NamedReply | None:
         """The canary's answer; None: it has none in time."""
@@ -96,6 +99,8 @@ class Canary:
         return None
 
     def _count(self, mine: NamedReply, theirs: NamedReply | None) -> None:
+        if theirs == PARKED:
+            return
         names, counts = theirs.names if theirs else (), self.counts
         same = sum(own == other for own, other in zip(mine.names, names, strict=False))
         kept = same / len(mine.names) if mine.names else 1.0

@@ -142,7 +142,8 @@ class Follower:
                 benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
                 counts = self._driver.counted().observed(self._graph.plan.num_blocks)
                 standby = self._standby if self._config.standby else None
-                reply = replace(counts, benched=benched, standby=standby, parked=self._graph.parked)
+                holds, parked = self._driver.dispatcher.inside > 0, self._graph.parked
+                reply = replace(counts, benched=benched, standby=standby, parked=parked, holds_inputs=holds)
         await self._deployer.reply.remote(self._name, message.number, reply)
 
     @property

@@ -68,7 +68,7 @@ class Observed:
 
     `..._weight` and `..._weights` are the weights of the same inputs: tokens of texts, where plans count them.
     `devices` are all devices that a plan could use now, including those in use. `standby`: None where replicas end with
-    the use of their device; `parked`: all have ended.
+    the use of their device; `parked`: all have ended. `holds_inputs`: some had no answer yet.
     """
 
     started_s: float
@@ -98,6 +98,7 @@ class Observed:
     certain_weight: int = 0
     standby: tuple[StandbyReplica, ...] | None = ()
     parked: bool = False
+    holds_inputs: bool = False
 
     @property
     def ended_s(self) -> float:
@@ -197,6 +198,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
         devices=next((part.devices for part in reversed(parts) if part.devices), {}),
         latencies=sum((Counter(part.latencies) for part in parts), Counter()),
         lengths=next((part.lengths for part in reversed(parts) if part.lengths), ()),
+        holds_inputs=any(part.holds_inputs for part in parts),
         **{name: reduce(_plus, (getattr(part, name) for part in parts)) for name in _SUMMED},
     )
 
@@ -223,8 +225,11 @@ def since(now: Observed, before: Observed | None) -> Observed:
 
 
 # Counts that add up: numbers, and tuples of numbers by block.
-_OF_THE_LATEST = "started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched", "standby", "parked"
-_SUMMED = [each.name for each in fields(Observed) if each.name not in _OF_THE_LATEST]
+_NOT_SUMMED = (
+    "started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched", "standby", "parked",
+    "holds_inputs",
+)  # fmt: skip
+_SUMMED = [each.name for each in fields(Observed) if each.name not in _NOT_SUMMED]
 
 
 def _plus(one: Any, other: Any, sign: int = 1) -> Any:

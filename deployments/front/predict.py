@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
-from isobatch.deployments.front.canary import LEFT, Canary, Headers, NamedReply
+from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
@@ -67,6 +67,8 @@ class Predict:
 
     async def computed(self, headers: Headers, body: bytes) -> NamedReply:
         """The reply to a request that another front sends, because this network is its canary."""
+        if self._service.wake():
+            return PARKED
         names = list[object]()
         with self._service.counted(self._kind, headers):
             incoming = self._service.register(self._kind, len(body), headers, part=LEFT)

@@ -201,6 +201,12 @@ class Service:
             kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority, part
         )
 
+    def wake(self) -> bool:
+        """Whether the application is parked. If it is, an input counts as arrived, so that replicas start."""
+        if parked := self._driver.dispatcher.parked:
+            self._driver.counts.refused_unread(1, self.config.most_inputs, waits=False)
+        return parked
+
     async def answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
         """Read a request with `read`, and return its written answers. Raises `RefusedError` without enough time.
 

@@ -19,7 +19,7 @@ from typing import Any
 from experiments.shared.machine import free_port
 from isobatch.cluster.client import json_at
 from isobatch.cluster.serving.applications import deploy
-from isobatch.cluster.serving.local import LocalRay, local_ray
+from isobatch.cluster.serving.local import RAY_START, LocalRay, local_ray
 from isobatch.deployments.processes import descendants
 from isobatch.deployments.ray_facts import serve_client
 from isobatch.deployments.replica.virtual import FAULTS
@@ -113,11 +113,10 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0, host: 
     before = _alive()
     # In a folder of its own: `ray start` notes there that this machine has a cluster, which others would heed.
     with TemporaryDirectory(prefix="node-", ignore_cleanup_errors=True) as folder:
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
-        command += [f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
+        command = [*RAY_START, f"--address={address}", f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
         command += [f"--resources={json.dumps(dict(resources))}"]
         command += [f"--node-ip-address={host}", "--min-worker-port=0", "--max-worker-port=0"] if host else []
-        process = _joined(command, before)
+        process = _joined(command, before, Path(folder, "start.log"))
         try:
             yield process.pid
         finally:
@@ -125,12 +124,11 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0, host: 
             process.wait()
 
 
-def _joined(command: list[str], before: set[str]) -> subprocess.Popen[bytes]:
+def _joined(command: list[str], before: set[str], log: Path) -> subprocess.Popen[bytes]:
     """The node that this starts; tried again if it ends, as on a busy machine its processes give each other up."""
     for _ in range(NODE_ATTEMPTS):
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         until_s = time.monotonic() + NODE_WITHIN_S
         while process.poll() is None and time.monotonic() < until_s:
             if _alive() - before:
@@ -138,7 +136,7 @@ def _joined(command: list[str], before: set[str]) -> subprocess.Popen[bytes]:
             time.sleep(0.1)
         kill_node(process.pid)
         process.wait()
-    raise RuntimeError(f"no node joined in {NODE_ATTEMPTS} attempts")
+    raise RuntimeError(f"no node joined in {NODE_ATTEMPTS} attempts; the last one printed: {log.read_text()[-2000:]}")
 
 
 def kill_node(process: int) -> None:

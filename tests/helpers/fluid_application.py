@@ -193,12 +193,15 @@ class Cloud:
 
 def control_loop(
     app: Fluid, folder: Path | None = None, pinned: Plan | None = None, cloud: Cloud | None = None,
-    grow_to: Mapping[str, int] | None = None, offload: Offload = at_once, **patience: float,
+    grow_to: Mapping[str, int] | None = None, offload: Offload = at_once, budget: Mapping[str, int] | None = None,
+    **patience: float,
 ) -> ControlLoop:  # fmt: skip
-    """The control loop as it starts, or starts again in the same folder."""
+    """The control loop as it starts, or starts again in the same folder. `budget`: it has an arbiter."""
     history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
     terms, now_s = Patience(**patience), app.now_s
-    controller = Controller(app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to)
+    controller = Controller(
+        app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to, budget=budget
+    )
     asked = {"request": cloud.ask, "refused": cloud.refuses} if cloud else {}
     return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, lambda event: None, **asked)
 

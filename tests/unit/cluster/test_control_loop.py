@@ -169,11 +169,12 @@ class Parks(Fluid):
     """Replicas end with the use of their devices."""
 
     wakes_in_s: float | None = None
+    holds_inputs = False
 
     async def observe(self, devices: bool = True) -> Observed:
         observed, parked = await super().observe(devices), self.wakes_in_s is not None
         lost = {"in_time": 0, "exits": (), "launches": {}, "refused": observed.arrivals} if parked else {}
-        return replace(observed, standby=None, parked=parked, **lost)
+        return replace(observed, standby=None, parked=parked, holds_inputs=self.holds_inputs, **lost)
 
     async def park(self, wakes_in_s: float) -> None:
         self.wakes_in_s = wakes_in_s
@@ -197,7 +198,7 @@ def granted(loop: ControlLoop, grant: Grant) -> None:
 
 def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
     app = Parks(ASKED, first_plan(ASKED))
-    loop = control_loop(app, tmp_path, look_every_s=1.0)
+    loop = control_loop(app, tmp_path, budget=FLEET, look_every_s=1.0)
     run(app, loop, 240)
     before, app.rate = app.running, lambda at_s: 0.0
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
@@ -236,7 +237,7 @@ def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_repli
             loop.controller.grant(NOTHING, "a is parked", app.now_s, parked=True)
         return step
 
-    loop = control_loop(app, offload=decided)
+    loop = control_loop(app, offload=decided, budget=FLEET)
     events = run(app, loop, 240)
     assert not app.rolled
     assert any(event.why.endswith("but the application was parked meanwhile") for event in events)
@@ -251,7 +252,7 @@ def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
             loop.controller.grant(takes.pop(), "", app.now_s)
         return step
 
-    takes, loop = [NOTHING], control_loop(app, offload=decided, look_every_s=1.0)
+    takes, loop = [NOTHING], control_loop(app, offload=decided, budget=FLEET, look_every_s=1.0)
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
     granted(loop, Grant(FLEET, ""))
     last = loop.controller.record.events.last
@@ -263,15 +264,38 @@ def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
 
 def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
     app = Parks(ASKED, first_plan(ASKED))
-    loop = control_loop(app, look_every_s=1.0)
+    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    app.fails = lambda plan: True
+    app.fails, expected_s = lambda plan: True, loop.controller.record.wakes_in_s
     for _ in range(10):
         granted(loop, Grant(FLEET, ""))
     assert [event.what for event in loop.controller.record.events.all] == ["granted", "failed"]
     app.fails, app.now_s = lambda plan: False, app.now_s + 60
     granted(loop, Grant(FLEET, ""))
     assert app.wakes_in_s is None
+    assert loop.controller.record.wakes_in_s == expected_s, "an attempt that fails takes as long as it takes to give up"
+
+
+def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
+    """It has no arbiter, which would grant it devices. An attempt that fails is repeated."""
+    app = Parks(ASKED, first_plan(ASKED))
+    app.wakes_in_s, app.rate, app.fails = 7.0, lambda at_s: 0.0, lambda plan: True
+    loop = control_loop(app, look_every_s=1.0)
+    assert [event.what for event in run(app, loop, 90, look_s=1.0)] == ["failed", "failed"]
+    app.fails = lambda plan: False
+    assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
+    assert app.wakes_in_s is None
+
+
+def test_an_input_that_waits_for_replicas_wakes_its_application_though_the_controller_restarts() -> None:
+    app = Parks(ASKED, first_plan(ASKED))
+    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
+    for app.holds_inputs in (False, True):
+        loop = control_loop(app, budget=FLEET, look_every_s=1.0)
+        assert run(app, loop, 3, look_s=1.0) == []
+        standing = asyncio.run(loop.standing())
+        assert standing.parked
+        assert (standing.quiet_s == 0.0, standing.had_inputs) == (app.holds_inputs,) * 2
 
 
 class Unreachable(Fluid):

@@ -7,7 +7,7 @@ import pytest
 from isobatch.cluster.controller.arbiter import Arbiter, Grant
 from isobatch.cluster.controller.fleet_division import Budget, Standing
 from isobatch.cluster.controller.knowledge import CurrentWindow
-from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.observed import Observed, merged, since
 from isobatch.optimizer import Objective, Problem
 from tests.helpers.two_applications import EACH_PER_S, FLEET, IDS, OWN, WINDOW_S, arbiter, by_ids, standing
 
@@ -221,14 +221,21 @@ def test_which_single_device_would_be_enough_is_searched_for_once(monkeypatch: p
     assert not fleet.parked
 
 
-def test_an_application_that_answers_is_not_without_inputs() -> None:
-    """Inputs that arrived before may be answered for longer than it is parked after."""
+def test_an_application_that_holds_inputs_is_not_without_inputs() -> None:
+    """They may take longer to be answered than the time after which it is parked."""
     window = CurrentWindow(0.0)
     window.add(Observed(0.0, 1.0, 0, 0, ()))
     assert (window.quiet_s, window.had_inputs) == (1.0, False)
-    for answers in (Observed(1.0, 1.0, 0, 0, (0, 3)), Observed(2.0, 1.0, 0, 2, (), full=2)):
-        window.add(answers)
-        assert (window.quiet_s, window.had_inputs) == (0.0, True)
+    window.add(Observed(1.0, 5.0, 0, 0, (), holds_inputs=True))
+    assert (window.quiet_s, window.had_inputs) == (0.0, True)
+    window.add(Observed(6.0, 2.0, 0, 2, (0, 2)))
+    assert window.quiet_s == 2.0
+
+
+def test_an_input_in_any_front_and_at_any_of_several_looks_is_held() -> None:
+    looks = [Observed(0.0, 1.0, 0, 0, (), holds_inputs=at == 1) for at in range(3)]
+    assert merged(looks).holds_inputs
+    assert not since(looks[2], looks[1]).holds_inputs
 
 
 def test_the_status_of_a_parked_application_says_whether_it_waits_for_inputs_or_for_a_device() -> None:

@@ -1,9 +1,11 @@
 """The deployer of an application that is parked: without Ray, on replicas that start and end at once."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from experiments.serve.fleet import profile
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.steps import Moved, ReplicaStates, Undone
 from isobatch.deployments.graph import Graph
+from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.files import save
+from tests.helpers.toy_model import Toy
 
 PASS_S = 0.3
 
@@ -64,6 +68,60 @@ def begin(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> Callable[[AppC
 def config(tmp_path: Path) -> AppConfig:
     save(profile(PASS_S), tmp_path / "virtual.json")
     return AppConfig(profile=str(tmp_path / "virtual.json"), devices={"v100": 2}, backend="virtual", slo_ms=5000)
+
+
+def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    """Only where replicas stand by do they know the ids of their devices."""
+    stands_by = config.model_copy(update={"standby": {"v100": 2}, "sharers": 2})
+
+    async def live() -> None:
+        used = list[list[str]]()
+        for each in (stands_by, stands_by, config):
+            graphs, one = list[Graph](), begin(each)
+            front = asyncio.create_task(followed(one, each, graphs))
+            while not graphs:
+                await asyncio.sleep(0.01)
+            ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {}
+            used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ["a", "b"]}, ids)["v100-0"])
+            await one.use(frozenset(("v100-0",)))
+            front.cancel()
+        assert used == [["a", "b"], ["a"], ["a", "b"]]
+
+    asyncio.run(live())
+
+
+@dataclass
+class Handle:
+    """As Serve's handle to a deployer."""
+
+    deployer: Any
+
+    def options(self, stream: bool) -> "Handle":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self.deployer, name))
+
+
+def test_a_front_reports_whether_inputs_wait_in_it(begin: Callable[[AppConfig], Any], config: AppConfig) -> None:
+    from isobatch.deployments.front.follower import Follower
+
+    async def live() -> list[bool]:
+        one = begin(config)
+        await one.park(0.1)
+        driver = await Follower(config, Handle(one), "").open(Toy(), time.monotonic)
+        answer = asyncio.create_task(driver.answer(pack(Toy().encode([[3, 7]])), within_s=60.0))
+        held = list[bool]()
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            held += [each.holds_inputs for each in (await one.counted()).values()]
+            answer.cancel()
+        await driver.close()
+        return held
+
+    assert asyncio.run(live()) == [True, False]
 
 
 async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.canary import LEFT, Canary, Headers, NamedReply
+from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.predict import Predict
@@ -173,6 +173,45 @@ def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_m
         assert isinstance(second, RefusedError)
         assert "backlog of 1" in str(second)
     assert drivers[0].counts.refused == refused
+
+
+def test_a_canary_without_replicas_answers_nothing_and_is_not_withdrawn() -> None:
+    canary = Canary(CanaryTerms(application="new"), Other().ask, Other().reach)
+    parked = Canary(CanaryTerms(application="new"), Parked().ask, Other().reach)
+
+    async def own() -> NamedReply:
+        return NamedReply(b"mine", ("7",))
+
+    async def many(one: Canary) -> set[bytes]:
+        return {await one.reply(own(), b"", {}, 60.0) for _ in range(200)}
+
+    assert asyncio.run(many(parked)) == {b"mine"}
+    assert not any(parked.counts.values())
+    assert asyncio.run(many(canary)) != {b"mine"}
+
+
+class Parked:
+    async def ask(self, body: bytes, headers: Headers) -> NamedReply | None:
+        return PARKED
+
+
+def test_a_parked_canary_says_so_at_once_and_its_controller_learns_that_an_input_came() -> None:
+    """It does not wait for its replicas, nor does the client."""
+    config, drivers = AppConfig.model_validate({**TOY, "slo_ms": 60_000}), list[Driver]()
+    api = create_api(Service(config, time.perf_counter, opened=drivers.append))
+    predict = api.direct["/predict"]
+    assert isinstance(predict, Predict)
+
+    async def asked() -> NamedReply:
+        dispatcher = drivers[0].dispatcher
+        dispatcher.reroute(dispatcher.route, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s=1.0)
+        return await predict.computed({b"content-type": b"application/json"}, b'{"inputs": [[3, 7]]}')
+
+    with DocumentedClient(api) as front:
+        assert front.portal
+        assert front.portal.call(asked) == PARKED
+    counts = drivers[0].counts
+    assert (counts.arrivals, counts.refused, drivers[0].dispatcher.inside) == (1, 0, 0)
 
 
 def test_it_gets_the_time_that_is_left_the_priority_and_the_trace() -> None:

@@ -133,6 +133,7 @@ def test_a_plan_may_change_on_the_way_and_what_happened_is_observed_window_by_wi
         simulation.follow(whole if second == 1 else TWO)
     assert simulation.finish().good == len(times_s)
     assert [each.seconds for each in seen] == [1, 1, 1]
+    assert [each.holds_inputs for each in (*seen, simulation.observe())] == [True, True, True, False]
     assert sum(each.arrivals for each in seen) == len(times_s)
     starts = [{launched.start for launched in each.launches} for each in seen]
     assert starts[0] == {0, 2}
