@@ -17,25 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from isobatch.deployments import named
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
-from isobatch.deployments.named import (
-    BACKENDS,
-    LOADER,
-    VIRTUAL,
-    CanaryTerms,
-    DeclaredDevices,
-    DeviceName,
-    HostName,
-    ImportPath,
-    LinkName,
-    LogFormat,
-    Ports,
-    WebOrigin,
-    WholeKind,
-    demo_folder,
-    known_backend,
-)
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, of_declared, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
@@ -51,7 +35,7 @@ INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is
 
 def _known_backend_or_virtual(name: str) -> str:
     try:
-        return name if name == VIRTUAL else known_backend(name)
+        return name if name == named.VIRTUAL else named.known_backend(name)
     except UserError as error:
         raise ValueError(f"{error}; or virtual") from None
 
@@ -88,8 +72,8 @@ class ServedConfig(BaseModel):
         "are gone. A plan made at the start may always be replaced.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile` from which the plan was made.")
-    device: DeviceName = Field("cpu", description="The device that computes the network: cpu or cuda.")
-    ports: Ports | None = Field(
+    device: named.DeviceName = Field("cpu", description="The device that computes the network: cpu or cuda.")
+    ports: named.Ports | None = Field(
         None,
         description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
         "any free ports.",
@@ -100,12 +84,12 @@ class ServedConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must send; none: no key is needed."
     )
-    allowed_origins: tuple[WebOrigin, ...] = Field(
+    allowed_origins: tuple[named.WebOrigin, ...] = Field(
         (),
         description="Origins of other web pages that may send requests from a browser, as in https://shop.example; "
         "none: only this server's own pages.",
     )
-    allowed_hosts: tuple[HostName, ...] = Field(
+    allowed_hosts: tuple[named.HostName, ...] = Field(
         (),
         description="Names by which clients reach this server, as in api.example, besides addresses and local names; "
         "with a key, any name.",
@@ -116,7 +100,7 @@ class ServedConfig(BaseModel):
     grpc_host: str = Field("127.0.0.1", description="Address for gRPC, on the node of each front replica.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="The largest body of a request (413 beyond).")
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
-    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
+    log_format: named.LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
 
     @property
     def deciding_files(self) -> list[Path]:
@@ -143,19 +127,21 @@ class ServedConfig(BaseModel):
     @property
     def folder(self) -> Path:
         """The network's directory on this node, where it is fetched first if it lies elsewhere."""
-        return local(self.model) if self.model else demo_folder()
+        return local(self.model) if self.model else named.demo_folder()
 
 
 class AppConfig(ServedConfig):
     """An early-exit network behind HTTP. Every field has a default: without any, the built-in demo is served."""
 
-    loader: ImportPath = Field(LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel.")
-    devices: DeclaredDevices | None = Field(
+    loader: named.ImportPath = Field(
+        named.LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel."
+    )
+    devices: named.DeclaredDevices | None = Field(
         None,
         description="The devices that plans may use, as KIND: COUNT, or auto: those of Ray's nodes. Without a plan's "
         "file, the best plan for them within slo_ms is made at the start.",
     )
-    links: dict[LinkName, PositiveFloat] = Field(
+    links: dict[named.LinkName, PositiveFloat] = Field(
         {},
         description="Gbit/s from one kind of device to another, as KIND>KIND: 0.1, where it differs from the "
         "catalogue. Plans avoid slow links.",
@@ -171,11 +157,9 @@ class AppConfig(ServedConfig):
         "rehearsal), or an object of your own by its import path. If not given: the backend of the plan's file.",
     )
     front_replicas: int = Field(
-        1,
-        ge=1,
-        description="Replicas of the front, one CPU each. Each uses a share of every device, by its load.",
+        1, ge=1, description="Replicas of the front, one CPU each. Each uses a share of every device, by its load."
     )
-    standby: dict[WholeKind, PositiveInt] = Field(
+    standby: dict[named.WholeKind, PositiveInt] = Field(
         {},
         description="The devices of a fleet on which replicas stand by with their weights, as KIND: COUNT: the fleet's "
         "arbiter says which of them are used. None: there are replicas on the devices of the plan only.",
@@ -258,7 +242,9 @@ class AppConfig(ServedConfig):
         lt=1,
         description="The share of answers that must equal the full network's; none: as `isobatch prepare` promised.",
     )
-    canary: CanaryTerms | None = Field(None, description="Another application that computes a share of requests too.")
+    canary: named.CanaryTerms | None = Field(
+        None, description="Another application that computes a share of requests too."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -269,13 +255,13 @@ class AppConfig(ServedConfig):
         with suppress(UserError):
             plan = read_plan(local(fields["plan"]))
             slo_ms = {"slo_ms": 1e3 * plan.slo_s} if plan.slo_s else {}
-            computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in BACKENDS else {}
+            computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in named.BACKENDS else {}
             return slo_ms | {name: value for name, value in computed.items() if value} | fields
         return fields
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.profile is None and (self.planned or self.backend == VIRTUAL):
+        if self.profile is None and (self.planned or self.backend == named.VIRTUAL):
             which = "a plan" if self.planned else "backend: virtual"
             raise ValueError(f"{which} needs its profile too: profile: FILE, as `isobatch profile` wrote it")
         of_plan = {"device", "exits"} | ({"max_batch"} if self.plan else set())
@@ -322,7 +308,7 @@ class AppConfig(ServedConfig):
     @property
     def prepared_folder(self) -> Path | None:
         """The directory of the network with the promise of its exits; None: isobatch prepares no such network."""
-        if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
+        if self.backend == named.VIRTUAL or (self.model is None and self.loader != named.LOADER):
             return None
         return self.folder
 
@@ -339,8 +325,8 @@ class AppConfig(ServedConfig):
         {'num_gpus': 0.3333, 'accelerator_type': 'T4', 'num_cpus': 0.3333}
         """
         whole, sharers = whole_kind(kind)
-        if is_cpu(kind) or self.backend == VIRTUAL:
-            computes = self.backend != VIRTUAL or "cpus_per_replica" in self.model_fields_set
+        if is_cpu(kind) or self.backend == named.VIRTUAL:
+            computes = self.backend != named.VIRTUAL or "cpus_per_replica" in self.model_fields_set
             options = {"num_cpus": self.cpus_per_replica if computes else VIRTUAL_CPUS}
         else:
             options = gpu_options(whole, labelled)
@@ -355,7 +341,7 @@ class AppConfig(ServedConfig):
         ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
         """
         options = self.replica_options(kind, labelled=True)
-        needs = {**requested_amounts(options), **(of_declared(kind) if self.backend == VIRTUAL else {})}
+        needs = {**requested_amounts(options), **(of_declared(kind) if self.backend == named.VIRTUAL else {})}
         return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
 
     @property

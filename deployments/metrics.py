@@ -25,19 +25,9 @@ _REQUESTS = (
     MetricFamily("isobatch_latency_ms", "Histogram", "Latency of answered requests."),
 )
 _RUN = (
-    MetricFamily(
-        "isobatch_exits",
-        "Counter",
-        "Inputs (LLMs: tokens) by the block after which they left.",
-        ("block",),
-    ),
+    MetricFamily("isobatch_exits", "Counter", "Inputs (LLMs: tokens) by the block after which they left.", ("block",)),
     MetricFamily("isobatch_launches", "Counter", "Launches by the group and block where they began.", _WHERE),
-    MetricFamily(
-        "isobatch_launched_inputs",
-        "Counter",
-        "Inputs (LLMs: sequences) in those launches.",
-        _WHERE,
-    ),
+    MetricFamily("isobatch_launched_inputs", "Counter", "Inputs (LLMs: sequences) in those launches.", _WHERE),
     MetricFamily("isobatch_launched_weight", "Counter", "The weight of those inputs.", _WHERE),
     MetricFamily("isobatch_launched_room", "Counter", "The weight that those launches had room for.", _WHERE),
     MetricFamily("isobatch_waiting_inputs", "Gauge", "Inputs (LLMs: sequences) that wait.", _WHERE),

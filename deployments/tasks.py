@@ -185,12 +185,7 @@ class MultiLabelClassification(Task):
     by_label = True
     metrics = (MICRO_F1, "accuracy", "agreement")
     tensors: Tensors = MappingProxyType(
-        {
-            "labels": ("INT64", []),
-            "label": ("INT64", [-1]),
-            "score": ("FP32", [-1]),
-            "name": ("BYTES", [-1]),
-        }
+        {"labels": ("INT64", []), "label": ("INT64", [-1]), "score": ("FP32", [-1]), "name": ("BYTES", [-1])}
     )
 
     def score_sizes(self, num_labels: int) -> list[int]:

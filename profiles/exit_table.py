@@ -231,14 +231,14 @@ def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
     return Leaving(places, table.cost(places), table.lost(places, metric))
 
 
-def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
+def ladder(table: ExitTable, metric: Metric) -> list[Indices]:
     """Choices of thresholds, from the one with the least loss to the one with the least cost.
 
     Between the choices that the multipliers give lie single steps from one to the next.
     """
     losses = table.losses(metric)
     rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]
-    for multiplier in multipliers:
+    for multiplier in MULTIPLIERS:
         values = table.costs[:, None] + multiplier * losses
         chosen = improved(table, chosen, values)
         if (cost := table.cost(table.places(chosen))) < least - ROUNDING:

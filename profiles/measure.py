@@ -11,20 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from isobatch.profiles import sweep
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
-from isobatch.profiles.sweep import (
-    NOISY,
-    NetworkFacts,
-    Rounds,
-    RoundTimes,
-    affordable,
-    knee,
-    next_size,
-    staying,
-    tabulate,
-)
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
@@ -48,7 +38,7 @@ class Measured:
     def __str__(self) -> str:
         steady = "steady enough to trust" if self.drift is not None else "not checked again, give a larger --budget"
         verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or steady
-        least = knee(self.table)
+        least = sweep.knee(self.table)
         enough = f"{least} input{'s' if least > 1 else ''} a batch {'come' if least > 1 else 'comes'} within 10 %"
         again = "no second visit" if self.drift is None else f"a second visit differs by {self.drift:.1%}"
         spread = f"rounds spread by {self.spread:.1%}"
@@ -57,11 +47,11 @@ class Measured:
     @property
     def warnings(self) -> tuple[str, ...]:
         reasons = []
-        if self.spread > NOISY:
+        if self.spread > sweep.NOISY:
             reasons.append(
                 f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust"
             )
-        if self.drift is not None and self.drift > NOISY:
+        if self.drift is not None and self.drift > sweep.NOISY:
             reasons.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
             sizes = ", ".join(map(self.table.size_text, self.table.batch_sizes))
@@ -91,9 +81,9 @@ class Sweep:
         self._model, self._make_batch, self._stopwatch = model, make_batch, stopwatch
         self._budget_s, self._largest, self._least = budget_s, largest, least
         self._clock, self._progress, self._start = clock, progress, clock()
-        self._rounds: dict[float, Rounds] = {}
+        self._rounds: dict[float, sweep.Rounds] = {}
 
-    def run(self, facts: NetworkFacts) -> Measured:
+    def run(self, facts: sweep.NetworkFacts) -> Measured:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
@@ -107,9 +97,9 @@ class Sweep:
                 raise
             interrupted = True
         spread = float(np.median([rounds.spread for rounds in self._rounds.values()]))
-        return Measured(tabulate(self._counted(facts.length), facts), spread, drift, interrupted)
+        return Measured(sweep.tabulate(self._counted(facts.length), facts), spread, drift, interrupted)
 
-    def _counted(self, length: int | None) -> dict[float, Rounds]:
+    def _counted(self, length: int | None) -> dict[float, sweep.Rounds]:
         """The rounds by batch size; that of texts counts their tokens, as a multiple of a text of this length."""
         return {_size(self._make_batch(size), length): rounds for size, rounds in self._rounds.items()}
 
@@ -121,24 +111,24 @@ class Sweep:
         """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
         if self._least < 1:
             yield self._least
-        while (size := next_size(self._whole_s, self._largest)) is not None:
+        while (size := sweep.next_size(self._whole_s, self._largest)) is not None:
             if len(self._whole_s) >= 3 and self._left_s < self._budget_s / 2:
                 return
             yield size
             if len(self._whole_s) == 2:
                 pass_s = DEAREST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
-                self._largest = affordable(self._whole_s, self._largest, pass_s)
+                self._largest = sweep.affordable(self._whole_s, self._largest, pass_s)
 
-    def _visit(self, size: float) -> Rounds:
+    def _visit(self, size: float) -> sweep.Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
-        batch, rounds = self._make_batch(size), list[RoundTimes]()
+        batch, rounds = self._make_batch(size), list[sweep.RoundTimes]()
         lengths = batch.lengths if size < 1 else None
         what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and self._clock() < until):
             rounds.append(one_round(self._model, batch, self._stopwatch))
-        return Rounds.of(rounds)
+        return sweep.Rounds.of(rounds)
 
     def _visit_again(self) -> float | None:
         """Visit sizes again, the latest first, as the largest and those in the bend. The median relative change."""
@@ -157,7 +147,7 @@ class Sweep:
         return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
-def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> RoundTimes:
+def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> sweep.RoundTimes:
     """Time every block alone and with its ramp; all blocks with a stop at each ramp; then all blocks at once.
 
     A block runs alone again before its ramp and after it, as its weights are in the cache from the second time on.
@@ -174,7 +164,7 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> RoundTim
         current = launched.survivors or current
     _, stopping_s = stopwatch(partial(_run_stopping, model, batch))
     _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
-    return RoundTimes(blocks_s, ramps_s, stopping_s, whole_s)
+    return sweep.RoundTimes(blocks_s, ramps_s, stopping_s, whole_s)
 
 
 def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
@@ -182,7 +172,7 @@ def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
 
     How many inputs go on behind a ramp is given, so that any network can be timed so, whichever inputs leave it.
     """
-    for ramp, count in zip(model.ramp_blocks, staying(len(batch), len(model.ramp_blocks)), strict=True):
+    for ramp, count in zip(model.ramp_blocks, sweep.staying(len(batch), len(model.ramp_blocks)), strict=True):
         survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors
         assert survivors is not None, "This is a bug: all inputs stay."
         batch = model.select(survivors, np.arange(len(survivors) - count, len(survivors)))
@@ -192,7 +182,7 @@ def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
 def facts_of(
     model: SplitModel, single: Batch, kind: str, length: int | None, source: str, device: str,
     served: SplitModel | None = None,
-) -> NetworkFacts:  # fmt: skip
+) -> sweep.NetworkFacts:  # fmt: skip
     """The bytes of one input on the wire and in memory, block by block, and of the blocks' weights.
 
     `served`: the same network as it is served, whose memory for a launch counts, if its modules do not run in torch.
@@ -218,7 +208,7 @@ def facts_of(
         current = launched.survivors or current
         # Of the hidden state, or of the answer.
         hidden.append(launched.survivors.size_bytes if launched.survivors else int(launched.exits.logits.nbytes))
-    return NetworkFacts(
+    return sweep.NetworkFacts(
         kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source,
         repeated_bytes=tuple(repeated) if any(repeated) else (),
     )  # fmt: skip

@@ -166,17 +166,17 @@ class History(Journal[Window]):
 class SteadySurvival:
     """Survival, window by window, in which a window with few inputs hardly moves the earlier estimate.
 
-    Each window is combined with `prior_inputs` imaginary inputs that behave like the earlier estimate, so its weight is
-    n / (n + prior_inputs): a half at 20 inputs, a twentieth at one, nothing at none. The first estimate imagines one
+    Each window is combined with `PRIOR_INPUTS` imaginary inputs that behave like the earlier estimate, so its weight is
+    n / (n + PRIOR_INPUTS): a half at 20 inputs, a twentieth at one, nothing at none. The first estimate imagines one
     input that is equally likely to leave anywhere, so that no share is exactly 0 or 1.
     """
 
-    def __init__(self, num_blocks: int, prior_inputs: float = PRIOR_INPUTS) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._row: Floats = np.linspace(1, 1 / (num_blocks + 1), num_blocks)
-        self._strength, self._prior_inputs = 1.0, prior_inputs
+        self._strength = 1.0
 
     def add(self, window: Window) -> Floats:
         entered = np.asarray(window.entered) + self._strength * self._row
         self._row = entered / known_of(entered, window.unfinished)
-        self._strength = self._prior_inputs
+        self._strength = PRIOR_INPUTS
         return self._row

@@ -22,15 +22,7 @@ from isobatch.cluster.profiling.block_times import (
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
-from isobatch.deployments.models import checkpoint, load
-from isobatch.deployments.models.backends import (
-    INT8,
-    compute_with,
-    make_ready,
-    on_backend,
-    planned_block_ranges,
-    weights_dtype,
-)
+from isobatch.deployments.models import backends, checkpoint, load
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
@@ -121,12 +113,12 @@ class RecordedInputs:
 
 
 def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
-    compute_with(request.threads)
-    int8 = request.dtype == INT8
+    backends.compute_with(request.threads)
+    int8 = request.dtype == backends.INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
-    exact = load(folder, request.device, weights_dtype(dtype))
+    exact = load(folder, request.device, backends.weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:
         several = "several labels" if exact.task.by_label else "a score" if exact.task.by_score else exact.task.answered
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
@@ -135,12 +127,12 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     recorded = _recorded(request, folder)
     network = exact if recorded else with_recorded_exits(exact)
     progress("choosing the backend")
-    model = on_backend(network, folder, request.backend, int8=int8)
+    model = backends.on_backend(network, folder, request.backend, int8=int8)
     length = request.length if recorded is None else _typical_length(model, recorded)
     inputs = sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
-    make_ready(model, folder, timed_block_ranges(model))
+    backends.make_ready(model, folder, timed_block_ranges(model))
     (measured,) = timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
     notes: tuple[str, ...] = (str(measured),)
     # Without a replica, a launch costs no more than a stop.
@@ -155,7 +147,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
 
     def ready(plan: Plan) -> None:
         """Export what a plan runs, so that no export falls into a timed trial."""
-        make_ready(model, folder, planned_block_ranges(model, plan, kind))
+        backends.make_ready(model, folder, backends.planned_block_ranges(model, plan, kind))
 
     if request.data:
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
@@ -183,7 +175,7 @@ def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
 
 def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
-    make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
+    backends.make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
     return count_exits(model, in_batches(model, recorded.values)).exits
 
 

@@ -118,9 +118,7 @@ def kubernetes(
         print(f"the image needs {here} as {there}", file=sys.stderr)
 
 
-def dashboards(
-    out: Annotated[Path, "Folder for the files."] = Path("isobatch-grafana"),
-) -> None:
+def dashboards(out: Annotated[Path, "Folder for the files."] = Path("isobatch-grafana")) -> None:
     """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
 
     Example: [bold]isobatch dashboards --out monitoring[/]

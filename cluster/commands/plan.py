@@ -24,8 +24,7 @@ class _CommonOptions:
     ] = None
     rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
-        str | None,
-        typer.Option(help="goodput (if not given), cost, latency or goodput-per-dollar.", metavar="NAME"),
+        str | None, typer.Option(help="goodput (if not given), cost, latency or goodput-per-dollar.", metavar="NAME")
     ] = None
     in_time: Annotated[float, "The share of inputs that must be answered in time at the promised rate."] = 0.99
     out: Annotated[Path | None, "Write the plan as JSON."] = None
@@ -67,8 +66,7 @@ class DecoderPlanOptions(_CommonOptions):
     tpot_ms: Annotated[float, "The time from one token to the next."] = 200.0
     exits: Annotated[str, "How tokens leave early: recompute, verified, project or off."] = "recompute"
     kv_megabytes: Annotated[
-        int | None,
-        typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is."),
+        int | None, typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is.")
     ] = None
 
 

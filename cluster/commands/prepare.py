@@ -24,7 +24,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
 from isobatch.deployments.prepare.sample import draw, sampled
-from isobatch.deployments.progress import busy, show
+from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import LABELS
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, OF_ALL
@@ -33,7 +33,6 @@ from isobatch.profiles.promise import RULES
 if TYPE_CHECKING:
     from torch import nn
 
-    from isobatch.deployments.prepare.decoder import DecoderReport
     from isobatch.deployments.prepare.pipeline import OwnHeads
     from isobatch.deployments.tasks import Task
 
@@ -76,8 +75,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
     metric: Annotated[
-        Metric | None,
-        typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives"),
+        Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives")
     ] = None
     queries: Queries = False
     tolerance: Annotated[
@@ -211,7 +209,7 @@ def _prepare_classifier(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            f"and agreement with it is promised{EACH.get(task.name, '')}",
+            f"and agreement with it is promised{EACH.get(task.name, '')}"
         )
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
@@ -252,9 +250,9 @@ def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:
 
 def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) -> None:
     """Write the checkpoint with the rules of its ramp."""
-
     from isobatch.deployments.decoding.ramp_rules import check_decoder
     from isobatch.deployments.models.checkpoint import copy
+    from isobatch.deployments.prepare.decoder import ramp_report
     from isobatch.deployments.prepare.pipeline import check_free
 
     dtype = options.dtype or "float32"
@@ -271,39 +269,5 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     with replacing(options.out) as draft:
         copy(source, draft)
         (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
-    console.print(_ramp_sentences(report), highlight=False, soft_wrap=True)
+    console.print(str(report), highlight=False, soft_wrap=True)
     console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")
-
-
-def ramp_report(
-    source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float, device: str
-) -> "DecoderReport":
-    """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
-    from isobatch.deployments.decoding.anatomy import shape_of
-    from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
-    from isobatch.deployments.prepare.decoder import ramps_for
-
-    model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
-    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    shape = shape_of(model.config)
-    context = shape.context(None)
-    fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
-    with busy(f"writing on from {len(fitting)} prompts"):
-        return ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
-
-
-def _ramp_sentences(report: "DecoderReport") -> str:
-    """What a decoder's ramp costs, and what `exits: project` would, which is used only on demand."""
-    (ramp,), project = report.rules.ramps, report.rules.project
-    assert project, "This is a bug: projection was not measured."
-    leaving, agreement, same = 1 - (ramp.survival or 0), report.rules.agreement or 0, report.rules.same_texts or 0
-    return (
-        f"a ramp after block {ramp.block} (from 0) of {report.num_blocks}: {leaving:.0%} of the tokens leave there, "
-        f"where the head's probability is at least {ramp.threshold:.3f}. Of {report.tokens} tokens after prompts that "
-        f"did not choose it, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. "
-        "isobatch profile and isobatch plan say what that is worth. Not chosen is 'exits: project' (a token that "
-        "leaves makes KV of the skipped blocks from the state in which it left): "
-        f"{project.same_texts:.1%} of the texts are the full network's, {project.same_tokens:.1%} of the tokens before "
-        f"the first other one, and {1 - project.survival:.0%} of the tokens leave. If you accept that, write it under "
-        "args: of a Serve file"
-    )

@@ -12,10 +12,11 @@ from isobatch.deployments.named import known_backend
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CommonOptions:
+class ProfileOptions:
+    """The options for any network; a decoder, which writes texts token by token, has no others."""
+
     model: Annotated[
-        str,
-        typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo."),
+        str, typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo.")
     ]
     out: Annotated[Path, "File to write, or to add this device to."] = Path("profile.json")
     device: DeviceHere = "auto"
@@ -33,7 +34,7 @@ class _CommonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
+class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
     """The options for a network that classifies."""
 
     backend: Annotated[str, "As `backend:` of `isobatch serve`, which should be equal. auto: the fastest."] = "torch"
@@ -58,15 +59,10 @@ class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecoderProfileOptions(_CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
-
-
 LINKS_NEED = {"model", "out", "device", "kind", "links"}  # the options that --links reads
 
 
-@of_kinds(ClassifierProfileOptions, DecoderProfileOptions)
+@of_kinds(ClassifierProfileOptions, ProfileOptions)
 def profile(given: GivenOptions) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
@@ -88,7 +84,7 @@ def profile(given: GivenOptions) -> None:
         from isobatch.cluster.commands.profile_texts import profile_texts
 
         refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
-        profile_texts(given.only(DecoderProfileOptions, refusal), source)
+        profile_texts(given.only(ProfileOptions, refusal), source)
     elif given.values["links"]:
         from isobatch.cluster.commands.profile_inputs import profile_links
 

@@ -112,9 +112,7 @@ def _check_whole(kind: str | None) -> None:
         raise UserError(f"--kind {kind} is a shared device: name the device, and measure it with --together")
 
 
-def kept(
-    measured: Iterable[tuple[LatencyTable, str]],
-) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
+def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
     """All that is measured until Ctrl-C or an error, and this."""
     made = list[tuple[LatencyTable, str]]()
     try:

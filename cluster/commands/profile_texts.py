@@ -30,12 +30,12 @@ from isobatch.profiles.text_profile import (
 )
 
 if TYPE_CHECKING:
-    from isobatch.cluster.commands.profile import DecoderProfileOptions
+    from isobatch.cluster.commands.profile import ProfileOptions
 
 ASSUMED_TOKENS = 128  # of a prompt, and of the text after it
 
 
-def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
+def profile_texts(options: "ProfileOptions", source: Path) -> None:
     """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
     console, kinds = Console(soft_wrap=True, markup=False), known_kinds(options.devices)
     check_decoder(source)
@@ -73,7 +73,7 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
 
 def _measured_table(
     console: Console, source: Path, model: Any, workload: DecodingWorkload, device: str, dtype: str,
-    options: "DecoderProfileOptions",
+    options: "ProfileOptions",
 ) -> DecodingTable:  # fmt: skip
     """The prices of launches, fitted to launches that are timed on this device, and what tokens cost the front."""
     compute_with(options.threads)

@@ -77,8 +77,10 @@ def simulate(given: GivenOptions) -> None:
         options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
         simulate_run.rehearse_fleet(options, content, fleets[0])
     elif applications := text_writers(content):
+        from isobatch.cluster.commands.plan_texts import rehearse_texts
+
         refusal = "is for classifiers: texts are simulated without it"
-        simulate_run.rehearse_texts(given.only(TextSimulationOptions, refusal), applications)
+        rehearse_texts(given.only(TextSimulationOptions, refusal), applications)
     else:
         refusal = "is for networks that write texts: this one writes nothing"
         simulate_run.rehearse_inputs(given.only(ClassifierSimulationOptions, refusal), content)

@@ -1,4 +1,4 @@
-"""Runs `isobatch simulate`: inputs, texts, or the applications of a fleet side by side, each under its own load."""
+"""Runs `isobatch simulate`: inputs, or the applications of a fleet side by side, each under its own load."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,34 +13,27 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from isobatch.cluster.commands.plan_texts import profile_for
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
-from isobatch.cluster.load.prompts import prompts_in, summed
-from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of, the_only
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
-from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
 from isobatch.deployments.config import AppConfig, checked
-from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
-from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import opened, read_plan
-from isobatch.optimizer.text_plans import exits_of
+from isobatch.optimizer.plan import opened
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, TextSimulationOptions
+    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
@@ -141,7 +134,7 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
 
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
-    application = _only(classifiers(content), "applications of isobatch")
+    application = the_only(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
@@ -162,51 +155,6 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         console.print(table)
     draw(report, world.slo_s, options.out, changes_s)
     console.print(f"drawn in {options.out}")
-
-
-def rehearse_texts(options: "TextSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:
-    """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
-    config = checked(DecoderConfig, _only(applications, "decoders")["args"])
-    if config.plan is None:
-        raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
-    source, plan = config.folder, read_plan(local(config.plan))
-    profile = profile_for(source, local(config.profile) if config.profile else None, exits_of(plan))
-    texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
-    if not texts:
-        raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
-    if options.prompts:
-        texts = _with_prompts_of(options.prompts, texts, source)
-    with Console(stderr=True).status("simulating"):
-        run = simulate_texts(plan, profile, texts, options.seed, config)
-    console = Console(soft_wrap=True)
-    console.print(prompt_table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
-    console.print(run_sentence(run), highlight=False)
-
-
-def run_sentence(run: DecodingRun) -> str:
-    """How a simulated run kept its limits, and where its tokens left."""
-    tokens = sum(run.exits.values()) or 1
-    exits = ", ".join(f"{count / tokens:.1%} after block {block}" for block, count in sorted(run.exits.items()))
-    return (
-        f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
-        f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
-        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
-    )
-
-
-def _only(applications: Sequence[dict[str, Any]], what: str) -> dict[str, Any]:
-    if len(applications) != 1:
-        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
-    return applications[0]
-
-
-def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
-    """The same texts, whose prompts have the lengths of those in a file, in turn."""
-    from isobatch.deployments.decoding.engine_setup import load_tokenizer  # imports torch
-
-    tokenizer = load_tokenizer(source)
-    lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])
-    return [replace(text, prompt=length) for text, length in zip(texts, lengths, strict=False)]
 
 
 def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, arbiter: Mapping[str, Any]) -> None:

@@ -91,12 +91,13 @@ class RunningApplication:
     observe one application and fronts need not know their clients.
     """
 
-    def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict, leader: str = DEPLOYER) -> None:
+    inventory: Callable[[], Mapping[str, int]] = dict  # the devices that plans may use; a controller counts them
+
+    def __init__(self, name: str, leader: str = DEPLOYER) -> None:
         from ray import serve
 
         self._name, self._leader = name, leader
         self._deployer: Any = serve.get_deployment_handle(leader, name)
-        self.inventory = inventory
         self._news = News()
         self._benched: Mapping[str, str] = {}
 

@@ -36,9 +36,7 @@ class Patience(BaseModel):
         5.0, gt=0, description="How often devices are counted and inputs compared with the forecast."
     )
     react_every_s: float = Field(
-        1.0,
-        gt=0,
-        description="How often refusals are counted; after refusals a plan of more goodput runs at once.",
+        1.0, gt=0, description="How often refusals are counted; after refusals a plan of more goodput runs at once."
     )
     enough_inputs: int = Field(
         100, ge=1, description="A change of plan needs this many answers in the last 15 windows."

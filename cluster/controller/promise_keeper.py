@@ -69,8 +69,8 @@ class ThresholdChange:
 class PromiseKeeper:
     """Watches audits, look by look, and says when thresholds should change."""
 
-    def __init__(self, terms: AgreementTerms, worse: float = 1.0, least_gain: float = 0.03) -> None:
-        self.terms, self.worse, self.least_gain = terms, worse, least_gain
+    def __init__(self, terms: AgreementTerms, least_gain: float = 0.03) -> None:
+        self.terms, self.worse, self.least_gain = terms, 1.0, least_gain
         self.crowded = False  # thresholds are those of `under_load`
         self._watch = PromiseWatch()
         self._broke_s = -inf  # when the promise broke last

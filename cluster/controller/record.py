@@ -27,28 +27,9 @@ THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # even
 CHANGES = ("rolled out", "rolled back", "failed")
 
 What = Literal[
-    "began",
-    "stayed",
-    "granted",
-    "rolling out",
-    "rolled out",
-    "rolling back",
-    "rolled back",
-    "waking",
-    "woken",
-    "failed",
-    "looking",
-    "looked",
-    "paused",
-    "resumed",
-    "tightened",
-    "loosened",
-    "tuned",
-    "gave way",
-    "recovered",
-]
-
-
+    "began", "stayed", "granted", "rolling out", "rolled out", "rolling back", "rolled back", "waking", "woken",
+    "failed", "looking", "looked", "paused", "resumed", "tightened", "loosened", "tuned", "gave way", "recovered",
+]  # fmt: skip
 # What becomes of events whose plan is still being rolled out.
 DONE: Mapping[What, What] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
 

@@ -183,10 +183,7 @@ def brief(event: Event) -> dict[str, Any]:
     """An event with its plans as text."""
     fields = event.as_json()
     del fields["corrections"], fields["asked"]
-    return fields | {
-        "before": summary(event.before),
-        "after": None if event.after is None else summary(event.after),
-    }
+    return fields | {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
 
 
 def _plan(controller: Controller) -> dict[str, Any]:

@@ -33,12 +33,7 @@ from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.packed import pack
-from isobatch.deployments.transport.replica_connection import (
-    OrderServer,
-    ReplicaAddress,
-    ReplicaConnection,
-    connect_to,
-)
+from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress, ReplicaConnection, connect_to
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.devices import Link
 from isobatch.profiles.errors import UserError
@@ -276,7 +271,7 @@ def in_one_machine(device: str, kind: str, sizes: Sequence[int], rounds: int = R
     return measured.link(kind, kind, True), f"link {kind}>{kind} in one machine: {measured}"
 
 
-def between_nodes(kinds: Collection[str], sizes: Sequence[int], rounds: int = ROUNDS) -> Iterator[tuple[Link, str]]:
+def between_nodes(kinds: Collection[str], sizes: Sequence[int]) -> Iterator[tuple[Link, str]]:
     """The links between these kinds of devices on different nodes of Ray, to which this process is connected."""
     from isobatch.deployments.ray_facts import nodes_by_id
     from isobatch.deployments.resources import devices_on
@@ -291,7 +286,7 @@ def between_nodes(kinds: Collection[str], sizes: Sequence[int], rounds: int = RO
             pair = next(((a, b) for a in sources for b in targets if a != b), None)
             if pair:
                 with _on_node(source, pair[0]) as first, _on_node(target, pair[1]) as second:
-                    measured = asyncio.run(hops(first, second, _wire(), sizes, rounds))
+                    measured = asyncio.run(hops(first, second, _wire(), sizes, ROUNDS))
                 yield measured.link(source, target, False), f"link {source}>{target}: {measured}"
 
 

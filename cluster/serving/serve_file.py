@@ -262,6 +262,13 @@ def only(name: str, content: ServeFile) -> ServeFile:
     return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
 
 
+def the_only(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    """The application, where a simulation needs exactly one."""
+    if len(applications) != 1:
+        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
+    return applications[0]
+
+
 def key_variable(content: ServeFile) -> str | None:
     """The environment variable with the first application's key, if it needs a key."""
     return next((application["args"].get("api_key_variable") for application in served(content)), None)

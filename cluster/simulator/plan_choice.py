@@ -15,21 +15,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, tee
 from math import sqrt
 
+from isobatch.cluster.simulator import sustained
 from isobatch.cluster.simulator.cells import SIZE, CellError, world_of
 from isobatch.cluster.simulator.cores import Each
 from isobatch.cluster.simulator.simulation import World
-from isobatch.cluster.simulator.sustained import (
-    IN_TIME_SHARE,
-    SHORT_SLOS,
-    RateTrial,
-    confirmed_rate_per_s,
-    inputs_of,
-    rate_beyond,
-    run,
-    run_if_sustained,
-    sustained_in,
-    sustains,
-)
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer.effort import MOST_GAP, never
 from isobatch.optimizer.model.evaluate import evaluate
@@ -66,7 +55,7 @@ def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
 class SimulationEffort:
     """How much is simulated: the least number of inputs in a run, and its least duration in SLOs."""
 
-    in_time: float = IN_TIME_SHARE  # the share of inputs that must be answered in time
+    in_time: float = sustained.IN_TIME_SHARE  # the share of inputs that must be answered in time
     inputs: int = 5_000
     slos: float = 30
     last_inputs: int = 15_000  # inputs of the runs that make the promise
@@ -84,7 +73,7 @@ class SimulationEffort:
 
     def shortened(self, at_once: float) -> "SimulationEffort":
         """With runs that are short enough to compare some plans, if `at_once` inputs arrive within an SLO."""
-        slos = max(min(self.slos, SHORT_SLOS), min(self.slos, self.most / (COMPARED * at_once)))
+        slos = max(min(self.slos, sustained.SHORT_SLOS), min(self.slos, self.most / (COMPARED * at_once)))
         return replace(self, slos=slos, last_slos=self.last_slos * slos / self.slos)
 
 
@@ -138,7 +127,7 @@ class BestSoFar:
     def __post_init__(self) -> None:
         self._first, effort, world = self.best, self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
-        first_per_s = sustained_in(
+        first_per_s = sustained.sustained_in(
             world, believed_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
         )
         self.first_per_s = self.rate_per_s = first_per_s
@@ -153,7 +142,9 @@ class BestSoFar:
         if self._is_over():
             return None
         ahead, left = tee(self._promising(plans))
-        results = self.effort.each(sustains, (self._trial(plan, self._from_per_s(plan) * (1 + STEP)) for plan in ahead))
+        results = self.effort.each(
+            sustained.sustains, (self._trial(plan, self._from_per_s(plan) * (1 + STEP)) for plan in ahead)
+        )
         for plan in left:
             if self._is_over():
                 return None
@@ -193,16 +184,16 @@ class BestSoFar:
                 self._passed.append(self.best)
             self.best, self.rate_per_s = plan, from_per_s * (1 + step)
             step *= 2
-            kept, simulated = sustains(self._trial(plan, from_per_s * (1 + step)))
+            kept, simulated = sustained.sustains(self._trial(plan, from_per_s * (1 + step)))
             self.simulated += simulated
         return self.best is plan
 
-    def _trial(self, plan: Plan, rate_per_s: float) -> RateTrial:
+    def _trial(self, plan: Plan, rate_per_s: float) -> sustained.RateTrial:
         """A short run rejects most plans at little cost; a long run decides."""
         world, effort = self._world(plan), self.effort
-        lasting = (min(effort.slos, SHORT_SLOS), effort.slos)
-        counts = {inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}
-        return RateTrial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
+        lasting = (min(effort.slos, sustained.SHORT_SLOS), effort.slos)
+        counts = {sustained.inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}
+        return sustained.RateTrial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
 
     def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.
@@ -264,11 +255,11 @@ class BestSoFar:
     def _times(self, world: World, rate_per_s: float) -> SimulatedTimes | None:
         if not rate_per_s:
             return None
-        report = run(world, rate_per_s, self._last_inputs(world, rate_per_s), TIMES_SEED)
+        report = sustained.run(world, rate_per_s, self._last_inputs(world, rate_per_s), TIMES_SEED)
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, world: World, rate_per_s: float) -> int:
-        return inputs_of(world, rate_per_s, *self._last_runs())
+        return sustained.inputs_of(world, rate_per_s, *self._last_runs())
 
     def _last_runs(self) -> tuple[int, float]:
         """The least inputs of a run that makes the promise, and its least duration in SLOs."""
@@ -284,7 +275,7 @@ class BestSoFar:
             return 0.0
         world = self._world(plan)
         inputs = self._last_inputs(world, better_per_s)
-        if run_if_sustained(world, better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
+        if sustained.run_if_sustained(world, better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
             return 0.0
         if not self.effort.allows(plan):
             return 0.0
@@ -298,7 +289,7 @@ class BestSoFar:
         world, effort = self._world(plan), self.effort
         most_per_s = HOPE * evaluate(plan, self.facts).goodput_per_s
         inputs, slos = effort.last_inputs, effort.last_slos
-        beyond_per_s = rate_beyond(world, rate_per_s, most_per_s, inputs, OTHER_SEED, slos, effort.in_time)
+        beyond_per_s = sustained.rate_beyond(world, rate_per_s, most_per_s, inputs, OTHER_SEED, slos, effort.in_time)
         return self._confirmed_per_s(plan, beyond_per_s)
 
     def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:
@@ -308,7 +299,9 @@ class BestSoFar:
         if not rate_per_s:
             return 0.0
         inputs, slos = self._last_runs()
-        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, self.effort.in_time, self.effort.each)
+        return sustained.confirmed_rate_per_s(
+            world, rate_per_s, inputs, seed, slos, self.effort.in_time, self.effort.each
+        )
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
         size = min(self.effort.cell, HURRIED_CELL) if self.effort.hurries() else self.effort.cell

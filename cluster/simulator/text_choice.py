@@ -43,12 +43,10 @@ FAR_STEPS = 5  # halvings of the interval below it, if no rate in the first is s
 BUSY = 0.97
 # The share of the time in which the front's processor passes tokens on: sockets and requests take the rest.
 FRONT_BUSY = 0.5
-# A fleet may sustain more than its devices one by one: at most this multiple is tried.
-MOST_GAIN = 1.2
+MOST_GAIN = 1.2  # a fleet may sustain more than its devices one by one: at most this multiple is tried
 BETTER = 1.01  # another way is better if it sustains this multiple
 FOR_EVER_S = 1e9
-# The best of several plans is partly best by chance, so other random texts decide what is promised.
-PROMISE_SEED = 1
+PROMISE_SEED = 1  # the best of several plans is partly best by chance, so other random texts decide what is promised
 
 
 @dataclass(frozen=True)

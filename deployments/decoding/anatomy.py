@@ -16,8 +16,7 @@ from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextReques
 from isobatch.deployments.models.products import pack_when_used, product_of
 from isobatch.deployments.transport.device_copies import to_device
 
-# Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
-ENCODER_READS = 512
+ENCODER_READS = 512  # tokens that an encoder reads if config.json does not say it: T5 models were trained on no more
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,7 @@ def shape_of(config: Any) -> DecoderShape:
         )
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return DecoderShape(
-        config.num_hidden_layers,
-        config.vocab_size,
-        config.num_key_value_heads,
-        width,
-        config.max_position_embeddings,
+        config.num_hidden_layers, config.vocab_size, config.num_key_value_heads, width, config.max_position_embeddings
     )
 
 

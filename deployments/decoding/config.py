@@ -39,8 +39,7 @@ class DecoderConfig(ServedConfig):
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     plan: str | None = Field(
-        None,
-        description="File of `isobatch plan`, with exits, cuts, replicas, precision, memory and all limits.",
+        None, description="File of `isobatch plan`, with exits, cuts, replicas, precision, memory and all limits."
     )
     profile: str | None = Field(
         None,

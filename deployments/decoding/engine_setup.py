@@ -1,7 +1,6 @@
 """Loads a decoder, its tokenizer and its stop tokens from a directory, and builds the engine."""
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,7 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     return model.to(target).eval()
 
 
-def engine_of(
-    model: Any,
-    rules: DecoderRules,
-    config: DecoderConfig,
-    clock: Callable[[], float] = time.perf_counter,
-    grammars: Grammars | None = None,
-) -> Engine:
+def engine_of(model: Any, rules: DecoderRules, config: DecoderConfig, grammars: Grammars | None = None) -> Engine:
     """An engine whose network is cut at the ramps, with as many pages as the memory for KV holds."""
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
@@ -73,7 +66,7 @@ def engine_of(
             f"{-(-needed * page_bytes // 2**20)}; give more, or set max_context"
         )
     network = CutDecoder(anatomy, DecoderRamps(rules), splits, pages, config.page_tokens, grammars)
-    return Engine(Scheduler(splits, limits, PagePool(pages)), network, clock)
+    return Engine(Scheduler(splits, limits, PagePool(pages)), network, time.perf_counter)
 
 
 def splits_and_limits(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:

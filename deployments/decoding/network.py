@@ -19,19 +19,12 @@ from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
-from isobatch.deployments.decoding.sequences import (
-    Sampling,
-    Splits,
-    TextRequest,
-    TokenLogprobs,
-    TokenPrediction,
-)
+from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest, TokenLogprobs, TokenPrediction
 from isobatch.deployments.models.ramps import check_forgets, policy_at
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
-# Logits that are divided by a much lower temperature would overflow.
-COLDEST = 1e-6
+COLDEST = 1e-6  # logits that are divided by a much lower temperature would overflow
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from isobatch.deployments.decoding import openai_answers
 from isobatch.deployments.decoding.client_meter import RequestEnd
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
-from isobatch.deployments.decoding.openai_answers import (
-    CHAT,
-    COMPLETION,
-    DecoderStats,
-    ModelAbout,
-    ModelList,
-    route_options,
-)
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
@@ -251,9 +244,9 @@ _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 class _Api(Api):
     """Gives traced requests a span, which lasts until the last event of a stream."""
 
-    stats = DecoderStats
+    stats = openai_answers.DecoderStats
     hint = "POST /v1/completions and /v1/chat/completions answer"
-    documented = staticmethod(route_options)
+    documented = staticmethod(openai_answers.route_options)
     error = staticmethod(error_body)
     tracing: Tracing | None = None
 
@@ -286,16 +279,16 @@ def create_decoder_api(
     api.tracing = front.tracing
     writers = _Writers(front)
     api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)
-    api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
-    api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
+    api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **openai_answers.COMPLETION)
+    api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **openai_answers.CHAT)
     model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
 
-    @api.get("/v1/models", **route_options(ModelList, 401, 500))
+    @api.get("/v1/models", **openai_answers.route_options(openai_answers.ModelList, 401, 500))
     async def models() -> dict[str, Any]:
         """The served model."""
         return {"object": "list", "data": [model]}
 
-    @api.get("/v1/models/{name}", **route_options(ModelAbout, 401, 404, 500))
+    @api.get("/v1/models/{name}", **openai_answers.route_options(openai_answers.ModelAbout, 401, 404, 500))
     async def model_named(name: str) -> dict[str, Any]:
         """The model of this name."""
         front.check_model(name)

@@ -74,14 +74,11 @@ def _mean(before: float, latest: float) -> float:
 
 
 by_size = attrgetter("size")  # the key by which pieces are sorted and grouped
-# More rows than this of a sequence in its first split count as rows of a prompt.
-FEW_ROWS = 16
+FEW_ROWS = 16  # more rows than this of a sequence in its first split count as rows of a prompt
 # The share of the residents that a deep split waits for, if neither exits.json nor the user says another one.
 DEEP_SHARE = 0.6
-# The shortest time after which a client is told to try again.
-SHORTEST_RETRY_S = 1.0
-# The largest share of the time to the first token that is kept for the launches until then.
-MOST_KEPT = 0.5
+SHORTEST_RETRY_S = 1.0  # the shortest time after which a client is told to try again
+MOST_KEPT = 0.5  # the largest share of the time to the first token that is kept for the launches until then
 
 
 @dataclass(frozen=True)

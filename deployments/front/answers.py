@@ -13,10 +13,8 @@ from isobatch.profiles.model import Label, Probability, Sides, Words
 # Bytes of an error's sentence. JSON at most doubles them, so an error stays below 1 KiB.
 LONGEST_SENTENCE = 480
 _CUT = " ... "
-# Characters of a client's value that an error repeats.
-_LONGEST_VALUE = 60
-# Items of a client's list that an error repeats.
-_LONGEST_LIST = 8
+_LONGEST_VALUE = 60  # characters of a client's value that an error repeats
+_LONGEST_LIST = 8  # items of a client's list that an error repeats
 
 
 @dataclass(frozen=True)

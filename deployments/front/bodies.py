@@ -20,8 +20,7 @@ from starlette.types import Receive
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.profiles.errors import first_wrong
 
-# The time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile.
-READ_WITHIN_S = 30.0
+READ_WITHIN_S = 30.0  # the time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile
 # Bodies that may arrive at once: as many as half of the places in the proxy, between these two, ...
 LEAST_ARRIVING, MOST_ARRIVING = 8, 256
 # ... and their bytes together.
@@ -29,12 +28,9 @@ MOST_ARRIVING_BYTES = 256 * 2**20
 # A body has this time before it is called slow: a few parts of the quickest one may come late, too.
 JUDGED_AFTER_S = 0.1
 ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
-# Dimensions of a tensor.
-MOST_DIMENSIONS = 8
-# Characters of a name or an id.
-LONGEST_NAME = 1024
-# Names in a list of a request, such as its outputs.
-MOST_NAMED = 64
+MOST_DIMENSIONS = 8  # dimensions of a tensor
+LONGEST_NAME = 1024  # characters of a name or an id
+MOST_NAMED = 64  # names in a list of a request, such as its outputs
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. No real size has more, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 18
@@ -43,8 +39,7 @@ _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
 _FILE = re.compile(rb"\bfilename=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
 _FIELDS = (b"scores", b"top_k", b"map", b"size")  # of a request, which a form may hold beside the pictures
-# The `wbits` of zlib that detect both formats.
-_GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
+_GZIP_OR_ZLIB = zlib.MAX_WBITS + 32  # the `wbits` of zlib that detect both formats
 
 
 @dataclass(frozen=True)

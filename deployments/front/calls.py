@@ -35,12 +35,9 @@ CODES = {
     503: 14,
     504: 4,
 }
-# Bytes of all metadata of a call.
-_MOST_METADATA = 16_384
-# Bytes before each message: whether it is compressed, and its length.
-_PREFIX = 5
-# Bytes that are read before the messages in them are asked for.
-_READ_AHEAD = 65_536
+_MOST_METADATA = 16_384  # bytes of all metadata of a call
+_PREFIX = 5  # bytes before each message: whether it is compressed, and its length
+_READ_AHEAD = 65_536  # bytes that are read before the messages in them are asked for
 _TYPE = b"content-type: application/grpc\r\ngrpc-accept-encoding: identity,deflate,gzip\r\n"
 _BEGUN = b"HTTP/1.1 200 OK\r\n" + _TYPE + b"transfer-encoding: chunked\r\n\r\n"
 _ENDED = b"0\r\n"

@@ -21,16 +21,11 @@ _OBSERVED = (
     "certain", "certain_weight",
 )  # fmt: skip
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
-# Answers whose latencies are kept for percentiles.
-LATEST = 2000
-# The weight of a request in the mean size of recent requests.
-RECENT_WEIGHT = 0.02
-# Percentiles of the latency.
-QUANTILES = (50, 95, 99)
-# The window in which the busy time of replicas is counted.
-BUSY_S = 10.0
-# The length of an audit window: the controller's default interval.
-AUDIT_WINDOW_S = 5.0
+LATEST = 2000  # answers whose latencies are kept for percentiles
+RECENT_WEIGHT = 0.02  # the weight of a request in the mean size of recent requests
+QUANTILES = (50, 95, 99)  # percentiles of the latency
+BUSY_S = 10.0  # the window in which the busy time of replicas is counted
+AUDIT_WINDOW_S = 5.0  # the length of an audit window: the controller's default interval
 
 
 class Launches(NamedTuple):

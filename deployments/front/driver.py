@@ -31,12 +31,9 @@ from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.packed import Packed, take, wanting_best
 
 log = logging.getLogger(__name__)
-# Survivors are held this much longer than the last deadline, since a launch may be running then.
-GRACE_S = 5.0
-# The time to read replies that have already arrived, when a launch times out.
-READ_S = 0.05
-# Numbers of requests for the best scores: as many as float32 tells apart.
-MOST_NUMBERS = 2**24
+GRACE_S = 5.0  # survivors are held this much longer than the last deadline, since a launch may be running then
+READ_S = 0.05  # the time to read replies that have already arrived, when a launch times out
+MOST_NUMBERS = 2**24  # numbers of requests for the best scores: as many as float32 tells apart
 
 
 class Workers(Protocol):
@@ -75,11 +72,7 @@ class Driver:
     """Must be used from one event loop, with a monotonic clock."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        workers: Workers,
-        clock: Callable[[], float],
-        counts: Counts | None = None,
+        self, dispatcher: Dispatcher, workers: Workers, clock: Callable[[], float], counts: Counts | None = None
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()

@@ -13,8 +13,7 @@ from isobatch.deployments.demo import A_DIGIT
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.levels import is_cascade, read_levels
 
-# The side of an image in pixels where a checkpoint does not tell: the most common size.
-USUAL = 224
+USUAL = 224  # the side of an image in pixels where a checkpoint does not tell: the most common size
 
 
 @dataclass(frozen=True)

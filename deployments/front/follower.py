@@ -38,14 +38,10 @@ log = logging.getLogger(__name__)
 # The time to reach the replicas of a new plan, and for these to warm up. After that the plan is followed as it is: any
 # that are missing join later, and any that are not warm yet get orders between their full batches.
 JOIN_WITHIN_S = 4.0
-# The time between two reports of this front's arrivals.
-REPORT_EVERY_S = 1.0
-# The wait between two attempts to reach the deployer.
-RETRY_AFTER_S = 0.5
-# A launch that still runs this long after it was given up counts as hung, and its replica is ended.
-STUCK_S = 5.0
-# The time to connect to a replica.
-CONNECT_WITHIN_S = 5.0
+REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
+RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
+STUCK_S = 5.0  # a launch that still runs this long after it was given up counts as hung, and its replica is ended
+CONNECT_WITHIN_S = 5.0  # the time to connect to a replica
 # The time for a replica to run full batches of the plan. After that it is used even if it has not.
 WARM_WITHIN_S = 30.0
 # The wait before Serve's list is trusted again. Serve notices a dead replica within about a second.

@@ -47,34 +47,25 @@ from isobatch.profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# Connections of all clients.
-CONNECTIONS = 2048
+CONNECTIONS = 2048  # connections of all clients
 # Calls of one connection at once. Further calls wait at the client.
 CALLS = 128
 # Calls of one client at once, each of which may take a buffer of HAProxy while its message arrives.
 CALLS_OF_ONE_ADDRESS = 4096
-# Streams of all clients that are open at once: more would keep calls out of the front.
-STREAMS = 1024
-# Streams from one address.
-STREAMS_OF_ONE_ADDRESS = STREAMS // 2
+STREAMS = 1024  # streams of all clients that are open at once: more would keep calls out of the front
+STREAMS_OF_ONE_ADDRESS = STREAMS // 2  # streams from one address
 # Bytes of a call that has arrived completely before it takes a place. Longer ones have places of their own.
 WHOLE_BYTES = 61_440
-# Bytes of a call about the server, which always arrives completely before it takes a place.
-QUESTION_BYTES = 16_384
+QUESTION_BYTES = 16_384  # bytes of a call about the server, which always arrives completely before it takes a place
 # The time after which a connection without a call is closed. Clients connect again by themselves.
 KEEP_ALIVE_S = 30
-# The time for which a client may be silent in a call.
-IDLE_S = 300
-# Characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder.
-LONGEST_FOLDER = 72
+IDLE_S = 300  # the time for which a client may be silent in a call
+LONGEST_FOLDER = 72  # characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder
 # HAProxy's names for the front in the backends with a limit.
 _SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
-# The time for HAProxy to start, for instance on a busy machine.
-_STARTS_WITHIN_S = 30.0
-# The time for HAProxy to end after a signal.
-_ENDS_WITHIN_S = 0.3
-# The wait before HAProxy is started again.
-_RESTART_AFTER_S = 0.5
+_STARTS_WITHIN_S = 30.0  # the time for HAProxy to start, for instance on a busy machine
+_ENDS_WITHIN_S = 0.3  # the time for HAProxy to end after a signal
+_RESTART_AFTER_S = 0.5  # the wait before HAProxy is started again
 _HEALTH = f"{{ path /{SERVICE}/ServerLive /{SERVICE}/ServerReady }}"
 # A refusal by the front of a call that has not come completely: as HAProxy's own, since that ends the call.
 _UNFINISHED = 'content-type application/grpc hdr grpc-status %[var(txn.status)] hdr grpc-message "%[var(txn.message)]"'

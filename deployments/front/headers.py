@@ -14,16 +14,12 @@ from isobatch.profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
 DEADLINE = DEADLINE_HEADER.encode()
-# When our proxy received the request: t=MICROSECONDS since 1970.
-STARTED = b"x-request-start"
+STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECONDS since 1970
 FULL = b"x-full"
 PRIORITY = b"x-priority"
-# The address of a stream's client, as our HAProxy saw it.
-CLIENT = b"x-client-address"
-# A request that seems to have waited longer comes from a machine with another clock.
-_MOST_WAITED_S = 60.0
-# The longest deadline, a day: timers have limits, and no client waits longer.
-LONGEST_MS = 86_400_000.0
+CLIENT = b"x-client-address"  # the address of a stream's client, as our HAProxy saw it
+_MOST_WAITED_S = 60.0  # a request that seems to have waited longer comes from a machine with another clock
+LONGEST_MS = 86_400_000.0  # the longest deadline, a day: timers have limits, and no client waits longer
 # Paths for load balancers, which need no key even where one is set.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"

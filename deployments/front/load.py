@@ -11,16 +11,11 @@ from isobatch.deployments.front.answers import RefusedError
 
 # The factor by which earlier requests count less in a `Trend` with each new one: about the last fifty matter.
 _REMEMBERED = 0.98
-# The half-life of a peak.
-_PEAK_HALF_LIFE_S = 0.5
-# The half-life of the numbers of refused and answered requests.
-_REQUESTS_HALF_LIFE_S = 1.0
-# The longest Retry-After: clients should notice soon that there is room again.
-LONGEST_RETRY_S = 30.0
-# The work that one turn of the event loop lets in: short enough for health checks.
-SLICE_S = 0.004
-# The factor by which earlier turns count less in the pace with each new one.
-_REMEMBERED_TURNS = 0.9
+_PEAK_HALF_LIFE_S = 0.5  # the half-life of a peak
+_REQUESTS_HALF_LIFE_S = 1.0  # the half-life of the numbers of refused and answered requests
+LONGEST_RETRY_S = 30.0  # the longest Retry-After: clients should notice soon that there is room again
+SLICE_S = 0.004  # the work that one turn of the event loop lets in: short enough for health checks
+_REMEMBERED_TURNS = 0.9  # the factor by which earlier turns count less in the pace with each new one
 
 
 class Trend:

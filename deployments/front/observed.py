@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 from isobatch.profiles.agreement import Agreement, AuditedAnswers
 
-# The lowest latency that has its own bin.
-FASTEST_S = 1e-5
-# The ratio of the bounds of a bin: latencies are counted to 5 %.
-STEP = 1.05
+FASTEST_S = 1e-5  # the lowest latency that has its own bin
+STEP = 1.05  # the ratio of the bounds of a bin: latencies are counted to 5 %
 
 
 class LaunchShape(NamedTuple):

@@ -27,14 +27,12 @@ PROBLEMS = {
     "stops; try again later.",
     504: "The deadline passed before the answer was known.",
 }
-# The possible statuses of a request with inputs.
-READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
+READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # the possible statuses of a request with inputs
 _AN_INPUT = (
     "One input (a text, or an image as nested lists), or a list of inputs. "
     "If the network labels words, a text may be a list of its words."
 )
-# Characters of an example that people can read.
-_LONGEST_EXAMPLE = 2000
+_LONGEST_EXAMPLE = 2000  # characters of an example that people can read
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds until a retry is useful.", "schema": {"type": "integer"}}}
 
 

@@ -14,12 +14,10 @@ from isobatch.deployments.named import demo_folder
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
 DOCS = "/docs"
-# The files that `/docs` needs.
-EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})
+EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})  # the files that `/docs` needs
 # The files of the page of a fleet, by their URL paths.
 FLEET = {"/": FILES / "fleet.html", "/page/fleet.js": FILES / "fleet.js"}
-# The demo's digits that the page can send.
-DIGITS = 60
+DIGITS = 60  # the demo's digits that the page can send
 _HEADERS = {
     # Load nothing from other servers, no scripts or styles except the files, and forbid frames.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

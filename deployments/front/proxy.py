@@ -29,14 +29,10 @@ log = logging.getLogger(__name__)
 
 # The limit
 
-# The time between two steps of the limit while requests are refused.
-EVERY_S = 0.02
-# The same while none are refused: each step takes processor time from answers.
-CALM_EVERY_S = 0.1
-# The time between two repetitions of the limit: HAProxy forgets it when Serve restarts it.
-REPEAT_S = 1.0
-# The time between two readings of HAProxy's refusals, while it refuses.
-COUNT_EVERY_S = 0.25
+EVERY_S = 0.02  # the time between two steps of the limit while requests are refused
+CALM_EVERY_S = 0.1  # the same while none are refused: each step takes processor time from answers
+REPEAT_S = 1.0  # the time between two repetitions of the limit: HAProxy forgets it when Serve restarts it
+COUNT_EVERY_S = 0.25  # the time between two readings of HAProxy's refusals, while it refuses
 # The time that HAProxy has for a reply. Without one, the next attempt comes later.
 REPLY_WITHIN_S = 1.0
 # A lower limit shows its effect after this time at the earliest, ...
@@ -52,12 +48,9 @@ TOLERATED_STRAINED = 1.5
 TOLERATED_STRAINED_SHARE = 0.05
 # The half-life of both numbers.
 STRAINED_HALF_LIFE_S = 0.1
-# The most places that each answer adds to the limit while many requests wait.
-MOST_ADDED = 0.2
-# How fast the added places grow with the time since the limit was lowered, per second.
-ADDED_PER_S = 0.2
-# The time in which a limit that is not reached doubles.
-DOUBLES_S = 5.0
+MOST_ADDED = 0.2  # the most places that each answer adds to the limit while many requests wait
+ADDED_PER_S = 0.2  # how fast the added places grow with the time since the limit was lowered, per second
+DOUBLES_S = 5.0  # the time in which a limit that is not reached doubles
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
 # HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
@@ -69,8 +62,7 @@ LEAST, MOST = 4, 4096
 
 # The time for a client to send its headers, and again to send its body, before the request takes a place.
 REQUEST_S = 10
-# The time that a request waits in HAProxy for a place in the front.
-QUEUED_MS = 25
+QUEUED_MS = 25  # the time that a request waits in HAProxy for a place in the front
 # The requests that wait in HAProxy for each front. If more wait, clients that send as many per second are refused.
 QUEUED = 64
 # The backend of clients that send at most QUEUED requests per second: it has as many places as all others together.
@@ -83,20 +75,13 @@ FEW_LONG = "few-long"
 QUESTIONS = "questions"
 # The places of that backend.
 QUESTIONS_AT_ONCE = 8
-# The time that such a request waits in HAProxy.
-QUESTIONS_MS = 2000
-# Health checks go before other requests that arrived up to this time before them.
-HEALTH_MS = 1000
-# The longest time after which a refused client should retry; each gets a random whole number of seconds.
-RETRY_S = 4
-# File handles of a connection in HAProxy: its two sides, and a pipe for one in four.
-FILES_OF_ONE = 2.5
-# File handles of everything else in HAProxy.
-FILES_BESIDE = 512
-# The fewest file handles with which enough clients can connect.
-LEAST_FILES = 2048
-# For each connection of a client, there must be so many that are free.
-FREE_FOR_ONE = 4
+QUESTIONS_MS = 2000  # the time that such a request waits in HAProxy
+HEALTH_MS = 1000  # health checks go before other requests that arrived up to this time before them
+RETRY_S = 4  # the longest time after which a refused client should retry; each gets a random whole number of seconds
+FILES_OF_ONE = 2.5  # file handles of a connection in HAProxy: its two sides, and a pipe for one in four
+FILES_BESIDE = 512  # file handles of everything else in HAProxy
+LEAST_FILES = 2048  # the fewest file handles with which enough clients can connect
+FREE_FOR_ONE = 4  # for each connection of a client, there must be so many that are free
 # The requests of a client that may come too slowly within SLOW_WITHIN_S. With more, further long ones are refused.
 SLOW = 16
 SLOW_WITHIN_S = 10
@@ -259,11 +244,7 @@ class ProxyLimit(threading.Thread):
     """
 
     def __init__(
-        self,
-        path: Path,
-        burden: Callable[[], Burden],
-        servers: Callable[[], list[str]],
-        slo_ms: float | None = None,
+        self, path: Path, burden: Callable[[], Burden], servers: Callable[[], list[str]], slo_ms: float | None = None
     ) -> None:
         super().__init__(name="proxy-limit", daemon=True)
         self._path, self._burden, self._find_servers, self._slo_ms = path, burden, servers, slo_ms

@@ -37,19 +37,15 @@ from isobatch.profiles.model import label_names, reads_text
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
 log = logging.getLogger(__name__)
-# The time from writing an answer until the client has it: through the operating system.
-HAND_OVER_S = 0.002
-# The expected processor time of a request before any was measured.
-_TYPICAL_S = 0.0002
+HAND_OVER_S = 0.002  # the time from writing an answer until the client has it: through the operating system
+_TYPICAL_S = 0.0002  # the expected processor time of a request before any was measured
 # A front is overloaded if requests wait unread for longer than both this time and this share of their deadline.
 _LONG_WAIT_S = 0.05
 _LONG_WAIT_SHARE = 0.2
-# A client waits for "as long as the SLO" if its deadline is at least this share of it.
-_ENOUGH_OF_SLO = 0.9
+_ENOUGH_OF_SLO = 0.9  # a client waits for "as long as the SLO" if its deadline is at least this share of it
 # The processor time of one of this number of requests is measured: the clock costs more than a small request.
 _MEASURED_ONE_OF = 8
-# Pictures that are read at once, each of which may take over 100 MB.
-_PICTURES_AT_ONCE = 2
+_PICTURES_AT_ONCE = 2  # pictures that are read at once, each of which may take over 100 MB
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
 Given = TypeVar("Given")

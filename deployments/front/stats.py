@@ -146,12 +146,9 @@ def usage() -> Usage:
     return Usage(round(time.process_time(), 2), round(pages * _PAGE_BYTES / 2**20, 1))
 
 
-# The time between two exports.
-EVERY_S = 1.0
-# The agreement without recent audits: it may be anything.
-NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)
-# Values of a histogram that are exported in one turn of the event loop: about 1 ms.
-AT_ONCE = 200
+EVERY_S = 1.0  # the time between two exports
+NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # the agreement without recent audits: it may be anything
+AT_ONCE = 200  # values of a histogram that are exported in one turn of the event loop: about 1 ms
 
 
 async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> None:

@@ -128,10 +128,7 @@ def _with_distances(bias: Bias | None, row: Tensor) -> Callable[[Tensor, Tensor]
 
 
 def _padded_attention(
-    padded: QueryKeyValue,
-    mask: Tensor | None,
-    scaling: float | None,
-    bias: Callable[[Tensor, Tensor], Tensor] | None,
+    padded: QueryKeyValue, mask: Tensor | None, scaling: float | None, bias: Callable[[Tensor, Tensor], Tensor] | None
 ) -> Tensor:
     """Attention from texts x tokens x heads x width to texts x tokens x (heads * width)."""
     query, key, value = _mapped(lambda tensor: tensor.transpose(1, 2), padded)

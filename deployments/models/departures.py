@@ -73,13 +73,7 @@ class TokenDepartures(Departures):
     """
 
     def __init__(
-        self,
-        memory: Tensor,
-        num_labels: int,
-        kept: Integers,
-        lengths: Integers,
-        answered: Tensor,
-        most_unsure: int = 0,
+        self, memory: Tensor, num_labels: int, kept: Integers, lengths: Integers, answered: Tensor, most_unsure: int = 0
     ) -> None:
         super().__init__(memory, num_labels, kept)
         self._lengths, self._answered, self._most_unsure = lengths, answered, most_unsure

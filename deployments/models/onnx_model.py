@@ -157,12 +157,7 @@ class OnnxModel(TorchModel):
     exports = True
 
     def __init__(
-        self,
-        inner: TorchModel,
-        fingerprint: str,
-        int8: bool = False,
-        cache: Path | None = None,
-        records: bool = False,
+        self, inner: TorchModel, fingerprint: str, int8: bool = False, cache: Path | None = None, records: bool = False
     ) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner

@@ -24,15 +24,9 @@ from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import policy_at
 from isobatch.deployments.points import are_near
 from isobatch.deployments.prepare.entities import of_texts
-from isobatch.deployments.prepare.measuring import (
-    PrepareOptions,
-    RampLogits,
-    TrainedRamps,
-    choose_of_parts,
-    rules_of,
-)
+from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, TrainedRamps, choose_of_parts, rules_of
 from isobatch.deployments.prepare.sample import Indices, Sample
-from isobatch.deployments.prepare.thresholds import calibration_error, replay
+from isobatch.deployments.prepare.thresholds import replay
 from isobatch.deployments.progress import show
 from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.losses import Floats, picture_iou
@@ -106,11 +100,7 @@ class PixelSample:
     ) -> Sequence[tuple[float | None, float | None]]:
         """Of calibration, before and after it, for each ramp and the head."""
         before = self._some(bridges, rows)
-        after = before.calibrated(temperatures)
-        return [
-            (calibration_error(raw, before.truth), calibration_error(made, before.truth))
-            for raw, made in zip(before.heads(), after.heads(), strict=True)
-        ]
+        return before.errors(before.calibrated(temperatures))
 
     def _some(self, bridges: Sequence[nn.Module], rows: Indices) -> RampLogits:
         """As many pixels of all these pictures as calibration needs."""

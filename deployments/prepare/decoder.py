@@ -7,6 +7,7 @@ by `recompute`, a ramp gets exactly these outputs, as long as all tokens are tho
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.engine_setup import engine_of
+from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.network import at_least_float32
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.progress import busy
 from isobatch.profiles.errors import UserError
 
 MOST_LAUNCHES = 12  # of the first part, for one of the deep part
@@ -79,6 +81,35 @@ class DecoderReport:
     rules: DecoderRules
     num_blocks: int
     tokens: int
+
+    def __str__(self) -> str:
+        """What a decoder's ramp costs, and what `exits: project` would, which is used only on demand."""
+        (ramp,), project = self.rules.ramps, self.rules.project
+        assert project, "This is a bug: projection was not measured."
+        leaving, agreement, same = 1 - (ramp.survival or 0), self.rules.agreement or 0, self.rules.same_texts or 0
+        return (
+            f"a ramp after block {ramp.block} (from 0) of {self.num_blocks}: {leaving:.0%} of the tokens leave there, "
+            f"where the head's probability is at least {ramp.threshold:.3f}. Of {self.tokens} tokens after prompts "
+            f"that did not choose it, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last "
+            "token. isobatch profile and isobatch plan say what that is worth. Not chosen is 'exits: project' (a token "
+            "that leaves makes KV of the skipped blocks from the state in which it left): "
+            f"{project.same_texts:.1%} of the texts are the full network's, {project.same_tokens:.1%} of the tokens "
+            f"before the first other one, and {1 - project.survival:.0%} of the tokens leave. If you accept that, "
+            "write it under args: of a Serve file"
+        )
+
+
+def ramp_report(
+    source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float, device: str
+) -> DecoderReport:
+    """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
+    model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
+    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    shape = shape_of(model.config)
+    context = shape.context(None)
+    fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
+    with busy(f"writing on from {len(fitting)} prompts"):
+        return ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
 
 
 def ramps_for(

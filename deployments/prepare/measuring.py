@@ -73,6 +73,11 @@ class RampLogits:
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
 
+    def errors(self, calibrated: "RampLogits") -> list[tuple[float | None, float | None]]:
+        """Of calibration, before and after it, for each ramp and the head."""
+        both = zip(self.heads(), calibrated.heads(), strict=True)
+        return [(calibration_error(before, self.truth), calibration_error(after, self.truth)) for before, after in both]
+
     def joined(self, others: Iterable["RampLogits"]) -> "RampLogits":
         """The logits of these inputs and of others together."""
         every = [self, *others]
@@ -117,11 +122,7 @@ def make_ramps(
         temperatures = shape.temperatures()
         calibrated = test.calibrated(temperatures)
         tested = _choose(shape.calibrated(temperatures), calibrated, options)
-    errors = [
-        (calibration_error(before, test.truth), calibration_error(after, test.truth))
-        for before, after in zip(test.heads(), calibrated.heads(), strict=True)
-    ]
-    rules = rules_of(options, temperatures, tested, errors)
+    rules = rules_of(options, temperatures, tested, test.errors(calibrated))
     if tested.answers and tested.counts is not None and sample.words is not None:
         rules = rules.model_copy(update={"entities": entity_f1(*tested.answers, tested.counts, names)})
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)

@@ -58,10 +58,7 @@ def _f1(members: NDArray[np.bool_], answered_so: NDArray[np.bool_]) -> float:
 
 
 def class_table(
-    classes: Sequence[ClassFigures],
-    names: Sequence[str],
-    answered: str = "inputs",
-    entities: EntityF1 | None = None,
+    classes: Sequence[ClassFigures], names: Sequence[str], answered: str = "inputs", entities: EntityF1 | None = None
 ) -> Table:
     """One row per class: at most 20, those whose recall falls most. `answered`: the plural of what has a label."""
     shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MAX_SHOWN]

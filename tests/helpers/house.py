@@ -12,8 +12,9 @@ from scipy.sparse.csgraph import connected_components
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
 DESIGN = ROOT / "docs" / "design.md"
-# Words of the product that writes texts; `bytes.decode` and the decoders of JSON and MessagePack are others.
-OF_DECODERS = re.compile(r"(?<!msgpack.)(?<!json.)decod(?:er|ing)", re.IGNORECASE)
+# Words of the product that writes texts; `bytes.decode`, the decoders of JSON and MessagePack, and the head of ViTPose
+# (`use_simple_decoder`) are others.
+OF_DECODERS = re.compile(r"(?<!msgpack.)(?<!json.)(?<!simple_)decod(?:er|ing)", re.IGNORECASE)
 
 
 def main() -> None:

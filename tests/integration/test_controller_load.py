@@ -13,8 +13,7 @@ import pytest
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.deployments.config import LOADER
-from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.named import LOADER, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer import Objective, Plan, optimize
 from isobatch.profiles.devices import Device, links_between

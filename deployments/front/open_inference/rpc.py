@@ -21,18 +21,13 @@ from isobatch.deployments.front.open_inference.schemas import InputTensor
 from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, from_contents, rows, timeout_s
 from isobatch.deployments.front.service import Content, Service
 
-# Requests of one stream that run at once.
-_MOST_RUNNING = 64
-# A refused request keeps its place for this time, since refusing is work, too.
-PUSH_BACK_S = 0.05
-# The share of the SLO that requests take at full load, as in plans.
-LOAD = 0.8
+_MOST_RUNNING = 64  # requests of one stream that run at once
+PUSH_BACK_S = 0.05  # a refused request keeps its place for this time, since refusing is work, too
+LOAD = 0.8  # the share of the SLO that requests take at full load, as in plans
 # The same while many requests are refused.
 LOAD_WHILE_REFUSING = 0.4
-# Refused requests count as many above this share of the answered ones.
-MANY_REFUSED = 0.05
-# The least number of places, however few requests were answered recently.
-LEAST_PACED = 8
+MANY_REFUSED = 0.05  # refused requests count as many above this share of the answered ones
+LEAST_PACED = 8  # the least number of places, however few requests were answered recently
 
 
 def serving(service: Service) -> AbstractAsyncContextManager[None]:

@@ -12,18 +12,11 @@ from numpy.typing import NDArray
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import Sizes, json_in, number, validated
 from isobatch.deployments.front.headers import LONGEST_MS
-from isobatch.deployments.front.open_inference.schemas import (
-    BYTES,
-    NUMBERS,
-    InferRequest,
-    InputTensor,
-    dtype_of,
-)
+from isobatch.deployments.front.open_inference.schemas import BYTES, NUMBERS, InferRequest, InputTensor, dtype_of
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 
-# Texts of one input.
-MOST_TEXTS = 2
+MOST_TEXTS = 2  # texts of one input
 # The header with the number of bytes of JSON; the binary tensors follow.
 JSON_BYTES_HEADER = "inference-header-content-length"
 # The fields of a message for values of these kinds, without "_contents".

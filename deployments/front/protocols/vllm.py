@@ -124,12 +124,7 @@ class ClassifyForm(_VllmForm):
         labels = self.service.labels
         rows = self.label_scores(answers, body.raw)
         data = [
-            {
-                "index": index,
-                "label": labels[int(row.argmax())],
-                "probs": row.tolist(),
-                "num_classes": len(labels),
-            }
+            {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
             for index, row in enumerate(rows)
         ]
         return self.listed("classify", inputs, data=data)

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from isobatch.cluster import client, evaluation
 from isobatch.cluster.cli import app
-from isobatch.cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
+from isobatch.cluster.evaluation import evaluated, evaluated_words, promise_kept
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.predict import PredictedAnswer
 from isobatch.deployments.models.ramps import save_ramps
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import Interval
 from isobatch.profiles.model import Words
 from isobatch.profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material

@@ -70,8 +70,7 @@ def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypat
         counts.append(inputs)
         return run(world, rate_per_s, inputs, seed)
 
-    for module in ("plan_choice", "sustained"):
-        monkeypatch.setattr(f"isobatch.cluster.simulator.{module}.run", counted)
+    monkeypatch.setattr("isobatch.cluster.simulator.sustained.run", counted)
     hurried = replace(HASTY, last_inputs=100_000, out_of_time=lambda: True, hurries=lambda: True)
     found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
     assert found.tried == 0
