@@ -139,7 +139,7 @@ NODE_CHECK_S = 0.1  # how often a starting node is looked up
 
 @contextmanager
 def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
-    """Let `ray.init` wait for its node for `patience_s`, as long as `starts()`. Ray's own limit of 30 s is fixed."""
+    """Let `ray.init` or `ray start` wait for its node for `patience_s`, while `starts()`: Ray's own limit is 30 s."""
     from unittest.mock import patch
 
     from ray._private import services

@@ -205,7 +205,7 @@ class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
     A lost device is left out at once. A device that came back counts when it is still present one look later. Devices
-    beyond the `budget` do not count. `shared`: an arbiter changes it.
+    beyond the `budget` do not count. `shared`: an arbiter changes the budget.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts

@@ -135,10 +135,10 @@ class Controller:
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
-            if event.what == "waking":  # since its inputs came
+            if event.what == "waking":
                 self._granted = self.window.parked = False
-                called_s = event.at_s - self.window.called_for_s
-                took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: an attempt has failed
+                called_s = event.at_s - self.window.called_for_s  # when its inputs came
+                took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, DONE[event.what], took_s, now_s)
             chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # a forced plan may do less
             self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
@@ -272,8 +272,9 @@ class Controller:
 
     def _add(self, observed: Observed) -> Observed:
         """Add an observation to the window; returns it in the units that plans count."""
-        observed = observed.counted_in(self.running.length)
+        observed, was_parked = observed.counted_in(self.running.length), self.window.parked
         self.window.add(observed)
+        self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices):
             self._devices_changed = True
             self._relief.set_best(None)
@@ -288,9 +289,8 @@ class Controller:
             if keeper and (change := self._loosened(keeper, observed, now_s)):
                 return self._with_change(change, now_s)
         self.window.start(now_s)
-        self._devices_changed = False
         step = self._decide(observed, now_s, reason, forced)
-        self._granted = False
+        self._devices_changed = self._granted = False
         self.device_requests.request(step.event.asked, self.present.counts, now_s)
         self.record.add(step.event)
         return step

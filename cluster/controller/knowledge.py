@@ -24,7 +24,7 @@ class CurrentWindow:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
         self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
         self.quiet_s, self.had_inputs = 0.0, False  # since an input was inside; whether any was
-        self.parked = False  # the application has no replicas until an arbiter grants it devices for its next inputs
+        self.parked = False  # the application has no replicas
         self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
         self.called_for_s = 0.0  # since the first input after parking
         self._added_s = 0.0  # how much of the last one are short looks that followed it

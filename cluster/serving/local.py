@@ -111,7 +111,7 @@ _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
-RAY_STOPS_S = 60.0  # how long Ray's own stop may take
+RAY_STOPS_S = 30.0  # how long Ray's own stop may take: if its GCS is gone, it ends this process after a minute
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
 
@@ -328,7 +328,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
 def _stop(raylet: int = 0) -> None:
     """Let applications answer what they admitted, then stop Serve and Ray. Ray's output meanwhile is discarded.
 
-    A call to a Ray that has died hangs for a minute and then ends this process, so no such call is waited for.
+    A call to a Ray that has died hangs for a minute and then ends this process, so none is waited for that long.
     """
     import ray
 

@@ -86,7 +86,7 @@ class Canary:
             return mine.written
         await asyncio.wait([task])
         reply = _reply_of(task)
-        return (reply and not self.counts["withdrawn"] and reply.written) or mine.written
+        return mine.written if reply in (None, PARKED) or self.counts["withdrawn"] else reply.written
 
     async def _answer(self, body: bytes, headers: Headers, within_s: float) -> NamedReply | None:
         """The canary's answer; None: it has none in time."""

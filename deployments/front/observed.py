@@ -68,7 +68,7 @@ class Observed:
 
     `..._weight` and `..._weights` are the weights of the same inputs: tokens of texts, where plans count them.
     `devices` are all devices that a plan could use now, including those in use. `standby`: None where replicas end with
-    the use of their device; `parked`: all have ended. `holds_inputs`: some had no answer yet.
+    the use of their device; `parked`: all have ended. `holds_inputs`: some were still inside.
     """
 
     started_s: float

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from experiments.shared.machine import free_port
 from isobatch.cluster.cli import app
-from isobatch.cluster.load.report import HEALTHY
 from isobatch.deployments.processes import descendants
 from tests.helpers.asking import eventually
 from tests.helpers.command_lines import ROOT, SERVED, tutorial_lines
@@ -64,10 +63,9 @@ def test_the_demo_is_loaded_and_watched_as_the_page_says(demo: Demo, monkeypatch
     for line in lines:
         done = CliRunner().invoke(app, line)
         assert done.exit_code == (INTERRUPTED if "--watch" in line else 0), done.output
-    outcomes = json.loads(Path("load.json").read_text())["outcomes"]  # on a slow machine all may be refused
-    assert set(outcomes) <= HEALTHY
+    assert json.loads(Path("load.json").read_text())["outcomes"]["answered"] > 0
     stats: dict[str, Any] = json.loads(curled("/stats", demo.base))
-    assert 0 < sum(outcomes.values()) <= sum(stats["requests"].values())
+    assert stats["requests"]["answered"] > 0
     assert eventually(lambda: "isobatch_requests" in curled("/metrics", f"http://127.0.0.1:{demo.metrics_port}"))
 
 
