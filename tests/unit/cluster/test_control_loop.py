@@ -282,7 +282,10 @@ def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
     app.wakes_in_s, app.rate, app.fails = 7.0, lambda at_s: 0.0, lambda plan: True
     loop = control_loop(app, look_every_s=1.0)
     # An attempt takes 20 s. The first begins at once, the next half a minute after it has failed.
-    assert [(event.what, event.at_s) for event in run(app, loop, 90, look_s=1.0)] == [("failed", 21.0), ("failed", 71.0)]
+    assert [(event.what, event.at_s) for event in run(app, loop, 90, look_s=1.0)] == [
+        ("failed", 21.0),
+        ("failed", 71.0),
+    ]
     app.fails = lambda plan: False
     assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
     assert app.wakes_in_s is None
