@@ -282,5 +282,5 @@ def test_without_labels_agreement_is_promised_label_by_label(tmp_path: Path) -> 
     assert "and agreement with it is promised, label by label" in said
     assert "at most 10 % of agreement lost, 95 % sure" in said
     rules = json.loads((tmp_path / "out" / "exits.json").read_text())
-    assert rules["promise"]["lost"] == pytest.approx(1 - rules["agreement"])
+    assert rules["promise"]["lost"] == pytest.approx(1 - rules["agreement"], abs=1e-6)  # of single precision
     assert rules["mean_depth_share"] < 1
