@@ -27,13 +27,34 @@ from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.scores import range_of_scores, true_scores
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import Task, task_of
-from isobatch.profiles import losses
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import (
+    ABSOLUTE_ERROR,
+    MEAN_IOU,
+    MICRO_F1,
+    NAMES,
+    NDCG,
+    STEADY,
+    EntityF1,
+    Floats,
+    Indices,
+    Interval,
+    Labels,
+    ListNdcg,
+    Metric,
+    PooledF1,
+    ScoreFigures,
+    losses_by_class,
+    mean_loss,
+    picture_iou,
+    score_loss,
+    scored,
+)
 from isobatch.profiles.model import Words
 from isobatch.profiles.promise import RULES, ExitPromise
 from isobatch.profiles.ranking import RankedLists
 
-SCORE_NAMES: Mapping[losses.Metric, str] = {
+SCORE_NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
     "micro-f1": "micro-F1",
@@ -49,18 +70,18 @@ class Evaluation:
     """`lost` is what exits cost, input by input: its interval is narrower than those of both accuracies."""
 
     inputs: int
-    agreement: losses.Interval
-    depth: losses.Interval  # the share of the blocks that an input runs
-    full_accuracy: losses.Interval | None = None  # None: the inputs have no labels
-    accuracy: losses.Interval | None = None
-    lost: losses.Interval | None = None
-    scores: Mapping[losses.Metric, losses.ScoreFigures] = field(default_factory=dict)
+    agreement: Interval
+    depth: Interval  # the share of the blocks that an input runs
+    full_accuracy: Interval | None = None  # None: the inputs have no labels
+    accuracy: Interval | None = None
+    lost: Interval | None = None
+    scores: Mapping[Metric, ScoreFigures] = field(default_factory=dict)
     classes: tuple[ClassFigures, ...] = ()
-    entities: losses.EntityF1 | None = None  # None: the network names none
+    entities: EntityF1 | None = None  # None: the network names none
 
-    def lost_of(self, metric: losses.Metric) -> losses.Interval | None:
+    def lost_of(self, metric: Metric) -> Interval | None:
         if metric == "agreement":
-            return losses.Interval(1 - self.agreement.mean, self.agreement.within)
+            return Interval(1 - self.agreement.mean, self.agreement.within)
         return self.lost if metric == "accuracy" else self.scores[metric].lost if metric in self.scores else None
 
     def as_json(self) -> str:
@@ -68,7 +89,7 @@ class Evaluation:
         return json.dumps({"schema_version": 1, **asdict(self), "classes": classes}, indent=2)
 
 
-def _compared(exits: Sequence[PredictedAnswer], num_blocks: int, agreement: losses.Interval) -> Evaluation:
+def _compared(exits: Sequence[PredictedAnswer], num_blocks: int, agreement: Interval) -> Evaluation:
     """What is known without labels."""
     return Evaluation(len(exits), agreement, _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits])))
 
@@ -83,7 +104,7 @@ def evaluated(
         return known
     lost = (full_answers == truth).astype(float) - (early == truth)
     classes = by_class(truth, full_answers, early)
-    rated: tuple[losses.Metric, ...] = ("macro-f1", "mcc")
+    rated: tuple[Metric, ...] = ("macro-f1", "mcc")
     scores = {metric: _scored(metric, truth, full_answers, early) for metric in rated}
     scores["worst-class"] = _worst(truth, full_answers, early)
     before, after = _share(full_answers == truth), _share(early == truth)
@@ -91,8 +112,8 @@ def evaluated(
 
 
 def evaluated_words(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: losses.Indices | None,
-    given: losses.Indices | None, num_blocks: int, names: Sequence[str],
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, given: Indices | None,
+    num_blocks: int, names: Sequence[str],
 ) -> Evaluation:  # fmt: skip
     """The same where words are answered: shares of a text's words, and every text counts alike.
 
@@ -125,7 +146,7 @@ def _with_accuracy(known: Evaluation, in_full: NDArray[np.float64], with_exits: 
 
 
 def evaluated_labels(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: losses.Indices | None, num_blocks: int
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
 ) -> Evaluation:
     """The same where inputs have several labels: shares of an input's labels that are rightly given or not given."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
@@ -133,40 +154,37 @@ def evaluated_labels(
     if truth is None:
         return known
     before, after = (
-        losses.PooledF1((answers & truth).sum(axis=1), (answers + truth).sum(axis=1))
-        for answers in (full_answers, early)
+        PooledF1((answers & truth).sum(axis=1), (answers + truth).sum(axis=1)) for answers in (full_answers, early)
     )
     lost = before.loss(after)
-    f1, f1_early = (
-        losses.Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after)
-    )
-    scores = {losses.MICRO_F1: losses.ScoreFigures(f1, f1_early, losses.Interval.of(lost.mean, lost.error))}
+    f1, f1_early = (Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after))
+    scores = {MICRO_F1: ScoreFigures(f1, f1_early, Interval.of(lost.mean, lost.error))}
     known = replace(known, scores=scores, classes=by_class(truth, full_answers, early))
     return _with_accuracy(known, *((answers == truth).mean(axis=1) for answers in (full_answers, early)))
 
 
 def evaluated_scores(
     full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[Any] | None,
-    lists: losses.Indices | None, num_blocks: int, tolerance: float, are_numbers: bool,
+    lists: Indices | None, num_blocks: int, tolerance: float, are_numbers: bool,
 ) -> Evaluation:  # fmt: skip
     """The same where inputs have a score. `lists`: the number of each document's list, whose relevance is the truth."""
     in_full, early = (np.array([each.score for each in answers]) for answers in (full, exits))
     known = _compared(exits, num_blocks, _share(np.abs(in_full - early) <= tolerance))
     if truth is None:
         return known
-    scores = dict[losses.Metric, losses.ScoreFigures]()
+    scores = dict[Metric, ScoreFigures]()
     if lists is not None:
         ranked = RankedLists(lists, truth)
-        scores[losses.NDCG] = losses.ListNdcg.of(ranked.ndcg(in_full), ranked.ndcg(early))
+        scores[NDCG] = ListNdcg.of(ranked.ndcg(in_full), ranked.ndcg(early))
     right = true_scores(truth, lists, are_numbers)
     width = range_of_scores(in_full, right, are_numbers).width
     before, after = (np.minimum(np.abs(answers - right) / width, 1.0) for answers in (in_full, early))
-    scores[losses.ABSOLUTE_ERROR] = losses.ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))
+    scores[ABSOLUTE_ERROR] = ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))
     return replace(known, scores=scores)
 
 
 def evaluated_pixels(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: losses.Indices | None, num_blocks: int
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
 ) -> Evaluation:
     """The same where pixels are labelled: shares of a picture's pixels, of those that have a label in `truth`."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
@@ -176,15 +194,15 @@ def evaluated_pixels(
     labelled = truth >= 0
     some = labelled.any(axis=1)
     size = 1 + int(max(truth.max(), full_answers.max(), early.max()))
-    iou, iou_early = (losses.picture_iou(truth[some], answers[some], size) for answers in (full_answers, early))
-    scores = {losses.MEAN_IOU: losses.ScoreFigures(*map(_of_losses, (iou, iou_early, iou - iou_early)))}
+    iou, iou_early = (picture_iou(truth[some], answers[some], size) for answers in (full_answers, early))
+    scores = {MEAN_IOU: ScoreFigures(*map(_of_losses, (iou, iou_early, iou - iou_early)))}
     classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
     right = ((answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early))
     return _with_accuracy(replace(known, scores=scores, classes=classes), *right)
 
 
 def evaluated_points(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: losses.Floats | None, num_blocks: int,
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Floats | None, num_blocks: int,
     task: Keypoints, tolerance: float,
 ) -> Evaluation:  # fmt: skip
     """The same where points are found: shares of a picture's points that are near, of those that `truth` has (PCK)."""
@@ -198,43 +216,41 @@ def evaluated_points(
     return _with_accuracy(known, *(each / there[some].sum(axis=1) for each in near))
 
 
-def _labels(answer: PredictedAnswer) -> losses.Labels:
+def _labels(answer: PredictedAnswer) -> Labels:
     return np.array(answer.label, np.int64)
 
 
-def _of_losses(shares: NDArray[np.float64]) -> losses.Interval:
+def _of_losses(shares: NDArray[np.float64]) -> Interval:
     """As of losses in prepare: one input more than was seen is assumed to lose."""
-    return losses.Interval.of(float(shares.mean()), losses.mean_loss(shares).error)
+    return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 
-def _scored(
-    metric: losses.Metric, truth: losses.Labels, full: losses.Labels, exits: losses.Labels
-) -> losses.ScoreFigures:
-    lost = losses.score_loss(metric, truth, full, exits)
-    before, after = (losses.Interval.of(*losses.scored(metric, truth, answers)) for answers in (full, exits))
-    return losses.ScoreFigures(before, after, losses.Interval.of(lost.mean, lost.error))
+def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
+    lost = score_loss(metric, truth, full, exits)
+    before, after = (Interval.of(*scored(metric, truth, answers)) for answers in (full, exits))
+    return ScoreFigures(before, after, Interval.of(lost.mean, lost.error))
 
 
-def _worst(truth: losses.Labels, full: losses.Labels, exits: losses.Labels) -> losses.ScoreFigures:
+def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
     here = [truth == label for label in np.unique(truth)]
 
-    def least(answers: losses.Labels) -> losses.Interval:
+    def least(answers: Labels) -> Interval:
         return min((_share(answers[of_class] == truth[of_class]) for of_class in here), key=lambda each: each.mean)
 
-    lost = losses.losses_by_class((full == truth).astype(float) - (exits == truth), truth)
+    lost = losses_by_class((full == truth).astype(float) - (exits == truth), truth)
     most = max(lost, key=lambda each: float(each.mean))
-    return losses.ScoreFigures(least(full), least(exits), losses.Interval.of(most.mean, most.error))
+    return ScoreFigures(least(full), least(exits), Interval.of(most.mean, most.error))
 
 
-def _share(right: NDArray[np.bool_]) -> losses.Interval:
+def _share(right: NDArray[np.bool_]) -> Interval:
     """The share of right answers. Its interval counts two more right and two more wrong ones, so it is never empty."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
-    return losses.Interval(float(right.mean()), float(losses.STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
+    return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
 
 
-def _mean(values: NDArray[np.float64]) -> losses.Interval:
-    return losses.Interval(float(values.mean()), float(losses.STEADY * values.std() / np.sqrt(len(values))))
+def _mean(values: NDArray[np.float64]) -> Interval:
+    return Interval(float(values.mean()), float(STEADY * values.std() / np.sqrt(len(values))))
 
 
 def table(evaluation: Evaluation) -> Table:
@@ -243,13 +259,13 @@ def table(evaluation: Evaluation) -> Table:
         rows.add_column(heading, justify="right", no_wrap=True)
     if evaluation.full_accuracy:
         rows.add_row("accuracy", *map(str, (evaluation.full_accuracy, evaluation.accuracy, evaluation.lost)))
-    scores: dict[str, losses.ScoreFigures] = {"F1 of entities": evaluation.entities} if evaluation.entities else {}
+    scores: dict[str, ScoreFigures] = {"F1 of entities": evaluation.entities} if evaluation.entities else {}
     scores |= {SCORE_NAMES[metric]: each for metric, each in evaluation.scores.items()}
     for name, each in scores.items():
         rows.add_row(name, *map(str, (each.full, each.exits, each.lost)))
     if "worst-class" in evaluation.scores:
         rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
-    same = "near the full network's" if losses.ABSOLUTE_ERROR in evaluation.scores else "the full network's answer"
+    same = "near the full network's" if ABSOLUTE_ERROR in evaluation.scores else "the full network's answer"
     rows.add_row(same, "", str(evaluation.agreement), "")
     rows.add_row("blocks run per input", "", str(evaluation.depth), "")
     return rows
@@ -261,7 +277,7 @@ def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
     if lost is None or lost.mean - lost.within <= promise.max_loss:
         return None
     return (
-        f"the promise is a loss of at most {100 * promise.max_loss:.4g} % of {losses.NAMES[promise.metric]}; "
+        f"the promise is a loss of at most {100 * promise.max_loss:.4g} % of {NAMES[promise.metric]}; "
         f"these inputs lose {lost}: they are not of the kind that it was tested on"
     )
 

@@ -1,28 +1,20 @@
-"""The plan of a decoder: from the options of `isobatch plan` or `isobatch simulate` to what they print."""
+"""The plan of a decoder: from the options of `isobatch plan` to what it prints."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
-from isobatch.cluster.load.prompts import prompts_in, summed
-from isobatch.cluster.load.prompts import table as prompt_table
-from isobatch.cluster.serving.serve_file import the_only
 from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
-from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
-from isobatch.deployments.config import checked
-from isobatch.deployments.decoding.config import DecoderConfig, cached_profile
+from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, read_decoder_rules
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.optimizer.text_plans import DecodingGoal, exits_of, terms_of, tokens_per_s
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ
@@ -31,7 +23,6 @@ from isobatch.profiles.text_profile import PROJECT, DecoderProfile, load_text_pr
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import DecoderPlanOptions
-    from isobatch.cluster.commands.simulate import TextSimulationOptions
 
 
 def plan_decoder(options: "DecoderPlanOptions") -> None:
@@ -135,42 +126,3 @@ def _devices(fleet_text: str | None, profile: DecoderProfile) -> tuple[Device, .
     if measured is None:
         raise UserError("nothing was measured, so say which devices there are: --devices KIND=COUNT")
     return fleet(f"{measured.kind}=1")
-
-
-def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str, Any]]) -> None:
-    """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
-    config = checked(DecoderConfig, the_only(applications, "decoders")["args"])
-    if config.plan is None:
-        raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
-    source, plan = config.folder, read_plan(local(config.plan))
-    profile = profile_for(source, local(config.profile) if config.profile else None, exits_of(plan))
-    texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
-    if not texts:
-        raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
-    if options.prompts:
-        texts = _with_prompts_of(options.prompts, texts, source)
-    with Console(stderr=True).status("simulating"):
-        run = simulate_texts(plan, profile, texts, options.seed, config)
-    console = Console(soft_wrap=True)
-    console.print(prompt_table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
-    console.print(run_sentence(run), highlight=False)
-
-
-def run_sentence(run: DecodingRun) -> str:
-    """How a simulated run kept its limits, and where its tokens left."""
-    tokens = sum(run.exits.values()) or 1
-    exits = ", ".join(f"{count / tokens:.1%} after block {block}" for block, count in sorted(run.exits.items()))
-    return (
-        f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
-        f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
-        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
-    )
-
-
-def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
-    """The same texts, whose prompts have the lengths of those in a file, in turn."""
-    from isobatch.deployments.decoding.engine_setup import load_tokenizer  # imports torch
-
-    tokenizer = load_tokenizer(source)
-    lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])
-    return [replace(text, prompt=length) for text, length in zip(texts, lengths, strict=False)]

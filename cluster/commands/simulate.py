@@ -77,7 +77,7 @@ def simulate(given: GivenOptions) -> None:
         options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
         simulate_run.rehearse_fleet(options, content, fleets[0])
     elif applications := text_writers(content):
-        from isobatch.cluster.commands.plan_texts import rehearse_texts
+        from isobatch.cluster.commands.simulate_texts import rehearse_texts
 
         refusal = "is for classifiers: texts are simulated without it"
         rehearse_texts(given.only(TextSimulationOptions, refusal), applications)

@@ -19,7 +19,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of, the_only
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of, single_application
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
@@ -134,7 +134,7 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
 
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
-    application = the_only(classifiers(content), "applications of isobatch")
+    application = single_application(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()

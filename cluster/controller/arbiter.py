@@ -64,9 +64,7 @@ class Arbiter:
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
-    _parked: dict[str, Grant] = field(
-        default_factory=dict
-    )  # each with, if replicas stand by, the device of its next inputs
+    _parked: dict[str, Grant] = field(default_factory=dict)  # with standby: and the device of their next inputs
     _asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
     _woken: dict[str, Grant] = field(default_factory=dict)  # applications whose plan may still use that device
     _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`

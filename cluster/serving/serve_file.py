@@ -262,7 +262,7 @@ def only(name: str, content: ServeFile) -> ServeFile:
     return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
 
 
-def the_only(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
+def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
     """The application, where a simulation needs exactly one."""
     if len(applications) != 1:
         raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
