@@ -1,4 +1,4 @@
-"""BentoML: one service with adaptive batching: `python -m experiments.peers.bentoml_peer FOLDER PORT`."""
+"""BentoML, one service that batches: `python -m experiments.peers.bentoml_peer FOLDER PORT WORKERS [EXITS]`."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import sys
 import threading
 from typing import Any
 
-from experiments.peers.network import BATCH, FullNetwork, options, say_when_ready
+from experiments.peers.network import BATCH, PeerNetwork, PeerOptions, options, say_when_ready
 from isobatch.profiles.model import Label
 
-FOLDER = "ISOBATCH_PEER_FOLDER"
+FOLDER, EXITS, WORKERS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS", "ISOBATCH_PEER_WORKERS"
 LATENCY_MS = 60_000  # it refuses what it expects to take longer: nothing is refused here, lateness is counted outside
 
 
@@ -19,13 +19,15 @@ def service() -> Any:
 
     class Classifier:
         def __init__(self) -> None:
-            self._network = FullNetwork(os.environ[FOLDER])
+            self._network = PeerNetwork(os.environ[FOLDER], os.environ[EXITS])
 
         @bentoml.api(route="/predict", batchable=True, max_batch_size=BATCH, max_latency_ms=LATENCY_MS)  # type: ignore[untyped-decorator]
         def predict(self, inputs: list[Any]) -> list[Label]:
             return self._network.labels(inputs)
 
-    return bentoml.service(workers=1, traffic={"timeout": 60, "max_concurrency": 4096})(Classifier)
+    return bentoml.service(workers=int(os.environ[WORKERS]), traffic={"timeout": 60, "max_concurrency": 4096})(
+        Classifier
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -36,12 +38,12 @@ def __getattr__(name: str) -> Any:
     return made
 
 
-def main(folder: str, port: int) -> None:
+def main(asked: PeerOptions) -> None:
     command = [sys.executable, "-m", "bentoml", "serve", "experiments.peers.bentoml_peer:Classifier"]
-    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{port}/readyz",), daemon=True).start()
-    environment = {**os.environ, FOLDER: folder, "BENTOML_DO_NOT_TRACK": "True"}
-    subprocess.run([*command, "--port", str(port), "--host", "127.0.0.1"], env=environment, check=False)
+    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{asked.port}/readyz",), daemon=True).start()
+    own = {FOLDER: asked.folder, EXITS: asked.exits, WORKERS: str(asked.workers), "BENTOML_DO_NOT_TRACK": "True"}
+    subprocess.run([*command, "--port", str(asked.port), "--host", "127.0.0.1"], env=os.environ | own, check=False)
 
 
 if __name__ == "__main__":
-    main(*options(sys.argv[1:])[:2])
+    main(options(sys.argv[1:]))

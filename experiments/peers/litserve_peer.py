@@ -1,4 +1,4 @@
-"""LitServe, one worker that batches, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT [DTYPE]`.
+"""LitServe, batching, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT WORKERS [EXITS]`.
 
 LitServe is no dependency of isobatch: this file may be run by a Python of its own that has it.
 """
@@ -10,17 +10,17 @@ from typing import Any
 
 import litserve
 
-from experiments.peers.network import BATCH, WAIT_S, FullNetwork, options, say_when_ready
+from experiments.peers.network import BATCH, WAIT_S, PeerNetwork, PeerOptions, options, say_when_ready
 from isobatch.profiles.model import Label
 
-FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its worker, a process of its own
+FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its workers, processes of their own
 
 
 class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no types here
-    """The network in full, in batches."""
+    """The network, in batches."""
 
     def setup(self, device: str) -> None:
-        self._network = FullNetwork(os.environ[FOLDER], os.environ[EXITS])
+        self._network = PeerNetwork(os.environ[FOLDER], os.environ[EXITS])
 
     def decode_request(self, request: dict[str, Any]) -> object:
         return request["inputs"]
@@ -38,13 +38,13 @@ class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no ty
         return {"label": output}
 
 
-def main(folder: str, port: int, exits_dtype: str) -> None:
-    os.environ |= {FOLDER: folder, EXITS: exits_dtype}
+def main(asked: PeerOptions) -> None:
+    os.environ |= {FOLDER: asked.folder, EXITS: asked.exits}
     api = LitServeClassifier(max_batch_size=BATCH, batch_timeout=WAIT_S)
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
-    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{port}/health",), daemon=True).start()
-    server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=asked.workers, fast_queue=True)
+    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{asked.port}/health",), daemon=True).start()
+    server.run(host="127.0.0.1", port=asked.port, log_level="warning", generate_client_file=False)
 
 
 if __name__ == "__main__":
-    main(*options(sys.argv[1:]))
+    main(options(sys.argv[1:]))

@@ -1,36 +1,43 @@
-"""What every peer serves: the network in full, on ONNX Runtime, one thread, in batches."""
+"""What every peer serves: the network, one thread, in batches; in full, or with its exits inside a call."""
 
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isobatch.profiles.model import Label
 
+if TYPE_CHECKING:
+    from isobatch.deployments.models.served_model import BlockRange
+
+ONNX = "onnx"
 BATCH, WAIT_S = 32, 0.002  # the largest batch, and how long a peer waits for it to fill
 READY = "ready"
 
 
-class FullNetwork:
+class PeerNetwork:
     """Answers a batch of inputs, each with its label. It loads in the process that serves.
 
-    `exits_dtype`: a precision, in which the network runs on torch with its exits, so that a batch shrinks at each ramp.
+    `exits`: on what the network runs with its exits, so that a batch shrinks at each ramp: "onnx", or a precision of
+    torch. Empty: in full, on ONNX Runtime.
     """
 
-    def __init__(self, folder: str, exits_dtype: str = "") -> None:
+    def __init__(self, folder: str, exits: str = "") -> None:
         import torch
 
         from isobatch.deployments.models import load
         from isobatch.deployments.models.backends import make_ready, on_backend
-        from isobatch.deployments.models.served_model import BlockRange
 
         torch.set_num_threads(1)
-        exact = load(folder, device="cpu", dtype=exits_dtype or "float32")
-        self._exits = bool(exits_dtype)
-        self._model = exact if exits_dtype else on_backend(exact, folder, "onnx")
-        if not exits_dtype:
-            make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
+        self._exits = bool(exits)
+        on_onnx = exits in ("", ONNX)
+        loaded = load(folder, device="cpu", dtype="float32" if on_onnx else exits)
+        self._model = on_backend(loaded, folder, ONNX) if on_onnx else loaded
+        if on_onnx:
+            make_ready(self._model, folder, _ranges(self._model.num_blocks, self._model.ramp_blocks if exits else ()))
 
     def labels(self, inputs: Sequence[Any]) -> list[Label]:
         from isobatch.deployments.models.predict import predict
@@ -38,10 +45,27 @@ class FullNetwork:
         return [answer.label for answer in predict(self._model, list(inputs), self._exits)]
 
 
-def options(arguments: Sequence[str]) -> tuple[str, int, str]:
-    """The options of a peer's program: FOLDER PORT [DTYPE], where a DTYPE means exits inside a call."""
-    folder, port, *exits_dtype = arguments
-    return str(Path(folder)), int(port), "".join(exits_dtype)
+def _ranges(num_blocks: int, ramps: Collection[int]) -> list["BlockRange"]:
+    """What a call runs at a time: the blocks up to each ramp, and those behind the last one."""
+    from isobatch.deployments.dispatch.route import stops
+    from isobatch.deployments.models.served_model import BlockRange
+
+    return [BlockRange(start, stop) for start, stop in pairwise((0, *stops(0, num_blocks, ramps)))]
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """The options of a peer's program: FOLDER PORT WORKERS [EXITS]."""
+
+    folder: str
+    port: int
+    workers: int
+    exits: str = ""
+
+
+def options(arguments: Sequence[str]) -> PeerOptions:
+    folder, port, workers, *exits = arguments
+    return PeerOptions(str(Path(folder)), int(port), int(workers), "".join(exits))
 
 
 def say_when_ready(url: str) -> None:

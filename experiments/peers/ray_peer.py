@@ -1,19 +1,27 @@
-"""Plain Ray Serve, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT [DTYPE]`."""
+"""Plain Ray Serve, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS [EXITS]`.
 
+It has the settings of Ray that isobatch has, where they make it quicker.
+"""
+
+import os
 import signal
 import sys
 import threading
 from typing import Any
 
-from experiments.peers.network import BATCH, READY, WAIT_S, FullNetwork, options
+from experiments.peers.network import BATCH, READY, WAIT_S, PeerNetwork, PeerOptions, options
+
+# Its replicas answer HTTP themselves, behind HAProxy.
+QUICK = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+MOST_UNDER_WAY = 1024  # requests
 
 
 def _stage() -> Any:
     from ray import serve
 
     class Batched:
-        def __init__(self, folder: str, exits_dtype: str) -> None:
-            self._network = FullNetwork(folder, exits_dtype)
+        def __init__(self, folder: str, exits: str) -> None:
+            self._network = PeerNetwork(folder, exits)
 
         async def __call__(self, request: Any) -> Any:
             return await self.answer((await request.json())["inputs"])
@@ -25,15 +33,20 @@ def _stage() -> Any:
     return Batched
 
 
-def main(folder: str, port: int, exits_dtype: str) -> None:
+def main(asked: PeerOptions) -> None:
     """Serve on a Ray of its own, and end all at the first signal."""
+    os.environ |= QUICK  # before Ray is imported
     import ray
     from ray import serve
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    settings = {"num_replicas": 1, "max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 1}}
-    stage = serve.deployment(**settings)(_stage()).bind(folder, exits_dtype)
+    serve.start(http_options={"host": "127.0.0.1", "port": asked.port}, logging_config={"enable_access_log": False})
+    settings = {
+        "num_replicas": asked.workers,
+        "max_ongoing_requests": MOST_UNDER_WAY,
+        "ray_actor_options": {"num_cpus": 0},
+    }
+    stage = serve.deployment(**settings)(_stage()).bind(asked.folder, asked.exits)
     serve.run(stage, name="default", route_prefix="/predict")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -45,4 +58,4 @@ def main(folder: str, port: int, exits_dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*options(sys.argv[1:]))
+    main(options(sys.argv[1:]))

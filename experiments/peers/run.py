@@ -1,8 +1,10 @@
 """Claim: with real compute, isobatch answers more in time than what one would serve the same network with otherwise.
 
-Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, isobatch with its exits; all on
-ONNX Runtime with one thread, batches of at most 32, on the same cores as the client. One server runs at a time, as
-LitServe's idle workers poll; rounds take turns. A peer that is not installed is named, first and last.
+Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
+call; isobatch serves it with its exits, and in full as its own control. All run on ONNX Runtime with one thread a
+worker and batches of at most 32, on the same cores as the client. For each, the best number of clients counts. One
+server runs at a time, as LitServe's idle workers poll; rounds take turns. A peer that is not installed is named, first
+and last.
 """
 
 import asyncio
@@ -12,16 +14,17 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.peers.network import BATCH, READY, FullNetwork
+from experiments.peers.network import BATCH, ONNX, READY, PeerNetwork
 from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.servers import isobatch, memory_mb, running
 from experiments.shared.machine import free_port
@@ -30,23 +33,44 @@ from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
 
 SLO_MS = 200.0
-CLIENTS = (16, 64, 256)
+CLIENTS = (1, 16, 64, 256, 512)
 LIGHT = 0.3  # of our own goodput, for what nothing batches at
 LONE = 100
+WARMS_UP = 16  # clients
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another server: the module that must be importable for it, and whether it is asked for lists."""
+    """A way to serve a network.
+
+    `needs`: the module that must be importable for it. `listed`: a request holds a list. `exits`: as of PeerNetwork.
+    """
 
     name: str
     needs: str
     listed: bool = False
+    workers: int = 1
+    exits: str = ""
+    headers: str = ""
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith("isobatch")
 
 
-PEERS = (Peer("ray", "ray"), Peer("litserve", "litserve"), Peer("bentoml", "bentoml", listed=True))
-OURS = Peer("isobatch", "ray")
+FULL = (
+    Peer("ray", "ray"),
+    Peer("ray_2", "ray", workers=2),
+    Peer("litserve", "litserve"),
+    Peer("litserve_2", "litserve", workers=2),
+    Peer("bentoml", "bentoml", listed=True),
+)
+WITH_EXITS = tuple(
+    replace(peer, name=f"{peer.name}_exits", exits=ONNX) for peer in FULL if peer.name in ("ray", "litserve", "bentoml")
+)
+PEERS = (*FULL, *WITH_EXITS)
+OURS, OURS_FULL = Peer("isobatch", "ray"), Peer("isobatch_full", "ray", headers="X-Full: 1\r\n")
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,7 @@ def measure(rounds: int = 3, seconds: int = 5, only: str = "") -> dict[str, floa
         for workload in workloads(Path(folder)):
             if only in ("", workload.name):
                 console.print(f"{workload.name}: {workload.says}")
-                figures |= _compared(workload, [OURS, *there], Path(folder), rounds, float(seconds))
+                figures |= _compared(workload, [OURS, OURS_FULL, *there], Path(folder), rounds, float(seconds))
     _tell_missing(missing)
     lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
     return figures | {"lone_request_over_leanest": max(lone)}
@@ -124,29 +148,44 @@ def _figures(workload: PeerWorkload, result: Mapping[str, Sequence[PeerRound]], 
         figures[f"start_s_{here}"] = median(seen.start_s for seen in rounds)
         if name != OURS.name:
             figures[f"goodput_over_{here}"] = goodput[OURS.name] / goodput[name]
-    others = [ms for name, ms in lone_ms.items() if name != OURS.name]
+    others = [lone_ms[peer.name] for peer in PEERS if peer.name in lone_ms]
     if others:
         figures[f"lone_over_leanest_{workload.name}"] = lone_ms[OURS.name] / min(others)
     light = median(seen.light_p50_ms for seen in result[OURS.name])
-    return figures | {f"p50_extra_ms_at_30_percent_{workload.name}": light - pass_ms}
+    figures[f"p50_extra_ms_at_30_percent_{workload.name}"] = light - pass_ms
+    return figures | over_best(goodput, workload.name)
+
+
+def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
+    """Our goodput over that of the best peer, each with its exits and each without.
+
+    >>> over_best({"isobatch": 60.0, "isobatch_full": 40.0, "ray": 20.0, "litserve": 30.0, "ray_exits": 40.0}, "demo")
+    {'exits_over_best_exits_demo': 1.5, 'full_over_best_full_demo': 1.3333333333333333}
+    """
+    pairs = {"exits": (OURS, WITH_EXITS), "full": (OURS_FULL, FULL)}
+    return {
+        f"{name}_over_best_{name}_{workload}": goodput[ours.name] / max(rates)
+        for name, (ours, peers) in pairs.items()
+        if (rates := [goodput[peer.name] for peer in peers if peer.name in goodput])
+    }
 
 
 def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) -> PeerRound:
     began_s = time.perf_counter()
     with _served(workload, system, folder) as url:
         start_s = time.perf_counter() - began_s
-        bodies = workload.bodies(system.listed)
-        _clients(url, bodies, CLIENTS[0], min(seconds, 2.0))  # warms up
-        lone_ms = _open(url, bodies, 10.0, LONE / 10.0).latency_ms["p50"]
-        runs = [_clients(url, bodies, count, seconds) for count in CLIENTS]
+        load = partial(LoadGenerator, url, workload.bodies(system.listed), headers=system.headers)
+        _clients(load, WARMS_UP, min(seconds, 2.0))
+        lone_ms = _open(load, 10.0, LONE / 10.0).latency_ms["p50"]
+        runs = [_clients(load, count, seconds) for count in CLIENTS]
         best = max(runs, key=lambda run: run.goodput_per_s)
-        light = _open(url, bodies, max(1.0, LIGHT * best.goodput_per_s), seconds) if system is OURS else None
+        light = _open(load, max(1.0, LIGHT * best.goodput_per_s), seconds) if system is OURS else None
         return PeerRound(start_s, memory_mb(), lone_ms, best, light.latency_ms["p50"] if light else 0.0)
 
 
 @contextmanager
 def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]:
-    if system is OURS:
+    if system.ours:
         with isobatch(_serve_file(workload, folder)) as url:
             yield url
         return
@@ -155,11 +194,10 @@ def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]
 
 
 @contextmanager
-def running_peer(peer: Peer, folder: str, exits_dtype: str = "") -> Iterator[str]:
-    """A peer that serves this network; with its exits, if a precision is given."""
+def running_peer(peer: Peer, folder: str) -> Iterator[str]:
     port = free_port()
-    options = [folder, str(port), *([exits_dtype] if exits_dtype else [])]
-    with running([python(peer), "-m", f"experiments.peers.{peer.name}_peer", *options], READY):
+    options = [folder, str(port), str(peer.workers), peer.exits]
+    with running([python(peer), "-m", f"experiments.peers.{peer.needs}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
 
@@ -171,17 +209,17 @@ def _serve_file(workload: PeerWorkload, folder: Path) -> Path:
     return path
 
 
-def _clients(url: str, bodies: Sequence[bytes], count: int, seconds: float) -> Summary:
-    return summary(asyncio.run(LoadGenerator(url, bodies, count).by_clients(count, seconds)), SLO_MS)
+def _clients(load: Callable[..., LoadGenerator], count: int, seconds: float) -> Summary:
+    return summary(asyncio.run(load(connections=count).by_clients(count, seconds)), SLO_MS)
 
 
-def _open(url: str, bodies: Sequence[bytes], per_s: float, seconds: float) -> Summary:
-    return summary(asyncio.run(LoadGenerator(url, bodies).at(arrivals("uniform", per_s, seconds, seed=1))), SLO_MS)
+def _open(load: Callable[..., LoadGenerator], per_s: float, seconds: float) -> Summary:
+    return summary(asyncio.run(load().at(arrivals("uniform", per_s, seconds, seed=1))), SLO_MS)
 
 
 def _pass_ms(workload: PeerWorkload) -> float:
     """One input through the network in full, with nothing around it."""
-    network = FullNetwork(workload.folder)
+    network = PeerNetwork(workload.folder)
     times_s = []
     for value in workload.inputs[:50]:
         began_s = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -31,7 +32,7 @@ def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, s
         await server.ask(LOW * per_s, WARMS_UP_S)
         return await server.sustained_per_s(LOW * per_s, HIGH * per_s, seconds, seed)
 
-    with running_peer(peer, str(case.checkpoint), case.dtype) as url:
+    with running_peer(replace(peer, exits=case.dtype), str(case.checkpoint)) as url:
         return asyncio.run(searched(AskedServer(url, case.slo_ms, is_listed=False)))
 
 
@@ -39,10 +40,10 @@ def _called_per_s(case: RealCase) -> float:
     """Inputs a second of calls with full batches, one after another."""
     import torch
 
-    from experiments.peers.network import FullNetwork
+    from experiments.peers.network import PeerNetwork
 
     torch.set_num_threads(1)
-    network, sent, calls = FullNetwork(str(case.checkpoint), case.dtype), texts(LARGEST_BATCH), 0
+    network, sent, calls = PeerNetwork(str(case.checkpoint), case.dtype), texts(LARGEST_BATCH), 0
     network.labels(sent)
     began_s = time.perf_counter()
     while time.perf_counter() < began_s + TIMED_S:

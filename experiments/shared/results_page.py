@@ -29,15 +29,24 @@ misses its aim. *The same* means the figure of the row above.
 """
 HEAD_OF_AGES = """
 A results file keeps a hash of every module that its benchmark reached by imports; comments and docstrings do not count.
-Where modules are changed or new since, the figures are those of older code. As of the last `make results`:
+Where modules are changed or new since, the figures are those of older code; where more than half are, no table shows
+them. As of the last `make results`:
 """
 NUMBERS = {"measured", "paper", "here"}
+OUTDATED = 0.5  # the share of a claim's modules that changed since it was measured, above which no table shows it
 Kept = dict[str, dict[str, float]]
 
 
 def _kept() -> Kept:
-    """The figures of every claim that was measured."""
-    return {path.stem: json.loads(path.read_text())["figures"] for path in RESULTS.glob("*.json")}
+    """The figures of every claim that was measured, without those of other code than today's."""
+    kept = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    return {claim: of_claim["figures"] for claim, of_claim in kept.items() if not is_outdated(claim, of_claim)}
+
+
+def is_outdated(claim: str, kept: dict[str, str]) -> bool:
+    """Whether a claim was measured on code of which most has changed since."""
+    changes = _changes(claim, kept)
+    return changes is None or changes[0] > OUTDATED * changes[1]
 
 
 def figures() -> str:
@@ -50,8 +59,10 @@ def _lines(kept: Kept) -> Iterator[str]:
     for title, headlines in HEADLINES.items():
         yield f"## {title}\n"
         for claim, of_claim in groupby(headlines, key=lambda each: each.claim):
-            of_figures = kept.get(claim, {})
-            rows = [each.cells(of_figures.get(each.figure)) for each in of_claim]
+            if claim not in kept:
+                yield f"`make {command(claim)}` was not measured on today's code.\n"
+                continue
+            rows = [each.cells(kept[claim].get(each.figure)) for each in of_claim]
             yield from _table((f"`make {command(claim)}`", "measured", "aim", "paper"), rows)
 
 
@@ -72,23 +83,22 @@ def tables() -> str:
 def summary(kept: Kept) -> Iterator[str]:
     """The lines of these tables."""
     known = {(each.claim, each.figure): each for of_title in HEADLINES.values() for each in of_title}
-    found = [(known[key], kept.get(key[0], {}).get(key[1])) for key in FOUND]
+    found = [(known[key], kept[key[0]].get(key[1])) for key in FOUND if key[0] in kept]
     yield "\n### Found\n"
     yield from _table(
         ("figure", "measured", "aim", "`make`"),
         [(*each.cells(value)[:3], f"`{command(each.claim)}`") for each, value in found],
     )
-    papers = [each for each in known.values() if each.paper is not None]
+    papers = [each for each in known.values() if each.paper is not None and each.claim in kept]
     yield "### The papers' figures\n"
     yield from _table(
         ("figure", "paper", "here", "`make`"),
-        [
-            (*each.cells_of_paper(kept.get(each.claim, {}).get(each.figure)), f"`{command(each.claim)}`")
-            for each in papers
-        ],
+        [(*each.cells_of_paper(kept[each.claim].get(each.figure)), f"`{command(each.claim)}`") for each in papers],
     )
     yield "### Missed\n"
     yield from _table(("`make`", "aims met", "missed"), list(_missed(known.values(), kept)))
+    if hidden := sorted({command(each.claim) for each in known.values()} - {command(claim) for claim in kept}):
+        yield f"Not shown, as most of their code has changed since they were measured: `{'`, `'.join(hidden)}`.\n"
 
 
 def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, str, str]]:

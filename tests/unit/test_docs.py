@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.shared import results_page
+from experiments.shared.version import code_of
 from tests.helpers import arguments_page
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,28 @@ def test_the_page_of_results_is_short() -> None:
 
 
 def test_a_missed_aim_is_on_the_page_of_results_however_good_the_others_are() -> None:
-    kept = {"soak": {"minutes": 60.0, "lost": 1.0, "wrong": 0.0}, "tcb": {"slots_speedup_10_rows": 1.018}}
+    soak, tcb = {"minutes": 60.0, "lost": 1.0, "wrong": 0.0}, {"slots_speedup_10_rows": 1.018}
+    kept: results_page.Kept = {"soak": soak, "tcb": tcb, "chaos": {}}
     page = "\n".join(results_page.summary(kept))
     assert "| `soak` | 2 of 3 | requests that were lost: 1, aim ≤ 0 |" in page
     assert "| slots, of 10 rows of 400 tokens | 1.18 | **1.018** | `bench-tcb` |" in page
     assert "| admitted requests without an answer in these faults | not measured | ≤ 0 | `chaos` |" in page
+
+
+def test_figures_of_code_that_has_changed_since_are_hidden_and_named() -> None:
+    kept: results_page.Kept = {"tcb": {"slots_speedup_10_rows": 1.018}}
+    page = "\n".join(results_page.summary(kept))
+    assert "| `bench-sim` |" not in page
+    assert "`bench-sim`" in page[page.index("Not shown") :]
+
+
+@pytest.mark.parametrize(("changed", "hidden"), [(0.0, False), (0.4, False), (0.6, True)])
+def test_a_claim_is_outdated_when_most_of_its_modules_have_changed(changed: float, hidden: bool) -> None:
+    now = code_of("forecast")
+    before = {path: "other" if place < changed * len(now) else mark for place, (path, mark) in enumerate(now.items())}
+    code = " ".join(f"{path}={mark}" for path, mark in before.items())
+    assert results_page.is_outdated("forecast", {"code": code}) == hidden
+
+
+def test_a_claim_whose_code_was_not_noted_is_outdated() -> None:
+    assert results_page.is_outdated("forecast", {})
