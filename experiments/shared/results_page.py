@@ -37,7 +37,7 @@ OUTDATED = 0.5  # the share of a claim's modules that changed since it was measu
 Kept = dict[str, dict[str, float]]
 
 
-def _kept() -> Kept:
+def shown() -> Kept:
     """The figures of every claim that was measured, without those of other code than today's."""
     kept = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
     return {claim: of_claim["figures"] for claim, of_claim in kept.items() if not is_outdated(claim, of_claim)}
@@ -51,7 +51,7 @@ def is_outdated(claim: str, kept: dict[str, str]) -> bool:
 
 def figures() -> str:
     """experiments/results/README.md without the ages: a table for every claim."""
-    return "\n".join(_lines(_kept()))
+    return "\n".join(_lines(shown()))
 
 
 def _lines(kept: Kept) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def tables() -> str:
     """What docs/results.md shows of all figures: what was found, the papers' figures, and what missed its aim."""
-    return "\n".join(summary(_kept()))
+    return "\n".join(summary(shown()))
 
 
 def summary(kept: Kept) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Documentation that runs: every docstring's examples, and the promises that the tree makes about itself."""
 
 import doctest
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -53,6 +54,16 @@ def test_the_pages_of_results_say_what_the_benchmarks_have_kept() -> None:
     text = results_page.PAGE.read_text()
     assert results_page.page(text) == text, "run: make results"
     assert results_page.FIGURES.read_text().startswith(results_page.figures()), "run: make results"
+
+
+def test_figures_in_the_readme_are_those_of_a_benchmark_that_it_names_on_todays_code() -> None:
+    kept = results_page.shown()
+    sections = re.split(r"\n(?=- |\n|#)", (results_page.PAGE.parents[1] / "README.md").read_text())
+    for section in sections:
+        values = [value for name in re.findall(r"`make bench-(\w+)`", section) for value in kept.get(name, {}).values()]
+        for figure in re.findall(r"(?<!Python )\b\d+\.\d\d\b|\b\d+(?= texts/s)", section):
+            decimals = len(figure.partition(".")[2])
+            assert figure in {f"{value:.{decimals}f}" for value in values}, f"{figure} in: {section}"
 
 
 def test_the_page_of_results_is_short() -> None:
