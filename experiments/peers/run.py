@@ -33,9 +33,9 @@ from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
 
 SLO_MS = 200.0
-CLIENTS = (1, 16, 64, 256, 512)
+CLIENTS = (16, 64, 256, 512)
 LIGHT = 0.3  # of our own goodput, for what nothing batches at
-LONE = 100
+LONE = 50
 WARMS_UP = 16  # clients
 console = Console(stderr=True)
 
@@ -84,7 +84,7 @@ class PeerRound:
     light_p50_ms: float
 
 
-def measure(rounds: int = 3, seconds: int = 5, only: str = "") -> dict[str, float]:
+def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, float]:
     """`rounds` of `seconds` for every number of clients; `only` one workload (demo, minilm)."""
     there = [peer for peer in PEERS if has(peer)]
     missing = [peer for peer in PEERS if peer not in there]
