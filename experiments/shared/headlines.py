@@ -83,7 +83,7 @@ FOUND = (
     ("real", "live_over_promise_constant_bfloat16"),
     ("real", "chosen_over_best_simple_bfloat16"),
     ("real", "constant_over_no_exits_bfloat16"),
-    ("real", "constant_over_ray_bfloat16"),
+    ("real", "constant_over_litserve_bfloat16"),
     ("peers", "exits_over_best_exits_minilm"),
     ("peers", "goodput_over_isobatch_full_minilm"),
     ("packing", "packed_over_padded_mixed_16"),
