@@ -160,7 +160,8 @@ def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed:
     facts = random_problem(seed)
     edge = data.draw(st.integers(1, facts.num_blocks - 1))
     each = (12 // edge,) * edge + (12 // (facts.num_blocks - edge),) * (facts.num_blocks - edge)
-    tables = tuple(replace(table, memory_bytes=each, activation_bytes=(), repeated_bytes=()) for table in facts.tables)
+    nothing = {"activation_bytes": (), "repeated_bytes": (), "hidden_bytes": (0,) * facts.num_blocks}
+    tables = tuple(replace(table, memory_bytes=each, **nothing) for table in facts.tables)
     devices = tuple(replace(device, memory_bytes=12, count=device.count + 1) for device in facts.devices)
     facts = replace(facts, tables=tables, devices=devices, edges=(edge,))
     objective = random_objective(seed, facts)
