@@ -11,9 +11,8 @@ import numpy as np
 
 from isobatch.optimizer.effort import Bools, Floats, Ints
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
-
 
 # The most inputs between splits that one front has on a device, in full batches of a split.
 BEFORE = 2  # of the launch that runs, and of the next, which wait or are received meanwhile
