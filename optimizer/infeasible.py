@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from isobatch.optimizer.model.evaluate import evaluate
-from isobatch.optimizer.model.limits import memory_bytes
+from isobatch.optimizer.model.limits import broken_facts, memory_bytes
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Split
@@ -36,11 +36,19 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     fastest = side_by_side(facts, replace(objective.for_most_goodput, goal="latency", slo_s=None))
     if fastest is None:
         parts = "the network fits on these devices only in parts, and no links lead from one part to the next"
-        return f"{parts}: add devices"
+        return _too_heavy(facts) or f"{parts}: add devices"
     needed_s = evaluate(fastest, facts, objective).latency_s / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
     return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {needed_s * 1e3:.4g} ms, slack included"
+
+
+def _too_heavy(facts: Problem) -> str | None:
+    """Parts of the network fit, but not together with the inputs between them."""
+    light = [replace(table, hidden_bytes=(0,) * facts.num_blocks) for table in facts.tables]
+    plan = side_by_side(replace(facts, tables=tuple(light)), Objective(goal="latency"))
+    lines = [line for each in plan.pipelines for line in broken_facts(each, facts)] if plan else []
+    return f"{lines[0]}: add a larger device kind" if lines else None
 
 
 def _too_much(facts: Problem, objective: Objective) -> str | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,7 @@ class PlanResult:
 
 def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
     yield _splits(result)
+    yield from _survivors(result)
     yield _promise(result)
     yield _baselines(result)
     yield from map(str, result.batch_gains)
@@ -123,6 +124,16 @@ def _splits(result: PlanResult) -> Table:
                 f"{part.launch_s * 1e3:.2f}", f"{part.busy:.0%}", f"{part.survivors:.1%}",
             )  # fmt: skip
     return table
+
+
+def _survivors(result: PlanResult) -> Iterator[str]:
+    """Say what the batch of each split weighs that comes from another one, and what the way costs."""
+    for _, score in result.pipelines:
+        for before, part in pairwise(score.splits):
+            split, table = part.split, result.facts.table(before.kind)
+            weight = f"{split.batch_size * table.hidden_bytes[split.start - 1] / 1e6:,.3g} MB"
+            way = "stays on its device" if part.stays else f"takes {part.transfer_s * 1e3:.1f} ms on the link"
+            yield f"A batch before block {split.start} weighs {weight} and {way}."
 
 
 def _ramps(ramps: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.optimizer.model.limits import memory_bytes
+from isobatch.optimizer.model.limits import memory_bytes, waiting_bytes
 from isobatch.optimizer.model.work import work
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.plan import Split
@@ -96,7 +96,8 @@ def _parts(
     for batch, here in product(range(objective.batches[0], min(objective.batches[1], table.largest) + 1), ramps):
         split = Split(start, stop, batch, here)
         done = work(split, facts, names[kind], came, f[start])
-        memory, quiet = memory_bytes(split, facts, names[kind]), all(ramp == stop - 1 for ramp in here)
+        memory = memory_bytes(split, facts, names[kind]) + waiting_bytes(split, facts, names[kind], local=False)
+        quiet = all(ramp == stop - 1 for ramp in here)
         rows.append((done.load_s, done.felt_s + done.transfer_s, done.fill, done.wait, memory, quiet, batch))
     return SplitWays(*np.array(rows, float).T)
 
@@ -132,8 +133,8 @@ def _local(
 ) -> float:
     """The best value of a local placement: survivors stay on their replica, and batches keep their size in a split."""
     device, hidden = facts.devices[kind], facts.tables[kind].hidden_bytes
-    waiting = sum((parts.batch[:, i] + parts.batch[:, i + 1]) * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))
-    fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + waiting <= device.memory_bytes)
+    kept = sum(2 * parts.batch[:, i] * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))  # beyond the last launch
+    fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + kept <= device.memory_bytes)
     reach = np.array([facts.survival[start] for start, _ in edges])
     if not fits.any():
         return inf

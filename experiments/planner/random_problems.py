@@ -34,7 +34,15 @@ def random_problem(seed: int) -> Problem:
     counts = 1 + random.multinomial(random.integers(0, 6 - kinds), np.ones(kinds) / kinds)
     tables = tuple(_table(random, name, blocks, largest) for name in names)
     devices = tuple(_device(random, name, int(count)) for name, count in zip(names, counts, strict=True))
-    return Problem(_survival(random, blocks), tables, devices, _links(random, names))
+    facts = Problem(_survival(random, blocks), tables, devices, _links(random, names))
+    return facts if seed % 5 == 1 else _light(facts)
+
+
+def _light(facts: Problem) -> Problem:
+    """The same with survivors of a hundredth of the bytes, so that small kinds hold some: links take as long."""
+    tables = [replace(each, hidden_bytes=tuple(size // 100 for size in each.hidden_bytes)) for each in facts.tables]
+    links = {way: replace(link, bytes_per_s=link.bytes_per_s / 100) for way, link in facts.links.items()}
+    return replace(facts, tables=tuple(tables), links=links)
 
 
 def random_objective(seed: int, facts: Problem) -> Objective:

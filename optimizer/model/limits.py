@@ -6,14 +6,19 @@ The search asks `DeviceMemory` for the memory of many splits at once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from isobatch.optimizer.effort import Bools, Floats, Ints
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
+
+# The most inputs between splits that one front has on a device, in full batches of a split.
+BEFORE = 2  # of the launch that runs, and of the next, which wait or are received meanwhile
+COPIED = 1  # survivors of the last launch, until they are on the host
+KEPT = 3  # of a local placement: two launches may end before the next split runs, and survivors of one more stay until
+# its last one is gone
 
 
 def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
@@ -24,12 +29,11 @@ def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
     return weights + split.batch_size * max(table.activation_bytes[blocks], default=0)
 
 
-def waiting_bytes(placement: Placement, facts: Problem) -> int:
-    """The memory of waiting inputs on a replica of a local placement: up to a batch, and the survivors of a launch."""
-    hidden = facts.table(placement.kind).hidden_bytes
-    splits = sorted(placement.splits, key=lambda split: split.start)
-    joins = [(a, b) for a, b in pairwise(splits) if placement.local and a.stop == b.start]
-    return sum((a.batch_size + b.batch_size) * hidden[a.stop - 1] for a, b in joins)
+def waiting_bytes(split: Split, facts: Problem, kind: str, local: bool) -> int:
+    """The memory of inputs before a split, and of its survivors behind it, on their device."""
+    before = (0, *facts.table(kind).hidden_bytes[:-1], 0)  # bytes of one input, by the next block
+    behind = KEPT if local else COPIED
+    return split.batch_size * (BEFORE * before[split.start] + behind * before[split.stop])
 
 
 def broken_counts(plan: Plan, facts: Problem) -> Iterator[str]:
@@ -42,10 +46,12 @@ def broken_facts(plan: Plan, facts: Problem) -> Iterator[str]:
     yield from broken_counts(plan, facts)
     for placement in plan.placements:
         has = facts.device(placement.kind).memory_bytes
-        needed = sum(memory_bytes(split, facts, placement.kind) for split in placement.splits)
-        needed += waiting_bytes(placement, facts)
+        kind, local = placement.kind, placement.local
+        waiting = sum(waiting_bytes(split, facts, kind, local) for split in placement.splits)
+        needed = waiting + sum(memory_bytes(split, facts, kind) for split in placement.splits)
         if needed > has:
-            yield f"{needed / 1e9:.2f} GB are placed on one {placement.kind}, which has {has / 1e9:.2f} GB"
+            inputs = f", {waiting / 1e9:.3g} GB of it inputs between splits" if waiting else ""
+            yield f"{needed / 1e9:.3g} GB are placed on one {kind}{inputs}, which has {has / 1e9:.3g} GB"
     for ramp in set(plan.ramps) - facts.ramp_blocks:
         yield f"ramp {ramp} is active, but no ramp stands behind that block"
 
@@ -93,32 +99,27 @@ class DeviceMemory:
         """Kinds x blocks: the bytes of one input behind each block; behind the last block nothing is handed on."""
         return np.array([[*table.hidden_bytes[:-1], 0.0] for table in self.facts.tables])
 
-    def splits(self, start: int, batches: Ints) -> Floats:
-        """Stops x kinds x batches: the memory of splits that start at one block."""
+    def splits(self, start: int, batches: Ints, behind: int = COPIED) -> Floats:
+        """Stops x kinds x batches: the memory of splits that start at one block, with the inputs on both sides."""
         added = np.hstack([self.weights[:, [start]], self._added[:, start + 1 :]])
         weights = np.cumsum(added, axis=1).T
-        largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
-        memory: Floats = weights[..., None] + largest[..., None] * batches
-        return memory
-
-    def local(self, start: int, batches: Ints) -> Floats:
-        """The same in a local placement, with the inputs that wait before the split and behind it."""
+        largest = np.maximum.accumulate(self._activations[:, start:], axis=1)
         before = self._hidden[:, [start - 1]] if start else 0.0
-        waiting = (self._hidden[:, start:] + before).T
-        return self.splits(start, batches) + waiting[..., None] * batches
+        each = (largest + BEFORE * before + behind * self._hidden[:, start:]).T
+        memory: Floats = weights[..., None] + each[..., None] * batches
+        return memory
 
     @cached_property
     def holds_network(self) -> Bools:
         """Kinds whose devices hold the weights of the whole network."""
         return np.asarray(self._added.sum(1) <= self.capacity)
 
+    def of_any_cut(self, batches: Ints) -> Floats:
+        """Kinds (last axis): no cuts of the whole network need more memory, with batches up to these."""
+        each = self._activations.sum(1) + (BEFORE + KEPT) * self._hidden.sum(1)
+        return np.asarray(self.weights.sum(1) + each * batches)
+
     @cached_property
     def holds_any_cut(self) -> Bools:
         """Kinds that hold the whole network however it is cut: sharing one placement costs their splits nothing."""
-        return np.asarray(self.weights.sum(1) + self._activations.sum(1) * self.largest <= self.capacity)
-
-    @cached_property
-    def holds_any_local(self) -> Bools:
-        """Kinds that also hold all inputs that can wait between the splits of a local placement."""
-        each = self._activations.sum(1) + 2 * self._hidden.sum(1)
-        return np.asarray(self.weights.sum(1) + each * self.largest <= self.capacity)
+        return np.asarray(self.of_any_cut(self.largest) <= self.capacity)

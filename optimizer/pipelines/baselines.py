@@ -113,7 +113,8 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
     loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
     before = np.full((blocks + 1, len(arrivals[0])), np.inf)  # by block and batch
     came = np.zeros(before.shape, int)
-    before[0] = 0.0 if builder.memory.holds_any_local[0] else np.inf
+    memory = builder.memory.of_any_cut(np.arange(1, before.shape[1] + 1)[:, None])[:, 0]
+    before[0] = np.where(memory <= builder.memory.capacity[0], 0.0, np.inf)
     for start in range(blocks):
         grown, behind = before[start] + loads[start][0].T, before[start + 1 :]
         came[start + 1 :][grown < behind] = start

@@ -113,7 +113,7 @@ class LocalSearch:
         return float(value(heads.load_s, float(self.sizes[low]), heads.first).min(initial=np.inf))
 
     def _at(self, value: Value, size: int) -> tuple[float, Chain | None]:
-        heads = self._heads(size) if self.builder.memory.holds_any_local[self.kind] else self._lean(size)
+        heads = self._heads(size) if self.builder.memory.holds_any_cut[self.kind] else self._lean(size)
         if not len(heads.load_s):
             return np.inf, None
         values = value(heads.load_s, float(self.sizes[size]), heads.first)

@@ -11,7 +11,7 @@ import numpy as np
 
 from isobatch.optimizer.effort import TIE_BREAK, Bools, Floats, Ints
 from isobatch.optimizer.model import split_costs
-from isobatch.optimizer.model.limits import DeviceMemory
+from isobatch.optimizer.model.limits import KEPT, DeviceMemory
 from isobatch.optimizer.problem import Problem
 
 
@@ -174,7 +174,7 @@ class Builder:
 
     def local_memory(self, start: int) -> Floats:
         """Kinds x batches x stops from 0: the memory of splits in a local placement."""
-        memory = self.memory.local(start, self._batches).transpose(1, 2, 0)
+        memory = self.memory.splits(start, self._batches, KEPT).transpose(1, 2, 0)
         return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
 
     def _shrinking_s(self, start: int) -> tuple[Floats, Floats]:

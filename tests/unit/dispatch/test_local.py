@@ -1,11 +1,15 @@
 """Local stages: survivors stay on the replica that computed them, and begin again when it goes."""
 
 from collections import Counter
+from random import Random
 from statistics import mean
+
+import pytest
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place
 from isobatch.deployments.dispatch.route import Route
+from isobatch.optimizer.model.limits import BEFORE, KEPT
 from tests.helpers.dispatcher_world import Input, World, linear
 
 LOCAL = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5, local=True)))
@@ -49,6 +53,32 @@ def test_while_two_full_batches_are_inside_a_replica_holds_its_next_order_before
                     dispatcher.admit(now_s, 1e6, Place(ticket.id, 0))
             running += dispatcher.tick(now_s)
         assert any(waits) is not never_waits
+
+
+@pytest.mark.parametrize("batches", [(16, 1), (1, 16), (8, 8), (5, 3), (3, 8)])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_more_waits_on_a_replica_than_the_planner_counts(batches: tuple[int, int], seed: int) -> None:
+    """In full batches: what survived a launch together stays until the last of it is gone."""
+    first, second = batches
+    route = Route((linear(0, 6, first, "gpu"), linear(6, 12, second, "gpu", survival=0.7, local=True)))
+    dispatcher, random, most, now_s = Dispatcher(route, {"gpu": ["g1"]}), Random(seed), 0, 0.0
+    running, inside, held = list[Launch](), dict[int, int](), dict[int, int]()  # the launch that an input survived
+    for number in range(5 * (first + second)):
+        dispatcher.admit(0.0, 1e3, Place(number, 0))
+    for _ in range(400):
+        running += dispatcher.tick(now_s)
+        launch, now_s = running.pop(0), now_s + 0.01
+        rows = [row for row in range(len(launch.tickets)) if launch.keep and random.random() < 0.7]
+        for ticket in launch.tickets:
+            inside.pop(ticket.id, None)
+        inside |= {launch.tickets[row].id: launch.id for row in rows}
+        held[launch.id] = len(rows)
+        most = max(most, sum(held[each] for each in {*inside.values()}))
+        dispatcher.completed(launch.id, now_s, {row: Place(launch.id, row) for row in rows})
+        for ending in dispatcher.endings():  # each answer brings another input
+            for ticket in ending.tickets:
+                dispatcher.admit(now_s, now_s + 1e3, Place(ticket.id, 0))
+    assert 0 < most <= KEPT * first + (BEFORE - 1) * second
 
 
 def test_inputs_kept_by_a_lost_replica_begin_again_on_another() -> None:

@@ -53,6 +53,13 @@ def test_tables_and_a_file(profile: Path, tmp_path: Path) -> None:
     assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)
 
 
+def test_what_survivors_weigh_is_shown(profile: Path, tmp_path: Path) -> None:
+    output = in_one_line(run(profile, "--cut", "3", "--out", str(tmp_path / "plan.json")))
+    _, behind = read_plan(tmp_path / "plan.json").pipelines[0].splits
+    megabytes = behind.batch_size * load(profile).table("v100").hidden_bytes[2] / 1e6
+    assert f"A batch before block 3 weighs {megabytes:.3g} MB and " in output
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""

@@ -69,11 +69,13 @@ def test_in_a_local_placement_every_launch_waits_for_the_front() -> None:
     assert evaluate(plan(*splits, replicas=2), turning) == evaluate(plan(*splits, replicas=2), FACTS)
 
 
-def test_what_waits_in_a_local_placement_takes_room() -> None:
-    splits = (Split(0, 1, 8, (0,)), Split(1, 2, 8))
-    for room, fits in ((120 + 16_000, True), (120 + 15_999, False)):
-        small = FACTS.with_devices((Device("a", 1, room, 2.0),))
-        assert bool(evaluate(Plan((Placement("a", 1, splits, local=True),)), small).broken) != fits
+@pytest.mark.parametrize(("local", "batches"), [(True, 3 * 8 + 2 * 4), (False, 8 + 2 * 4)])
+def test_inputs_between_splits_take_room(local: bool, batches: int) -> None:
+    splits = (Split(0, 1, 8, (0,)), Split(1, 2, 4))
+    plan, room = Plan((Placement("a", 1, splits, local=local),)), 120 + batches * 1000
+    assert not evaluate(plan, FACTS.with_devices((Device("a", 1, room, 2.0),))).broken
+    (line,) = evaluate(plan, FACTS.with_devices((Device("a", 1, room - 1, 2.0),))).broken
+    assert f"{batches / 1e6:.3g} GB of it inputs between splits" in line
 
 
 def test_pipelines_side_by_side_share_a_rate_by_what_they_sustain() -> None:

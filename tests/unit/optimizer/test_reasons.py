@@ -48,6 +48,14 @@ def test_a_device_too_small() -> None:
     assert "block 0 needs" in reason(small, Objective())
 
 
+def test_survivors_too_large() -> None:
+    heavy = replace(TABLE, hidden_bytes=(10**9,) * 4, memory_bytes=(10**8,) * 4)
+    parts = replace(FACTS, tables=(heavy,), devices=(Device("a", 4, 3 * 10**8, 2.0),))
+    assert search(parts, Objective()) is None
+    why = reason(parts, Objective())
+    assert re.search(r"GB are placed on one a, [13] GB of it inputs between splits, which has 0.3 GB", why), why
+
+
 def test_parts_that_cannot_be_joined() -> None:
     parts = replace(FACTS.with_devices((Device("a", 4, 120, 2.0),)), links={})
     assert search(parts, Objective()) is None
