@@ -78,8 +78,8 @@ class Admission:
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late if it is admitted to this lane, or why it is refused.
 
-        `inside`: the number of inputs that are admitted before it and have not ended; `others`: how many of these belong
-        to the same request and go to the same lane; `full`: the input leaves at no ramp.
+        `inside`: the number of inputs that are admitted before it and have not ended; `others`: how many of these
+        belong to the same request and go to the same lane; `full`: the input leaves at no ramp.
         """
         left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
