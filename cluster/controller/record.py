@@ -209,20 +209,20 @@ class TrackRecord:
         While inputs are refused, the answers are all that the plan sustains. The longer that lasts, the more it counts.
         With fewer inputs, the window shows only that the plan sustains these.
         """
-        total, known = merged(looks), self.kept_share
+        total, kept_before = merged(looks), self.kept_share
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
         if expected_per_s * total.seconds < LEAST_INPUTS:
             return
         if full := overloaded(looks, plan):
             seconds = sum(look.seconds for look in full)
             share = sum(look.in_time for look in full) / seconds / sustained_per_s
-            share = known + seconds / (seconds + AS_KNOWN_S) * (share - known)
+            share = kept_before + seconds / (seconds + AS_KNOWN_S) * (share - kept_before)
         elif total.in_time >= NEARLY_ALL * total.arrivals:
-            share = max(known, total.goodput_per_s / sustained_per_s)
+            share = max(kept_before, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
         else:  # applications that write texts report no launches
-            share = known + NEWEST * (total.goodput_per_s / expected_per_s - known)
+            share = kept_before + NEWEST * (total.goodput_per_s / expected_per_s - kept_before)
         self.kept_share = min(MOST_KEPT, share)
 
     def _learn(self, event: Event) -> None:
