@@ -23,28 +23,27 @@ from isobatch.profiles.errors import UserError
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds into a launch: `known[k]` when block k and its ramp are done, with no other ramp open.
+    """Seconds into a launch: `done_s[k]` when block k and its ramp are done, with no other ramp open.
 
-    `delay[k]`: how much later everything behind block k is when its ramp is open. The last block has no ramp.
+    `delay_s[k]`: how much later everything behind block k is when its ramp is open. The last block has no ramp.
     """
 
-    known: tuple[float, ...]
-    delay: tuple[float, ...]
+    done_s: tuple[float, ...]
+    delay_s: tuple[float, ...]
 
     @classmethod
     def of(cls, facts: Problem, kind: str, batch: int) -> "Times":
         table = facts.table(kind)
         ramps_s, ends_s = table.ramp_times_s(batch), table.launch_s + table.block_times_s(batch).cumsum()
-        known = [*(ends_s + ramps_s)[:-1], ends_s[-1]]
-        return cls(tuple(map(float, known)), tuple(map(float, ramps_s[:-1] + table.each_stop_s)))
+        done_s = [*(ends_s + ramps_s)[:-1], ends_s[-1]]
+        return cls(tuple(map(float, done_s)), tuple(map(float, ramps_s[:-1] + table.each_stop_s)))
 
     def mean_s(self, survival: tuple[float, ...], ramps: tuple[int, ...]) -> float:
         """The mean time until an input is answered."""
-        inside, later_s, mean_s = 1.0, 0.0, 0.0
+        opened = NO_RAMPS
         for ramp in ramps:
-            mean_s += (inside - survival[ramp + 1]) * (later_s + self.known[ramp])
-            inside, later_s = survival[ramp + 1], later_s + self.delay[ramp]
-        return mean_s + inside * (later_s + self.known[-1])
+            opened = opened.with_ramp(ramp, survival[ramp + 1], self)
+        return opened.mean_s(self)
 
 
 @dataclass(frozen=True)
@@ -57,17 +56,24 @@ class _Opened:
     left_s: float  # mean seconds until the answer of the inputs that left, times their share
 
     def with_ramp(self, ramp: int, behind: float, times: Times) -> "_Opened":
-        left_s = self.left_s + (self.inside - behind) * (self.later_s + times.known[ramp])
-        return _Opened((*self.ramps, ramp), behind, self.later_s + times.delay[ramp], left_s)
+        left_s = self.left_s + (self.inside - behind) * (self.later_s + times.done_s[ramp])
+        return _Opened((*self.ramps, ramp), behind, self.later_s + times.delay_s[ramp], left_s)
+
+    def mean_s(self, times: Times) -> float:
+        """The mean time until an input is answered, if no further ramp is opened."""
+        return self.left_s + self.inside * (self.later_s + times.done_s[-1])
+
+
+NO_RAMPS = _Opened((), 1.0, 0.0, 0.0)
 
 
 def best_ramps(times: Times, survival: tuple[float, ...], ramps: tuple[int, ...], budget_s: float) -> tuple[int, ...]:
     """The subset of these ramps with which inputs are answered soonest, and none is delayed beyond the budget."""
-    sets = [_Opened((), 1.0, 0.0, 0.0)]
+    sets = [NO_RAMPS]
     for ramp in ramps:
         larger = [each.with_ramp(ramp, survival[ramp + 1], times) for each in sets]
         sets = list(_undominated(sets + [each for each in larger if each.later_s <= budget_s]))
-    return min(sets, key=lambda each: (times.mean_s(survival, each.ramps), each.ramps)).ramps
+    return min(sets, key=lambda each: (each.mean_s(times), each.ramps)).ramps
 
 
 def _undominated(sets: list[_Opened]) -> Iterator[_Opened]:
@@ -99,7 +105,7 @@ def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
     (placement,) = pipeline.placements
     (split,) = placement.splits
     times, alone = (Times.of(facts, placement.kind, size) for size in (split.batch_size, 1))
-    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * alone.known[-1])
+    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * alone.done_s[-1])
     opened = Placement(placement.kind, placement.replicas, (replace(split, ramps=ramps),))
     return replace(pipeline, placements=(opened,))
 
@@ -108,7 +114,7 @@ def answered_s(plan: Plan, facts: Problem) -> float:
     """The mean time from the start of a launch until an input is answered."""
     rates = [evaluate(pipeline, facts.without_exits).goodput_per_s for pipeline in plan.pipelines]
     times = [Times.of(facts, each.placements[0].kind, each.splits[0].batch_size) for each in plan.pipelines]
-    means = [each.mean_s(facts.survival, own.ramps) for each, own in zip(times, plan.pipelines, strict=True)]
+    means = [each.mean_s(facts.survival, pipeline.ramps) for each, pipeline in zip(times, plan.pipelines, strict=True)]
     return float(np.average(means, weights=rates))
 
 

@@ -201,6 +201,11 @@ class Plan:
     def num_blocks(self) -> int:
         return max((split.stop for split in self.splits), default=0)
 
+    @property
+    def shape(self) -> tuple[tuple[str, tuple[Split, ...], bool], ...]:
+        """What pipelines have in common that differ only in replicas."""
+        return tuple((each.kind, each.splits, each.local) for each in self.placements)
+
     def placement_of(self, split: Split) -> Placement:
         return next(placement for placement in self.placements if split in placement.splits)
 

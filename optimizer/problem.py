@@ -80,10 +80,7 @@ class Problem:
     def lanes(self, plan: Plan) -> list[int]:
         """The number of each pipeline's lane. Pipelines that differ only in replicas share one."""
         numbers: dict[object, int] = {}
-        shapes = (
-            tuple((each.kind, each.splits, each.local) for each in pipeline.placements) for pipeline in plan.pipelines
-        )
-        return [numbers.setdefault(shape, len(numbers)) for shape in shapes]
+        return [numbers.setdefault(pipeline.shape, len(numbers)) for pipeline in plan.pipelines]
 
     def turn_s(self, kind: str) -> float:
         """How long a replica of a local placement pauses between two launches."""

@@ -66,8 +66,8 @@ def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tupl
 
 def _loses_exits(plan: Plan, facts: Problem, all_open: Problem) -> bool:
     """Whether more inputs go on somewhere than if all ramps were open."""
-    own = facts.for_plan(plan).survival
-    return any(mine > (1 + LOST) * least for mine, least in zip(own, all_open.survival, strict=True))
+    shares = zip(facts.for_plan(plan).survival, all_open.survival, strict=True)
+    return any(share > (1 + LOST) * least for share, least in shares)
 
 
 def _closing_some(exits: ExitProfile, facts: Problem, find: Find) -> Plan | None:

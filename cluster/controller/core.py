@@ -64,7 +64,7 @@ class Controller:
         """After a restart: find out how the last roll-out ended."""
         self.device_requests.request(last.asked, self.present.counts, now_s)
         if self.keeper:
-            self.keeper.resume(last.worse, self.running)
+            self.keeper.resume(last.worse, self.running, self.record.gave_way)
         if last.what == "looking" and served_alike(self.known.cost_model().with_all_ramps(last.before), self.running):
             self.peek = Peek(last.before, last.number)
         else:

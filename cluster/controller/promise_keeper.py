@@ -104,9 +104,10 @@ class PromiseKeeper:
         allowed = AIM * (1 - self.promised) / self.worse
         return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
-    def resume(self, worse: float, running: Plan) -> None:
+    def resume(self, worse: float, running: Plan, crowded: bool = False) -> None:
         """Continue after a restart of the controller."""
-        self.worse, self.tuned = worse, worse <= 1.0 and bool(running.thresholds)
+        self.worse, self.crowded = worse, crowded
+        self.tuned = worse <= 1.0 and bool(running.thresholds) and not crowded
 
     def restart(self) -> None:
         """Forget the audits of the thresholds before."""

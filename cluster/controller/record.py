@@ -56,6 +56,7 @@ class Event:
     corrections: Corrections = field(default_factory=Corrections)
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
     asked: Mapping[str, int] = field(default_factory=dict)  # devices that are requested from Ray's autoscaler
+    paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -149,8 +150,13 @@ class TrackRecord:
 
     @property
     def paused(self) -> bool:
-        switches = [event.what for event in self.events.all if event.what in ("paused", "resumed")]
-        return switches[-1:] == ["paused"]
+        return self.events.last is not None and self.events.last.paused
+
+    @property
+    def gave_way(self) -> bool:
+        """Whether thresholds have given way to a crowd, and have not recovered."""
+        crowds = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
+        return crowds[-1:] == ["gave way"]
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""
@@ -176,12 +182,13 @@ class TrackRecord:
         return None
 
     def add(self, event: Event) -> None:
-        self.events.add(event)
+        paused = event.what == "paused" or (self.paused and event.what != "resumed")
+        self.events.add(replace(event, paused=paused))
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
-        self.events.add(event)
+        self.add(event)
         self._learn(event)
 
     def resume(self, last: Event, running: Plan, now_s: float) -> None:
@@ -202,20 +209,20 @@ class TrackRecord:
         While inputs are refused, the answers are all that the plan sustains. The longer that lasts, the more it counts.
         With fewer inputs, the window shows only that the plan sustains these.
         """
-        total, known = merged(looks), self.kept_share
+        total, kept_before = merged(looks), self.kept_share
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
         if expected_per_s * total.seconds < LEAST_INPUTS:
             return
         if full := overloaded(looks, plan):
             seconds = sum(look.seconds for look in full)
             share = sum(look.in_time for look in full) / seconds / sustained_per_s
-            share = known + seconds / (seconds + AS_KNOWN_S) * (share - known)
+            share = kept_before + seconds / (seconds + AS_KNOWN_S) * (share - kept_before)
         elif total.in_time >= NEARLY_ALL * total.arrivals:
-            share = max(known, total.goodput_per_s / sustained_per_s)
+            share = max(kept_before, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
         else:  # applications that write texts report no launches
-            share = known + NEWEST * (total.goodput_per_s / expected_per_s - known)
+            share = kept_before + NEWEST * (total.goodput_per_s / expected_per_s - kept_before)
         self.kept_share = min(MOST_KEPT, share)
 
     def _learn(self, event: Event) -> None:

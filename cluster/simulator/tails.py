@@ -2,7 +2,7 @@
 
 The cost model knows full launches only, as at full load. At lower loads launches are smaller and the network without
 exits answers sooner, while an input that runs to the end of a plan with cuts still waits before each of them. So plans
-are played beside the network without exits, with the same inputs, at several loads.
+are simulated beside the network without exits, with the same inputs, at several loads.
 """
 
 from collections.abc import Iterator

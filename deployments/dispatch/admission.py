@@ -78,8 +78,8 @@ class Admission:
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late if it is admitted to this lane, or why it is refused.
 
-        `inside`: the number of admitted inputs that have not ended; `others`: the number of inputs of the same request
-        that are admitted just before it; `full`: the input leaves at no ramp.
+        `inside`: the number of inputs that are admitted before it and have not ended; `others`: how many of these
+        belong to the same request and go to the same lane; `full`: the input leaves at no ramp.
         """
         left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
@@ -96,7 +96,7 @@ class Admission:
         full_late_s = expected.latest_end_s - left_s if full else 0.0
         if full_late_s > 0 and (lane.busy or others or lane.alone_until_s(weight)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
-        if inside + others >= limits.backlog:
+        if inside >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", expected.latest_s)
         self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)

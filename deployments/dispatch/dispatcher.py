@@ -86,7 +86,7 @@ class Dispatcher:
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
         admitted = self._admission.place(
-            self._open, now_s, deadline_s, self.inside, self.limits, last, more, others // lanes, full
+            self._open, now_s, deadline_s, self.inside + others, self.limits, last, more, others // lanes, full
         )
         if isinstance(admitted, Refusal):
             return admitted

@@ -26,6 +26,7 @@ RECENT_WEIGHT = 0.02  # the weight of a request in the mean size of recent reque
 QUANTILES = (50, 95, 99)  # percentiles of the latency
 BUSY_S = 10.0  # the window in which the busy time of replicas is counted
 AUDIT_WINDOW_S = 5.0  # the length of an audit window: the controller's default interval
+MOST_SHAPES = 4096  # shapes of launches that are counted: each new plan brings others, and earlier ones are forgotten
 
 
 class Launches(NamedTuple):
@@ -107,7 +108,7 @@ class Counts:
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # returned "by_value", or "held" on their replica
-        self._took: dict[LaunchShape, LaunchTimes] = {}
+        self._took: dict[LaunchShape, LaunchTimes] = {}  # the shape of the latest launch last
         self._computed: dict[str, deque[tuple[float, float]]] = {}  # recent (start, end) of launches, by replica
 
     # Events that are counted
@@ -229,7 +230,9 @@ class Counts:
             computed.popleft()
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
         between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))
-        self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(LaunchTimes(1, seconds, *between))
+        self._took[shape] = self._took.pop(shape, NO_LAUNCH).plus(LaunchTimes(1, seconds, *between))
+        if len(self._took) > MOST_SHAPES:
+            del self._took[next(iter(self._took))]
 
     # Values that are read
 

@@ -12,7 +12,7 @@ from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.sharing import Alone, by_itself, promised_per_s
+from isobatch.optimizer.pipelines.sharing import Alone, bound_per_s, by_itself, promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -84,9 +84,7 @@ class Worths:
     def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float, known: Alone) -> "Worths":
         facts, limits = application.facts, application.objective.for_most_goodput
         plans = [by_itself(each, facts, limits, gap, EFFORT, known) for each in facts.devices]
-        alone = np.array(
-            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
-        )
+        alone = np.array(list(map(bound_per_s, plans)))
         rows = np.array(Ceiling(facts, limits, alone).worths())
         columns = [each.kind for each in facts.devices]
         of_fleet = [columns.index(each.kind) if each.kind in columns else -1 for each in devices]

@@ -16,7 +16,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.effort import MOST_GAP, SAME
 from isobatch.optimizer.fleets.application import (
     NEAR,
     SOMETHING,
@@ -195,7 +195,15 @@ def _near(
     if best is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
     (worth, *_), parts = best
-    return Division(parts, max(0.0, (bound - worth) / abs(bound if goal == "cost" else worth)), exact=False)
+    return Division(parts, _gap(worth, bound, goal), exact=False)
+
+
+def _gap(worth: float, bound: float, goal: FleetGoal) -> float:
+    """The share by which another division could be better than one of this worth."""
+    if worth >= bound:
+        return 0.0
+    unit = abs(bound if goal == "cost" else worth)  # 0 where free devices may suffice, or an application gets none
+    return min((bound - worth) / unit, MOST_GAP) if unit else MOST_GAP
 
 
 def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[KindCounts, ...]]:

@@ -128,7 +128,7 @@ class DivisionProgram:
         integral[: self._u.start] = whole
         unit = self._units()  # the solver's tolerances are for numbers near 1
         rows, aim = rows * unit, aim * unit
-        size, largest = np.abs(rows).max(axis=1), float(np.abs(aim).max())
+        size, largest = np.abs(rows).max(axis=1), float(np.abs(aim).max()) or 1.0  # 0 where all devices are free
         limits = LinearConstraint(rows / size[:, None], -np.inf, most / size)
         bounds = Bounds(low / unit, high / unit)
         solution = milp(-aim / largest, integrality=integral, bounds=bounds, constraints=limits, options=options)

@@ -8,6 +8,7 @@ from scipy.optimize import linprog
 
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, baseline
+from isobatch.optimizer.pipelines.sharing import bound_per_s
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.sweep import rate_per_s
@@ -105,6 +106,5 @@ def _at_most(facts: Problem, limits: Objective) -> float | None:
         return None
     (device,) = facts.devices
     many = without_hand_overs(facts.with_devices([replace(device, count=MANY * device.count)]))
-    best = search(many, limits)
-    most_per_s = best.promise.goodput_per_s * (1 + best.promise.gap) / MANY if best and best.promise else 0.0
+    most_per_s = bound_per_s(search(many, limits)) / MANY
     return max(1.0, most_per_s / early_exit.goodput_per_s)

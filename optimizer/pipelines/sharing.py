@@ -29,6 +29,11 @@ def promised_per_s(plan: Plan | None) -> float:
     return plan.promise.goodput_per_s if plan and plan.promise else 0.0
 
 
+def bound_per_s(plan: Plan | None) -> float:
+    """A goodput that no other plan exceeds, by the gap of this plan."""
+    return plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0
+
+
 def by_itself(
     device: Device, facts: Problem, objective: Objective, gap: float, effort: Effort, known: Alone
 ) -> Plan | None:
@@ -53,7 +58,7 @@ class Sharing:
         """All pipelines with their promises. Pipelines that differ only in their numbers of devices are merged."""
         alike = defaultdict[object, list[Plan]](list)
         for plan in self._chains_and_rest(self.facts.devices):
-            alike[tuple((each.kind, each.splits, each.local) for each in plan.placements)].append(plan)
+            alike[plan.shape].append(plan)
         return [self._merged(plans) for plans in alike.values()]
 
     def _merged(self, plans: Sequence[Plan]) -> Plan:

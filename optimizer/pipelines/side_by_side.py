@@ -23,7 +23,7 @@ from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.sharing import Alone, Sharing, by_itself, promised_per_s
+from isobatch.optimizer.pipelines.sharing import Alone, Sharing, bound_per_s, by_itself, promised_per_s
 from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -45,7 +45,7 @@ class Pipelines:
     @property
     def most(self) -> float:
         """A proven upper bound on the goodput of any pipelines on these kinds."""
-        return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
+        return sum(map(bound_per_s, self.plans))
 
 
 def side_by_side(

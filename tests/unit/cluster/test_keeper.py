@@ -302,6 +302,15 @@ def test_thresholds_that_could_not_be_rolled_out_are_not_believed() -> None:
     assert (event.what, stance(kept)) == ("gave way", (1.0, True, False))
 
 
+def test_a_controller_that_restarts_in_a_crowd_lets_thresholds_recover() -> None:
+    app, loop = led(keeper(under_load=0.8))
+    app.in_time = 1000
+    assert [event.what for event in looked(loop, 2)] == ["gave way"]
+    again, events = keeper(under_load=0.8), loop.controller.record.events
+    Controller(ASKED, Patience(), History(None), events, app.running, app.now_s, keeper=again)
+    assert stance(again) == (1.0, True, False)
+
+
 # What the fronts tell of a promise is what the controller says of it, look for look.
 
 FEWER = Evidence(exit_table(0, count=2000), exit_table(1, count=1000), "agreement", 0.03, 0.95)

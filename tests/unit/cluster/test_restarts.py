@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from isobatch.cluster.controller.record import KEEP_EVENTS
 from isobatch.optimizer import evaluate
 from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
@@ -25,6 +26,20 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert after.controller.known.estimate.recent_answers == before.controller.known.estimate.recent_answers
     asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
+
+
+def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    loop = control_loop(app, tmp_path)
+    asyncio.run(loop.pause(True))
+    record = loop.controller.record
+    for _ in range(KEEP_EVENTS):
+        record.add(replace(loop.controller.preview(app.now_s).event, number=record.number))
+    assert record.paused
+    assert control_loop(app, tmp_path).controller.record.paused
+    asyncio.run(loop.pause(False))
+    assert not record.paused
 
 
 @pytest.mark.parametrize(("arrives", "told"), [(True, "rolled out"), (False, "stayed")])

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from statistics import mean
 
@@ -80,6 +81,14 @@ def test_a_refusal_says_when_to_come_again() -> None:
     assert isinstance(full, Refusal)
     assert "backlog of 2" in full.reason
     assert full.retry_after_s > 0
+
+
+def test_the_backlog_counts_all_inputs_of_a_request_however_many_lanes_there_are() -> None:
+    one, other = (Route((linear(0, 12, 8, name),)) for name in ("a", "b"))
+    dispatcher = Dispatcher(replace(one, beside=(other,)), {"a": ["a1"], "b": ["b1"]}, Limits(backlog=10))
+    refusal = dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(12)])
+    assert isinstance(refusal, Refusal)
+    assert not isinstance(dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(10)]), Refusal)
 
 
 def test_an_abandoned_input_is_never_run() -> None:

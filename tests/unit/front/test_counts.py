@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch.deployments.dispatch.route import Route, Stage
-from isobatch.deployments.front.counts import Counts, together
+from isobatch.deployments.front.counts import MOST_SHAPES, Counts, together
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged, since
 from isobatch.profiles.agreement import WATCHED_S, recent_agreement
 
@@ -25,6 +25,17 @@ def test_two_readers_each_get_their_own_differences() -> None:
     assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
     assert news.launches == {LaunchShape("k80", 0, 2, 8): LaunchTimes(1, 0.1)}
     assert first.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
+
+
+def test_launches_of_earlier_plans_are_forgotten_some_day() -> None:
+    counts = Counts({"r": "v100"}, lambda: 0.0)
+    for start in (0, *range(MOST_SHAPES), 0):
+        counts.launch_ended("r", start, start + 1, 8, 0.05)
+    counts.launch_ended("r", MOST_SHAPES, MOST_SHAPES + 1, 8, 0.05)
+    launches = counts.observed(2).launches
+    assert len(launches) == MOST_SHAPES
+    assert launches[LaunchShape("v100", 0, 1, 8)].times == 3
+    assert LaunchShape("v100", 1, 2, 8) not in launches, "the one that came back longest ago"
 
 
 def test_a_request_that_is_refused_unread_counts_a_limited_number_of_inputs() -> None:

@@ -32,12 +32,12 @@ def drawn(seed: int, blocks: int = 8) -> tuple[Times, tuple[float, ...]]:
 def test_no_set_of_ramps_within_the_budget_answers_sooner(seed: int) -> None:
     times, survival = drawn(seed)
     budget_s = float(np.random.default_rng(seed).choice([0.0, 0.1, 0.3, 1.0, 9.0]))
-    every = range(len(times.delay))
+    every = range(len(times.delay_s))
     allowed = [
         ramps
         for count in range(len(every) + 1)
         for ramps in combinations(every, count)
-        if sum(times.delay[ramp] for ramp in ramps) <= budget_s
+        if sum(times.delay_s[ramp] for ramp in ramps) <= budget_s
     ]
     best = best_ramps(times, survival, tuple(every), budget_s)
     assert best in allowed
@@ -73,5 +73,5 @@ def test_a_ramp_delays_the_pass_by_itself_and_a_stop() -> None:
     table = replace(PROFILE.tables[0], launch_s=0.01, stop_s=0.002)
     facts = problem(replace(PROFILE, tables=(table, *PROFILE.tables[1:])), KINDS, links_between(KINDS))
     times = Times.of(facts, "v100", 1)
-    assert times.delay == pytest.approx(table.ramp_times_s(1)[:-1] + 0.002)
-    assert times.known[-1] == pytest.approx(0.01 + table.block_times_s(1).sum())
+    assert times.delay_s == pytest.approx(table.ramp_times_s(1)[:-1] + 0.002)
+    assert times.done_s[-1] == pytest.approx(0.01 + table.block_times_s(1).sum())

@@ -127,6 +127,15 @@ def test_every_application_gets_a_device_unless_it_may_get_none() -> None:
     assert divide([replace(first, least_per_s=0.0), second], one, "goodput").parts == ((0,), (1,))
 
 
+def test_devices_that_cost_nothing_and_an_application_that_may_get_none_are_divided_on_a_large_fleet() -> None:
+    free = [replace(each, price_per_hour=0.0) for each in FLEET]
+    asking = [replace(each, facts=each.facts.with_devices(free)) for each in (bert(), distil())]
+    assert divide(asking, free, "cost", 0.01, most_plans=0).gap == 0.0
+    one = fleet("v100=1")
+    poor, other = (replace(each, facts=each.facts.with_devices(one)) for each in (bert(least_per_s=0.0), distil()))
+    assert divide([poor, other], one, "fairness", 0.01, most_plans=0).parts == ((0,), (1,))
+
+
 def test_an_application_without_any_plan_is_named() -> None:
     with pytest.raises(UserError, match=r"^distil: 0.01 ms SLO: the fastest plan needs"):
         divide([bert(), replace(distil(), objective=Objective(slo_s=1e-5))], FLEET, "goodput")
