@@ -13,14 +13,7 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
-from isobatch.cluster.serving.serve_file import (
-    APPLICATION,
-    CONTROLLER,
-    ROOT,
-    grpc_addresses,
-    serve_file,
-    with_grpc,
-)
+from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
 from isobatch.deployments.folders import weights_of
@@ -53,8 +46,7 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
-    [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")],
+    ("broken", "said"), [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")]
 )
 def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
     (tmp_path / "config.json").write_text(broken)
