@@ -118,7 +118,7 @@ def test_the_choice_of_a_way_to_share_counts_in_the_seconds_of_a_plan() -> None:
 
 def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
     for options in (("--goal", "cost", "--rate", "50"), ("--goal", "goodput-per-dollar"), ("--budget", "100")):
-        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", *options)
+        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--max-batch", "16", *options)
         assert read_plan(tmp_path / "plan.json").devices().keys() == {"v100"}, options
 
 

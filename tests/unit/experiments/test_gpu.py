@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gpu import answers, measure, page, systems, tables
+from experiments.gpu import answers, measure, page, systems
 from isobatch.cluster.bench import compare
-from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -75,11 +74,6 @@ def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tm
     with pytest.raises(SystemExit, match=told):
         measure.main([*small, *asked])
     assert not list(tmp_path.iterdir()), "nothing was measured"
-
-
-def test_a_backend_that_this_device_does_not_have_is_one_line() -> None:
-    with pytest.raises(UserError, match="cpu does not have"):
-        tables.network("distilbert", tables.TableSetting("cpu", "float32", "graphs", layers=2))
 
 
 def test_it_needs_what_a_machine_with_an_accelerator_has() -> None:
