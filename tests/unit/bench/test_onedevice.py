@@ -27,6 +27,7 @@ from isobatch.profiles.model import Batch, Launched
 from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.tiny_pixels import upernet
+from tests.helpers.tiny_tokenizers import save_tokenizer
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
 
 LAUNCH_S, BLOCK_S, FLOOR = 0.0004, 0.001, 16
@@ -160,12 +161,9 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertTokenizer
-
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-ee"
     hugging_face("bert").save_pretrained(folder)
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
-    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    save_tokenizer(folder, ["the", "film"])
     rules = ExitRules(ramps=(RampRule(block=1, threshold=0.99, survival=0.5),))
     save_ramps(folder, rules, {1: make_head("light", 32, 3)})
     return folder
