@@ -48,10 +48,10 @@ def question(
 
 
 class Fluid:
-    """Time passes when the controller sleeps, and while a plan is rolled out."""
+    """Time passes when the controller sleeps, and while a plan is rolled out. Its first plan is `plan`, or the best."""
 
-    def __init__(self, asked: ClassifierPlanningProblem, plan: Plan, seed: int = 0) -> None:
-        self.asked, self.running, self.now_s = asked, plan, 0.0
+    def __init__(self, asked: ClassifierPlanningProblem, plan: Plan | None = None, seed: int = 0) -> None:
+        self.asked, self.running, self.now_s = asked, plan or first_plan(asked), 0.0
         self.random = np.random.default_rng(seed)
         self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
         self.full: Callable[[float], float] = lambda at_s: 0.0  # the share that asks for the whole network

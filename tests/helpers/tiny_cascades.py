@@ -10,21 +10,13 @@ import torch
 
 from isobatch.deployments.exits import confidence
 from isobatch.deployments.models.cascade import Cascade, Level
-from isobatch.deployments.models.encode import Encoded
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
-from tests.helpers.tiny_networks import network, random_inputs
+from tests.helpers.tiny_networks import NoEncoder, network, random_inputs
 
 ORDERS = ((0, 1, 2), (2, 0, 1), (1, 0, 2))
 LABELS = ("a", "b", "c")
-
-
-class _NoEncoder:
-    longest = 24
-
-    def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        raise AssertionError("these tests make their batches themselves")
 
 
 def levels_of(names: Sequence[str], inner: float | None, weights: Sequence[float]) -> list[Level]:
@@ -34,7 +26,7 @@ def levels_of(names: Sequence[str], inner: float | None, weights: Sequence[float
         model = network(name, "confidence" if inner is not None else None, [inner or 0.0])
         stop = start + model.num_blocks
         order = ORDERS[number % len(ORDERS)]
-        found.append(Level(start, stop, weights[number], _NoEncoder(), order, Path(name), lambda model=model: model))
+        found.append(Level(start, stop, weights[number], NoEncoder(24), order, Path(name), lambda model=model: model))
         start = stop
     return found
 

@@ -116,7 +116,7 @@ def network(name: str, policy: str | None = None, thresholds: Sequence[float] = 
     model = hugging_face(name, dtype or torch.float32)
     anatomy = family_of(model.config.model_type).dissect(model)
     ramps = _random_ramps(name, policy, thresholds) if policy else Ramps()
-    return TorchModel(anatomy, _NoEncoder(), ramps, ["a", "b", "c"], torch.device("cpu"), dtype or torch.float32)
+    return TorchModel(anatomy, NoEncoder(), ramps, ["a", "b", "c"], torch.device("cpu"), dtype or torch.float32)
 
 
 @cache
@@ -147,11 +147,14 @@ def _random_ramps(name: str, policy: str, thresholds: Sequence[float]) -> Ramps:
     return Ramps(ExitRules(policy=f"isobatch.deployments.exits:{policy}", ramps=tuple(rules)), heads)
 
 
-class _NoEncoder:
-    longest = None
+class NoEncoder:
+    """The tests of these networks make their batches themselves."""
+
+    def __init__(self, longest: int | None = None) -> None:
+        self.longest = longest
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        raise AssertionError("these tests make their batches themselves")
+        raise AssertionError("nothing is encoded here")
 
 
 def random_inputs(name: str, count: int, seed: int, padded: bool = True) -> list[Batch]:

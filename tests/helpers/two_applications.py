@@ -9,10 +9,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.fleet_division import Budget, Standing
 from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import FleetGoal
-from tests.helpers.fluid_application import (
-    MEDIUM,
-    question,
-)
+from tests.helpers.fluid_application import MEDIUM, question
 
 FLEET = {"v100": 2, "k80": 2}
 OWN = {"a": {"v100": 1, "k80": 1}, "b": {"v100": 1, "k80": 1}}

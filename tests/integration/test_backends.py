@@ -1,7 +1,6 @@
 """ONNX Runtime behind a real graph: the demo in two splits answers as the uncut network, also while a cut moves."""
 
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,9 @@ import pytest
 import torch
 
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.deployments.config import AppConfig
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.deployments.folders import cache_directory
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.models import load
 from isobatch.deployments.models.onnx_model import GRAPH, GraphSource, fingerprint
 from isobatch.deployments.models.served_model import BlockRange
@@ -28,8 +24,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.serving import in_a_thread
-from tests.helpers.uncut import answers_as_uncut, assert_same, uncut
+from tests.helpers.uncut import assert_same, uncut
 from tests.integration.conftest import Run
 
 BLOCKS, RAMPS = 8, (1, 6)
@@ -114,11 +109,3 @@ def test_the_demo_on_onnx_answers_as_cuts_move(base: str, demo: Path, graph_of: 
     assert len({block for _, block, _ in expected}) == 3
     for number, answer in answers:
         assert_same(answer, expected[number])
-
-
-def test_auto_answers_as_uncut_whichever_it_takes(demo: Path) -> None:
-    """What many clients get at once is what each input gets alone; a front without a plan needs no Ray."""
-    config = AppConfig(model=str(demo), backend="auto", slo_ms=60_000)  # so that a busy machine refuses nothing
-    with in_a_thread(create_api(Service(config, time.perf_counter))) as base:
-        answers = answers_as_uncut(base, demo, demo_inputs(120, seed=7).tolist(), 16)
-    assert len({answer["exit_block"] for answer in answers}) > 1

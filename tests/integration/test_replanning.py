@@ -173,13 +173,6 @@ def test_a_replica_that_hangs_is_replaced(here: Live, followed: RunningApplicati
         assert eventually(lambda: min(before) not in here.processes("split") and len(here.processes("split")) == 3)
 
 
-def test_a_slow_replica_costs_nobody_an_answer(here: Live, followed: RunningApplication) -> None:
-    slowed = here.processes("split")[min(here.processes("split"))]
-    with asked_meanwhile(here):
-        here.slow_down(slowed, 5.0)
-    here.slow_down(slowed, 1.0)
-
-
 def test_who_is_on_a_lost_node_goes_on_elsewhere(here: Live, followed: RunningApplication, run: Run) -> None:
     with node(here.ray.address, {ELSEWHERE: 1}) as second:
         run(followed.roll_out(plan((5, 2, "v100"), (BLOCKS, 1, ELSEWHERE), batch=4)))

@@ -7,7 +7,6 @@ from shutil import copytree
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from experiments.backend.exits import ratios
 from experiments.shared import scenes
@@ -15,18 +14,20 @@ from isobatch.cluster.bench import compare
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
 from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from isobatch.cluster.bench.setup import drawn, with_recorded_exits
-from isobatch.cluster.cli import app
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.dispatch.route import route_of
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched
+from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.tiny_pixels import upernet
+from tests.helpers.tiny_tokenizers import save_tokenizer
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
 
 LAUNCH_S, BLOCK_S, FLOOR = 0.0004, 0.001, 16
@@ -160,12 +161,9 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertTokenizer
-
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-ee"
     hugging_face("bert").save_pretrained(folder)
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
-    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    save_tokenizer(folder, ["the", "film"])
     rules = ExitRules(ramps=(RampRule(block=1, threshold=0.99, survival=0.5),))
     save_ramps(folder, rules, {1: make_head("light", 32, 3)})
     return folder
@@ -179,9 +177,7 @@ def test_it_prints_json(checkpoint: Path, tmp_path: Path, with_data: bool, monke
     columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
     data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
     out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]
-    result = CliRunner().invoke(app, [*command, *data, *out], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    found = json.loads(ran(*command, *data, *out))
     assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
     assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
     (gain,) = found["batch_gains"]
@@ -193,18 +189,16 @@ def test_it_takes_any_backend_of_a_server(checkpoint: Path, tmp_path: Path, monk
     monkeypatch.setattr(compare, "STEPS", 1)
     command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
     few = ["--seconds", "0.1", "--budget", "0.1", "--largest", "2", "--device", "cpu", "--json", "--out"]
-    result = CliRunner().invoke(app, [*command, *few, str(tmp_path / "bench.json")], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert "cpu, toy, float32" in json.loads(result.stdout)["measured"]
+    assert "cpu, toy, float32" in json.loads(ran(*command, *few, tmp_path / "bench.json"))["measured"]
 
 
 def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
     bare = Path(copytree(checkpoint, tmp_path / "bare"))
     (bare / "exits.json").unlink()
-    result = CliRunner().invoke(app, ["bench", str(bare), "--device", "cpu"])
-    assert "give it some with 'isobatch prepare'" in str(result.exception)
+    with pytest.raises(UserError, match="give it some with 'isobatch prepare'"):
+        ran("bench", bare, "--device", "cpu")
 
 
 def test_where_nothing_can_be_written_is_found_before_anything_is_measured(checkpoint: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", str(checkpoint), "--out", "/nonexistent/bench.json"])
-    assert "cannot write /nonexistent/bench.json" in str(result.exception)
+    with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
+        ran("bench", checkpoint, "--out", "/nonexistent/bench.json")

@@ -23,15 +23,7 @@ from isobatch.cluster.simulator.simulation import World
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
-from tests.helpers.fluid_application import (
-    MEDIUM,
-    Fluid,
-    control_loop,
-    first_plan,
-    moves,
-    run,
-    until_it_moves,
-)
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, moves, run, until_it_moves
 from tests.helpers.two_applications import (
     ASKED,
     EACH_PER_S,
@@ -276,7 +268,7 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
 
 
 def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
-    app = Fluid(ASKED, first_plan(ASKED))
+    app = Fluid(ASKED)
     loop = control_loop(app)
     run(app, loop, 240)
     assert app.running.devices() == FLEET
@@ -295,7 +287,7 @@ def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
 
 def test_a_controller_follows_a_grant_at_once() -> None:
     """Its next look is due in an hour."""
-    app = Fluid(ASKED, first_plan(ASKED))
+    app = Fluid(ASKED)
     loop = control_loop(app, react_every_s=3600.0)
     run(app, loop, 240)
 
@@ -327,7 +319,7 @@ def test_one_application_alone_changes_as_without_a_fleet() -> None:
     """A budget of all devices is no budget."""
     decided = []
     for budget in (None, FLEET):
-        app = Fluid(ASKED, first_plan(ASKED))
+        app = Fluid(ASKED)
         app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 1200 else (1.0, 1.0, 0.95, 0.9)
         loop = control_loop(app)
         if budget:
@@ -362,22 +354,23 @@ def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> N
     assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
 
 
-@pytest.mark.parametrize(("stands_by", "gained", "kept"), [(True, 0.05, 0.95), (False, 0.03, 0.85)])
-def test_in_the_simulator_an_application_without_inputs_lends_its_last_device(
-    stands_by: bool, gained: float, kept: float
-) -> None:
-    seconds, rates = 160.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
-    members = {
-        name: replace(member(rates[name], seconds, seed, start_s=1.0), stands_by=stands_by)
-        for seed, name in enumerate(rates, 1)
-    }
-    good = {}
-    for after_s in (None, 20.0):
-        fleet = arbiter(a={"park_after_s": after_s} if after_s else {})
-        runs = replan_fleet(members, seconds, fleet)
-        good[after_s] = {name: each.report.good / each.report.arrived for name, each in runs.applications.items()}
-    assert good[20.0]["b"] > good[None]["b"] + gained
-    assert good[20.0]["a"] > kept
+def test_in_the_simulator_an_application_without_inputs_lends_its_last_device() -> None:
+    """With replicas that stand by on each device, and with replicas that must start first."""
+    seconds, rates = 80.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
+
+    def good_shares(stands_by: bool, **terms: float) -> dict[str, float]:
+        members = {
+            name: replace(member(rates[name], seconds, seed, start_s=1.0), stands_by=stands_by)
+            for seed, name in enumerate(rates, 1)
+        }
+        runs = replan_fleet(members, seconds, arbiter(a=terms))
+        return {name: each.report.good / each.report.arrived for name, each in runs.applications.items()}
+
+    alone = good_shares(stands_by=True)
+    for stands_by, gained, kept in ((True, 0.05, 0.92), (False, 0.03, 0.85)):
+        lent = good_shares(stands_by, park_after_s=10.0)
+        assert lent["b"] > alone["b"] + gained
+        assert lent["a"] > kept
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:

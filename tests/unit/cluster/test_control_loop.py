@@ -104,7 +104,7 @@ class SlowlyRolled(Fluid):
 
 def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
     """A device is gone, and another plan runs, since the last look."""
-    app = Fluid(ASKED, first_plan(ASKED))
+    app = Fluid(ASKED)
     loop = control_loop(app)
     run(app, loop, 240)
     app.now_s += 3
@@ -122,7 +122,7 @@ def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
 
 
 def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
-    app = Fluid(ASKED, first_plan(ASKED))
+    app = Fluid(ASKED)
     loop = control_loop(app)
     run(app, loop, 240)
     before = loop.controller.running
@@ -160,7 +160,7 @@ def test_looks_that_are_all_short_do_not_become_one() -> None:
 
 def test_a_controller_without_a_look_is_silent() -> None:
     """It does not know whether the application is parked, or which replicas stand by."""
-    app = Fluid(ASKED, first_plan(ASKED))
+    app = Fluid(ASKED)
     with pytest.raises(ConnectionError, match="has not looked"):
         asyncio.run(control_loop(app).standing())
 
@@ -197,7 +197,7 @@ def granted(loop: ControlLoop, grant: Grant) -> None:
 
 
 def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
-    app = Parks(ASKED, first_plan(ASKED))
+    app = Parks(ASKED)
     loop = control_loop(app, tmp_path, budget=FLEET, look_every_s=1.0)
     run(app, loop, 240)
     before, app.rate = app.running, lambda at_s: 0.0
@@ -244,7 +244,7 @@ def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_repli
 
 
 def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
-    app = Parks(ASKED, first_plan(ASKED))
+    app = Parks(ASKED)
 
     async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
         step = function(*arguments)
@@ -263,7 +263,7 @@ def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
 
 
 def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
-    app = Parks(ASKED, first_plan(ASKED))
+    app = Parks(ASKED)
     loop = control_loop(app, budget=FLEET, look_every_s=1.0)
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
     app.fails, expected_s = lambda plan: True, loop.controller.record.wakes_in_s
@@ -278,7 +278,7 @@ def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_late
 
 def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
     """It has no arbiter, which would grant it devices. An attempt that fails is repeated."""
-    app = Parks(ASKED, first_plan(ASKED))
+    app = Parks(ASKED)
     app.wakes_in_s, app.rate, app.fails = 7.0, lambda at_s: 0.0, lambda plan: True
     loop = control_loop(app, look_every_s=1.0)
     # An attempt takes 20 s. The first begins at once, the next half a minute after it has failed.
@@ -292,7 +292,7 @@ def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
 
 
 def test_the_arbiter_hears_of_an_input_that_waits_for_replicas_though_the_controller_restarts() -> None:
-    app = Parks(ASKED, first_plan(ASKED))
+    app = Parks(ASKED)
     app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
     for app.holds_inputs in (False, True):
         loop = control_loop(app, budget=FLEET, look_every_s=1.0)
@@ -308,7 +308,7 @@ class Unreachable(Fluid):
 
 
 def test_a_controller_follows_a_grant_whose_devices_did_not_reach_its_fronts() -> None:
-    app = Unreachable(ASKED, first_plan(ASKED))
+    app = Unreachable(ASKED)
     loop = control_loop(app, react_every_s=3600.0)
     run(app, loop, 240)
 

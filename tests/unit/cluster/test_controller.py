@@ -37,8 +37,7 @@ def share(app):
 
 
 def test_inputs_that_change_are_followed_within_two_windows():
-    asked = question(EASY)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(EASY))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 1200 else HARD
     loop = control_loop(app)
     assert not moves(run(app, loop, 1200))
@@ -49,8 +48,7 @@ def test_inputs_that_change_are_followed_within_two_windows():
 
 
 def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
-    asked = question(HARD)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(HARD))
     assert not app.running.ramps
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY
     run(app, control_loop(app), 3600)
@@ -58,8 +56,7 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
 
 
 def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
-    asked = replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25)))
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, ())], "hardly anybody would leave"
     app.truth = lambda at_s: EASY
     (event, *_) = moves(run(app, control_loop(app), 3600))
@@ -68,8 +65,7 @@ def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_i
 
 
 def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_carry():
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM))
     app.full = lambda at_s: 0.5 if at_s > 900 else 0.0
     loop = control_loop(app)
     run(app, loop, 900)
@@ -90,8 +86,7 @@ def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_car
 
 
 def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
-    asked = question(HARD)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(HARD))
     app.truth = lambda at_s: HARD
     loop = control_loop(app, tmp_path)
     events = run(app, loop, 3600)
@@ -103,8 +98,7 @@ def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
 
 
 def test_steady_inputs_leave_the_plan_alone():
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM))
     assert not moves(run(app, control_loop(app), 3600, look_s=60))
 
 
@@ -200,8 +194,7 @@ def test_what_is_asked_by_hand_is_done_though_nobody_asks():
 
 
 def test_tables_that_are_wrong_are_corrected_within_two_windows_and_within_bounds():
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM))
     app.slower = {"v100": 1.3}
     loop = control_loop(app)
     run(app, loop, 250)

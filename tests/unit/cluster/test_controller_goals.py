@@ -42,7 +42,7 @@ def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(s
 def tight(survival=MEDIUM, **goals):
     """A fleet where a quicker plan saves a noticeable share of the SLO."""
     asked = replace(question(survival, slo_s=0.3, v100=40), **goals)
-    return asked, Fluid(asked, first_plan(asked))
+    return asked, Fluid(asked)
 
 
 def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_is_expected():
@@ -105,8 +105,7 @@ def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once()
 
 
 def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
-    asked = replace(question(MEDIUM, v100=4, k80=4), goal="cost")
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(replace(question(MEDIUM, v100=4, k80=4), goal="cost"))
     loop = control_loop(app)
     dollars = []
     for rate in (150.0, 20.0, 600.0):

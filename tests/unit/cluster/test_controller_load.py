@@ -26,9 +26,7 @@ def quick_and_most() -> tuple[Plan, Plan]:
 QUICK, MOST = quick_and_most()
 SHAPE = LaunchShape("v100", 0, 4, 8)
 looks = st.lists(
-    st.tuples(st.integers(0, 3000), st.floats(0, 1), st.floats(0, 1), st.integers(2, 4)),
-    min_size=1,
-    max_size=40,
+    st.tuples(st.integers(0, 3000), st.floats(0, 1), st.floats(0, 1), st.integers(2, 4)), min_size=1, max_size=40
 )
 
 
@@ -106,8 +104,7 @@ def test_refusals_change_nothing_while_a_person_has_paused_or_pinned() -> None:
 
 def test_a_plan_that_sustains_less_than_it_promises_is_known_within_two_windows_and_the_decision_says_so() -> None:
     """Fewer inputs come than are promised, and an eighth of them is refused."""
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM))
     promised = app.sustained_per_s(app.running)
     app.poor = lambda plan: 0.6
     app.rate = lambda at_s: 0.68 * promised
@@ -227,8 +224,7 @@ def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
 
 
 def test_where_dollars_count_devices_of_both_kinds_are_given_back_and_none_is_planned_for_that_is_not_there() -> None:
-    asked = replace(question(MEDIUM, v100=2, k80=3), goal="cost")
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(replace(question(MEDIUM, v100=2, k80=3), goal="cost"))
     app.rate, app.devices = lambda at_s: 20.0, lambda at_s: {"v100": 2, "k80": 2}
     loop = control_loop(app)
     run(app, loop, 600)

@@ -21,8 +21,7 @@ from tests.helpers.fluid_application import (
 
 
 def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back():
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM, v100=4))
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app)
     (lost,) = moves(run(app, loop, 660))
@@ -36,8 +35,7 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
 
 def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():
     """A device is away for long enough for a trial, and back before that would have ended."""
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM, v100=4))
     app.rate, app.devices = lambda at_s: 2000.0, lambda at_s: {"v100": 3 if 600 <= at_s < 690 else 4}
     loop = control_loop(app)
     lost, back = moves(run(app, loop, 1200))
@@ -78,8 +76,7 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
 
 
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(MEDIUM, v100=4))
     app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
     back = [event for event in moves(run(app, control_loop(app), 1800)) if not event.forced]
     assert len(back) <= 6, "of fifteen times: each change doubles what the next one has to gain"
@@ -147,8 +144,7 @@ def test_a_plan_whose_devices_vanished_while_it_was_rolled_out_is_tried_again_in
 
 
 def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due():
-    asked = question(HARD)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(question(HARD))
     app.truth, app.fails = lambda at_s: HARD, lambda plan: True
     events = [event for event in run(app, control_loop(app), 1700) if "did not start" in event.why]
     assert [event.what for event in events] == ["stayed", "stayed"]

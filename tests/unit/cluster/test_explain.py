@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from experiments.planner.networks import distilbert
-from isobatch.cluster.cli import app
 from isobatch.cluster.simulator import explained
 from isobatch.optimizer import Objective
 from isobatch.optimizer.plan import Placement, Plan, Split, read_plan
@@ -17,6 +15,7 @@ from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
+from tests.helpers.commands import ran
 from tests.helpers.simulated_fleet import FAST, TWO
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0.1)
@@ -36,15 +35,9 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return plan, profile
 
 
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["explain", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple[Path, Path], tmp_path: Path) -> None:
     plan, profile = files
-    told = json.loads(run(plan, "--profile", profile, "--json", "--picture", tmp_path / "steps.png"))
+    told = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", tmp_path / "steps.png"))
     names = [each["mechanism"] for each in told["steps"]]
     assert names[:2] == [explained.SINGLE, explained.BATCHES]
     assert names[-1] == explained.TOGETHER
@@ -53,7 +46,7 @@ def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple
     assert {each["what"] for each in told["changes"]} >= {"one more v100"}
     assert all(each["times"] > 1.01 for each in told["changes"])
     assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
-    words = run(plan, "--profile", profile)
+    words = ran("explain", plan, "--profile", profile)
     assert "What would bring more" in words
     assert re.search(r"one more v100: \+[45]\d%", words)
     assert (tmp_path / "plan-steps.png").exists()
@@ -65,7 +58,7 @@ def test_a_kind_that_the_catalogue_lacks_is_explained_by_its_own_times(files: tu
     save(replace(known, tables=tuple(replace(each, kind="mine") for each in known.tables)), profile)
     placement = replace(PLAN.placements[0], kind="mine")
     plan.write_text(replace(PLAN, placements=(placement,)).to_json())
-    assert "one more mine" in run(plan, "--profile", profile, "--picture", "")
+    assert "one more mine" in ran("explain", plan, "--profile", profile, "--picture", "")
 
 
 def test_packing_is_a_step_where_texts_have_lengths() -> None:
@@ -86,5 +79,5 @@ def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object
     plan, profile = files
     plan.write_text(replace(read_plan(plan), **change).to_json())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=sentence) as error:
-        run(plan, "--profile", profile, "--picture", "")
+        ran("explain", plan, "--profile", profile, "--picture", "")
     assert "\n" not in str(error.value)

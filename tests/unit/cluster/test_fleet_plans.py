@@ -20,6 +20,7 @@ from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
+from tests.helpers.commands import ran
 
 FAST = ("--believed", "--gap", "0.02")
 VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
@@ -51,9 +52,7 @@ def entry(name: str, profile: str = "distilbert.json", **fields: Any) -> dict[st
 def plan(*options: str, **content: Any) -> str:
     fleet = {"devices": {"v100": 2, "k80": 3}} | content
     Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
-    result = CliRunner().invoke(app, ["plan", "fleet.yaml", *options], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return ran("plan", "fleet.yaml", *options)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
 from isobatch.cluster.commands.deploy import DASHBOARDS
 from isobatch.deployments.metrics import METRICS
+from tests.helpers.commands import ran
 from tests.helpers.scraping import OF_SERVE, scraped_names
 
 ROOT = Path(__file__).parents[3]
@@ -32,8 +31,7 @@ def labels_in(ask: str) -> set[str]:
 
 
 def test_the_command_writes_the_files(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path / "new")], catch_exceptions=False)
-    assert result.exit_code == 0
+    ran("dashboards", "--out", tmp_path / "new")
     for file in DASHBOARDS.iterdir():
         assert (tmp_path / "new" / file.name).read_text() == file.read_text()
 

@@ -17,7 +17,7 @@ from isobatch.optimizer.effort import Number
 from isobatch.optimizer.goals import GOALS, Goal, register
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.profiles.files import save
-from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, moves, question, run
 
 ROOT = Path(__file__).parents[3]
 NEW_FILE = """
@@ -84,8 +84,7 @@ def frugality() -> Iterator[str]:
 
 def test_a_controller_follows_a_goal_that_it_does_not_know(frugality: str) -> None:
     assert checked(ControllerConfig, {"goal": frugality}).goal == frugality
-    asked = replace(question(MEDIUM, v100=2, k80=2), goal=frugality)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(replace(question(MEDIUM, v100=2, k80=2), goal=frugality))
     app.rate = lambda at_s: 40.0
 
     def value(plan: Plan) -> float:

@@ -14,21 +14,15 @@ from isobatch.optimizer import Objective, Placement, Plan, Problem, Split
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.evidence import Evidence
+from tests.helpers.clock import Clock
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.simulated_fleet import facts
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8), Split(6, 12, 4))),))
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     live = LivePlan(10.0, clock)
     clock.now_s += 10.0 * SEARCHING - 0.01
     assert not live.is_over()
@@ -57,7 +51,7 @@ def test_the_first_ctrl_c_keeps_the_best_plan_and_the_second_ends() -> None:
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     with LivePlan(None, clock) as live:
         live.estimated(PLAN, 1234.0)
         assert capsys.readouterr().err == "", "a task that is short prints nothing"

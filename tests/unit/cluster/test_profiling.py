@@ -36,6 +36,7 @@ from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.model import Batch, Launched, SplitModel
 from tests.helpers.tiny_networks import hugging_face
+from tests.helpers.tiny_tokenizers import save_tokenizer
 
 RUNNER = CliRunner()
 ROOT = Path(__file__).parents[3]
@@ -43,12 +44,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertTokenizer
-
     folder = tmp_path_factory.mktemp("tiny")
     hugging_face("bert").save_pretrained(folder)
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
-    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    save_tokenizer(folder, ["the", "film"])
     (folder / "inputs.jsonl").write_text('{"text": "the film"}\n' * 5)
     return folder
 

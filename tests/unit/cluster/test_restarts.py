@@ -94,7 +94,7 @@ def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_the
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
     asked = replace(question(MEDIUM), one_machine=False)
-    app = Fluid(asked, first_plan(asked))
+    app = Fluid(asked)
     before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
     looked, first = before.spent.looks, app.running

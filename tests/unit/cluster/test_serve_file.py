@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
-from isobatch.cluster.serving.serve_file import (
-    APPLICATION,
-    CONTROLLER,
-    ROOT,
-    grpc_addresses,
-    serve_file,
-    with_grpc,
-)
+from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
 from isobatch.deployments.folders import weights_of
@@ -31,6 +22,7 @@ from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError
 from isobatch.profiles.files import load, save
 from isobatch.profiles.text_profile import load_text_profile
+from tests.helpers.commands import ran
 
 
 def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
@@ -53,8 +45,7 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
-    [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")],
+    ("broken", "said"), [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")]
 )
 def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
     (tmp_path / "config.json").write_text(broken)
@@ -143,9 +134,7 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
     files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
-    done = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert f"isobatch deploy {out}" in done.output
+    assert f"isobatch deploy {out}" in ran("serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", out)
     again = serve_file(out, {})
     assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
@@ -156,8 +145,7 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("isobatch.cluster.serving.ports.is_free", lambda *_: free)
     out, told = tmp_path / "serve.yaml", {"--grpc-port": "9001", "--host": "10.0.0.1"}
     for options, port in (([], None), ([each for one in told.items() for each in one], 9001)):
-        done = CliRunner().invoke(app, ["serve", "demo", *options, "--out", str(out)])
-        assert done.exit_code == 0, done.output
+        ran("serve", "demo", *options, "--out", out)
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
 from experiments.planner.networks import distilbert
-from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import tables
 from isobatch.cluster.commands.plan_search import LivePlan, most_promising, objective_of, planned
@@ -32,6 +30,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
+from tests.helpers.commands import ran
 
 MEASURED = {"source": "measured: made up", "backend": "torch", "dtype": "float32"}
 OWN = {kind: replace(datasheet_table(distilbert(), kind), **MEASURED) for kind in ("v100", "k80")}
@@ -47,17 +46,11 @@ def profile(*more: LatencyTable) -> Profile:
     return Profile("distilbert", (*OWN.values(), *more), EXITS)
 
 
-def run(*command: str) -> str:
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def planned_file(folder: Path, given: Profile, *options: str) -> str:
     save(given, folder / "profile.json")
     out = str(folder / "plan.json")
     asked = ("--profile", str(folder / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--out", out)
-    run("plan", *asked, *(options or ("--believed",)))
+    ran("plan", *asked, *(options or ("--believed",)))
     return (folder / "plan.json").read_text()
 
 
@@ -78,7 +71,7 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
     assert both.promise.cost_per_hour == pytest.approx(alone.promise.cost_per_hour)
     assert 1.4 < both.promise.goodput_per_s / alone.promise.goodput_per_s < 1.8, "about 2 / 1.2"
     asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--believed")
-    rows = {each["name"]: each for each in json.loads(run("plan", *asked, "--json"))["baselines"]}
+    rows = {each["name"]: each for each in json.loads(ran("plan", *asked, "--json"))["baselines"]}
     assert rows["not shared"]["goodput_per_s"] > 0
     assert "shared" not in rows
 
@@ -125,7 +118,7 @@ def test_the_choice_of_a_way_to_share_counts_in_the_seconds_of_a_plan() -> None:
 
 def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
     for options in (("--goal", "cost", "--rate", "50"), ("--goal", "goodput-per-dollar"), ("--budget", "100")):
-        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", *options)
+        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--max-batch", "16", *options)
         assert read_plan(tmp_path / "plan.json").devices().keys() == {"v100"}, options
 
 
@@ -173,7 +166,7 @@ def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkey
     def divide(devices: dict[str, int], goal: str = "fairness", **more: Any) -> dict[str, dict[str, int]]:
         content = {"devices": devices, "goal": goal, "applications": entries} | more
         Path("fleet.yaml").write_text(yaml.safe_dump(content))
-        run("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
+        ran("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
         return {each["name"]: read_plan(Path(f"{each['name']}-plan.json")).devices() for each in entries}
 
     save(profile(), Path("profile.json"))
@@ -187,7 +180,7 @@ def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkey
     (arbiter,) = arbiters(content)
     assert arbiter["args"]["devices"] == {"v100/2": 2}
     assert [each["args"]["shared"] for each in controllers(content)] == [{"v100/2": 2}] * 2
-    run("simulate", "--config", "serve.yaml", "--rate", "50", "--hours", "0.001", "--application", "queries")
+    ran("simulate", "--config", "serve.yaml", "--rate", "50", "--hours", "0.001", "--application", "queries")
     assert divide({"v100": 2}) == {"reviews": {"v100": 1}, "queries": {"v100": 1}}, "where whole devices do as well"
     assert divide({"v100": 3}) == {"reviews": {"v100/2": 3}, "queries": {"v100/2": 3}}, "not 1 and 2"
     assert set(divide({"v100": 3}, "goodput")["reviews"]) == {"v100"}, "sharing costs goodput"
@@ -208,7 +201,7 @@ def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, mo
         entries = [{"name": name, "profile": "profile.json", "slo_ms": 200, "rate_per_s": 300} for name in names]
         save(Profile("distilbert", tables, EXITS), Path("profile.json"))
         Path("fleet.yaml").write_text(yaml.safe_dump({"devices": devices, "goal": goal, "applications": entries}))
-        return float(json.loads(run("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--json"))["value"])
+        return float(json.loads(ran("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--json"))["value"])
 
     ways = [(v100, k80) for v100 in ({"v100": 1}, {"v100/2": 2}) for k80 in ({"k80": 2}, {"k80/2": 4})]
     values = [value(v100 | k80, *((OWN | more)[kind] for kind in v100 | k80)) for v100, k80 in ways]
@@ -249,4 +242,4 @@ def test_what_was_measured_at_once_is_kept_where_more_cannot_be(error: BaseExcep
 )
 def test_wrong_options_are_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        run("profile", "demo", "--out", str(tmp_path / "profile.json"), *options)
+        ran("profile", "demo", "--out", str(tmp_path / "profile.json"), *options)

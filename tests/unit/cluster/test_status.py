@@ -25,6 +25,7 @@ from isobatch.deployments.front.http import create_api as create_front
 from isobatch.deployments.front.service import Service
 from isobatch.optimizer.plan import Promise, SimulatedTimes
 from isobatch.profiles.errors import UserError
+from tests.helpers.commands import ran
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 from tests.helpers.serving import in_a_thread
@@ -74,9 +75,7 @@ def url(toy: Toy, served: tuple[Toy, str]) -> str:
 
 
 def asked(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["status", *arguments, "--path", ""], catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.stdout
+    return ran("status", *arguments, "--path", "")
 
 
 def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:

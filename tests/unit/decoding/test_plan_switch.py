@@ -86,10 +86,7 @@ def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
     [
         (pipeline("cpu", 2, 300.0), r"a running decoder has \{'cpu': 1, 't4': 2\}, and this plan is for \{'cpu': 1\}"),
         (replace(BOTH, beside=(pipeline("t4", 3, 1.0, replicas=2),)), "no ramp is known before block 3"),
-        (
-            replace(BOTH, beside=(pipeline("t4", 4, 1.0, "project", replicas=2),)),
-            "its loss was measured with the cuts",
-        ),
+        (replace(BOTH, beside=(pipeline("t4", 4, 1.0, "project", replicas=2),)), "its loss was measured with the cuts"),
     ],
 )
 def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: Plan, why: str) -> None:

@@ -160,9 +160,7 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None
     assert fleet.counts == {"a": 4, "b": 0}
 
 
-def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     from isobatch.deployments.deployer import fleet  # it imports Ray
 
     monkeypatch.setattr(fleet.ray_facts, "nodes", lambda: [{"CPU": 2.0, "v100": 1.0}, {"CPU": 2.0, "k80": 4.0}])

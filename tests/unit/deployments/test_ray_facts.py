@@ -74,12 +74,7 @@ INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
     ("ray.experimental.internal_kv", "_internal_kv_del", ("key", "namespace"), "ray_facts.forget"),
     ("ray.experimental.internal_kv", "_internal_kv_list", ("prefix", "namespace"), "ray_facts.ask_autoscaler"),
     ("ray._private.state", "GlobalState.get_draining_nodes", (), "ray_facts.nodes"),
-    (
-        "ray.autoscaler.sdk",
-        "request_resources",
-        ("bundles", "bundle_label_selectors"),
-        "ray_facts.ask_autoscaler",
-    ),
+    ("ray.autoscaler.sdk", "request_resources", ("bundles", "bundle_label_selectors"), "ray_facts.ask_autoscaler"),
     ("ray.autoscaler.v2.utils", "is_autoscaler_v2", (), "ray_facts.ask_autoscaler"),
     ("ray.serve.request_router", "RequestRouter.choose_replicas", (), "front.router"),
     ("ray.serve.request_router", "RequestRouter.update_replicas", (), "front.router"),

@@ -16,10 +16,7 @@ from tests.helpers.dispatcher_world import Input, World, linear
 
 # 10 ms, a hop of 1.8 ms, 2 ms, whatever the batch: who meets a launch that has just begun is through after 23.8 ms.
 FLAT = Route(
-    (
-        Stage(0, 1, 16, "first", (0.010,) * 16),
-        Stage(1, 2, 16, "second", (0.002,) * 16, survival=0.5, transfer_s=0.0018),
-    )
+    (Stage(0, 1, 16, "first", (0.010,) * 16), Stage(1, 2, 16, "second", (0.002,) * 16, survival=0.5, transfer_s=0.0018))
 )
 ALONE = {"first": ["f"], "second": ["s"]}
 PER_S = 1600.0

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gpu import answers, measure, page, systems, tables
+from experiments.gpu import answers, measure, page, systems
 from isobatch.cluster.bench import compare
-from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -34,18 +33,15 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
 ) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
     monkeypatch.setattr(systems, "DRAWN", 32)
-    copy = tmp_path / "gpu.md"
-    copy.write_text(page.PAGE.read_text())
     small = ["--device", "cpu", "--dtype", "float32", "--networks", "distilbert", "--small", "--seconds", "0.01"]
-    wanted = [*small, "--out", str(tmp_path), "--page", str(copy)]
-    measure.main(wanted)
+    (tmp_path / "gpu.md").write_text(page.PAGE.read_text())
+    measure.main([*small, "--out", str(tmp_path), "--page", str(tmp_path / "gpu.md")])
     (table,) = load(tmp_path / "distilbert.json").tables
     assert (table.kind, table.length, table.num_blocks, table.backend) == ("cpu", 16, 2, "torch")
     assert table.batch_sizes[0] == 1
     assert table.ramp_s[0][0] >= 0
     assert min(table.memory_bytes) > 7_000_000 * 4, "a layer of DistilBERT has 7 million weights"
-    results = tmp_path / "results-cpu.json"
-    found = json.loads(results.read_text())
+    found = json.loads((tmp_path / "results-cpu.json").read_text())
     assert found["trial"]
     assert found["versions"]["torch"]
     (survival,) = (name for name in systems.SURVIVALS if "half" in name)
@@ -63,45 +59,7 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     assert len(rows) == 3
     assert all(row["goodput_per_s"] > 0 for row in rows)
     assert decoder["tokens_per_s_2"] > 0
-    written = copy.read_text()
-    assert f"| {PART}: full batches | {of_length['rate_per_s']:.0f}/s, " in written
-    assert "| measured with | python " in written
-    assert written.partition(page.BEGIN)[0] == page.PAGE.read_text().partition(page.BEGIN)[0]
-    assert written.partition(page.END)[2] == page.PAGE.read_text().partition(page.END)[2]
-
-    found["parts"][PART] = {"marked": "as kept"}
-    del found["parts"][measure.DECODER]
-    results.write_text(json.dumps(found))
-    measure.main([*wanted, "--minutes", "0"])
-    assert json.loads(results.read_text()) == found, "what is there is not measured again, and no time is left"
-    del found["parts"][systems_part]
-    results.write_text(json.dumps(found))
-    monkeypatch.setattr(measure.decoder, "measure", out_of_memory)
-    with pytest.raises(SystemExit, match="decoder: RuntimeError: CUDA out of memory"):
-        measure.main(wanted)
-    after = json.loads(results.read_text())
-    assert list(after["parts"]) == [measure.ANSWERS, PART, measure.LINK, systems_part], (
-        "what follows the part that failed is measured"
-    )
-    assert after["failed"] == {measure.DECODER: "RuntimeError: CUDA out of memory"}
-    monkeypatch.setattr(measure.decoder, "measure", lambda setting: {"tokens_per_s_2": 7.0})
-    with pytest.raises(SystemExit, match="decoder: RuntimeError"):
-        measure.main(wanted)
-    measure.main([*wanted, "--again"])
-    assert json.loads(results.read_text())["failed"] == {}
-
-
-def out_of_memory(setting: object) -> None:
-    raise RuntimeError("CUDA out of memory")
-
-
-def test_a_rate_is_compared_with_the_published_one() -> None:
-    hop = {"bytes": 2**20, "device_to_host": 0.25}
-    part = {"rate_per_s": 3884.5, "each_stop_ms": 0.25, "roofline_shares": {"8": 0.1, "64": 0.4}, "hop_ms": hop}
-    assert [*page.rows_of("h100", {"bert-large 176": part})] == [
-        ("bert-large 176: full batches", "3884/s, 0.50 of MLPerf's, 40% of the peak; a stop 0.25 ms"),
-        ("bert-large 176: hop of 1.00 MiB", "device to host 0.25 ms"),
-    ]
+    assert f"| {PART}: full batches | {of_length['rate_per_s']:.0f}/s, " in (tmp_path / "gpu.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -116,11 +74,6 @@ def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tm
     with pytest.raises(SystemExit, match=told):
         measure.main([*small, *asked])
     assert not list(tmp_path.iterdir()), "nothing was measured"
-
-
-def test_a_backend_that_this_device_does_not_have_is_one_line() -> None:
-    with pytest.raises(UserError, match="cpu does not have"):
-        tables.network("distilbert", tables.TableSetting("cpu", "float32", "graphs", layers=2))
 
 
 def test_it_needs_what_a_machine_with_an_accelerator_has() -> None:

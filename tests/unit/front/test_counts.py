@@ -11,6 +11,7 @@ from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.counts import MOST_SHAPES, Counts, together
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged, since
 from isobatch.profiles.agreement import WATCHED_S, recent_agreement
+from tests.helpers.clock import Clock
 
 
 def test_two_readers_each_get_their_own_differences() -> None:
@@ -65,13 +66,6 @@ CLOSED = Route((Stage(0, 4, 1, "a", (0.001,)),))
 TIGHT = Route(OPEN.stages, thresholds=((0, 0.99), (2, 0.99)))
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def audited(counts: Counts, audits: int, missed: int = 0) -> None:
     """So many inputs left at a ramp and were audited, as many ran to the end."""
     counts.exits.update({0: audits, 3: audits})
@@ -81,7 +75,7 @@ def audited(counts: Counts, audits: int, missed: int = 0) -> None:
 
 def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     """Twenty audits, then all ramps are closed, and ten thousand further inputs are answered."""
-    clock = Clock()
+    clock = Clock(1000.0)
     counts, before = Counts({}, clock), Counts({}, clock)
     for each in (counts, before):
         each.end_windows(OPEN)
@@ -102,7 +96,7 @@ def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
 
 
 def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     counts = Counts({}, clock)
     counts.end_windows(OPEN)
     counts.exits.update({0: 200, 3: 200})
@@ -117,7 +111,7 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
 
 
 def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramps() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     counts = Counts({}, clock)
     told = []
     for route in (OPEN, CLOSED, OPEN, TIGHT, TIGHT):
@@ -131,7 +125,7 @@ def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramp
 
 def test_a_drift_shows_within_half_a_minute_and_for_ten_minutes_at_any_interval() -> None:
     """After an hour in which all was well, which the agreement since the start still tells of."""
-    clock = Clock()
+    clock = Clock(1000.0)
     fronts = [Counts({}, clock) for _ in range(2)]
     for counts in fronts:
         counts.promised = 0.99

@@ -39,10 +39,6 @@ def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) ->
     )
 
 
-def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> None:
-    assert len(client.post("/predict", json={"inputs": [0, 3]}).json()["outputs"]) == 1
-
-
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
@@ -84,13 +80,9 @@ def test_errors_for_other_paths_and_methods_name_the_right_ones(client: TestClie
     assert client.get("/predict").status_code == 405
 
 
-def test_health_and_the_description_of_the_interface(client: TestClient) -> None:
+def test_health(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready", "model": "toy"}
-    paths = client.get("/openapi.json").json()["paths"]
-    assert "requestBody" in paths["/predict"]["post"]
-    assert set(paths["/predict"]["post"]["responses"]) >= {"200", "400", "413", "422", "503"}
-    assert client.get("/docs").status_code == 200
 
 
 def test_every_answer_says_the_version(client: TestClient) -> None:

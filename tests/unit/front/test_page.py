@@ -1,25 +1,22 @@
 """The page consists of its files, needs no key, and loads nothing from other servers; other pages may send nothing."""
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig, checked
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
-from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
+from tests.helpers.documented import front
 
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 BODY = {"inputs": [0, 3]}
 
 
 @pytest.fixture
 def client() -> TestClient:
-    return TestClient(create_api(Service(TOY, time.perf_counter)), base_url="http://localhost:8000")
+    return TestClient(front(), base_url="http://localhost:8000")
 
 
 def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
@@ -48,13 +45,12 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     with client:
         told = client.get("/page/about.json").json()
-    assert told == {"model": "toy", "blocks": 4, "slo_ms": TOY.slo_ms, "takes": "other", "maps": False}
+    assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False}
 
 
 def test_the_page_needs_no_key_but_its_data_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
-    config = TOY.model_copy(update={"api_key_variable": "KEY"})
-    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+    with TestClient(front(api_key_variable="KEY")) as client:
         assert {client.get(path).status_code for path in files()} == {200}
         assert client.get("/page/about.json").status_code == 401
         assert client.get("/page/about.json", headers={"X-API-Key": "secret"}).status_code == 200
@@ -83,8 +79,7 @@ SHOP = {"Origin": "https://shop.example"}
 
 @pytest.fixture
 def allowing() -> Iterator[TestClient]:
-    config = TOY.model_copy(update={"allowed_origins": ("https://shop.example",)})
-    with TestClient(create_api(Service(config, time.perf_counter)), base_url="http://localhost:8000") as client:
+    with TestClient(front(allowed_origins=["https://shop.example"]), base_url="http://localhost:8000") as client:
         yield client
 
 
@@ -116,8 +111,7 @@ def test_an_invalid_origin_is_refused(wrong: str) -> None:
 
 def test_another_host_is_refused_unless_it_is_allowed() -> None:
     """A public page whose name points to this machine would be a page of this server."""
-    config = TOY.model_copy(update={"allowed_hosts": ("api.example",)})
-    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+    with TestClient(front(allowed_hosts=["api.example"])) as client:
         for path in ("/stats", "/", "/docs"):
             assert client.get(path, headers={"Host": "evil.example:8000"}).status_code == 403
         refused = client.post("/predict", json=BODY, headers={"Host": "evil.example"})

@@ -10,11 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from isobatch.deployments.named import LOADER
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
-from tests.helpers.grpc_client import play
 from tests.helpers.tiny_networks import WIDE, hugging_face
 
 TEXTS = ["a good film", "the film was dull"]
@@ -121,20 +119,6 @@ def test_the_open_inference_protocol_sends_their_tensor_when_named(client: Docum
     assert "scores" not in [each["name"] for each in client.post(url, json={"inputs": [tensor]}).json()["outputs"]]
     about = client.get("/v2/models/my-bert").json()["outputs"]
     assert {"name": "scores", "datatype": "FP32", "shape": [-1, 3]} in about
-
-
-def test_grpc_sends_the_same_tensor(folder: Path) -> None:
-
-    contents = {"bytes_contents": [text.encode() for text in TEXTS]}
-    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "contents": contents}
-    asking = {"model_name": "my-bert", "inputs": [tensor], "outputs": [{"name": "scores"}]}
-
-    async def scene(client: Any) -> Any:
-        return await client.ask("ModelInfer", **asking)
-
-    reply = play(scene, model=str(folder), loader=LOADER, slo_ms=60_000)
-    (scores,) = (np.frombuffer(raw, "<f4").reshape(2, 3) for raw in reply.raw_output_contents)
-    assert scores.tolist() == [near(row) for row in probabilities(folder, *TEXTS)]
 
 
 def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: Path) -> None:

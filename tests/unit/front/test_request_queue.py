@@ -7,17 +7,11 @@ import pytest
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.load import LONGEST_RETRY_S, SLICE_S, RequestQueue, RetryTimes, Trend
 from isobatch.deployments.front.proxy import EVERY_S, MOST, Burden, Limit
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.helpers.clock import Clock
 
 
 async def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between() -> None:
-    queue = RequestQueue(Clock())
+    queue = RequestQueue(Clock(100.0))
     turns: list[int] = []
     turn = 0
 
@@ -34,7 +28,7 @@ async def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_b
 
 
 async def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once() -> None:
-    queue = RequestQueue(clock := Clock())
+    queue = RequestQueue(clock := Clock(100.0))
     waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(11)]
     await asyncio.sleep(0)
     queue.check(SLICE_S, clock.now_s + 12 * SLICE_S)
@@ -48,7 +42,7 @@ async def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once
 
 
 async def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_one_takes_none() -> None:
-    queue = RequestQueue(clock := Clock())
+    queue = RequestQueue(clock := Clock(100.0))
     tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
     await asyncio.sleep(0)
     tasks[1].cancel()

@@ -134,9 +134,7 @@ async def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: 
         await end
 
 
-async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged(monkeypatch) as stage:
         await eventually(lambda: len(stage.serve.replicas["a"]._orders.gate.authorized) == 1)
         for caller in tuple(stage.serve.replicas["a"]._orders.gate.authorized):

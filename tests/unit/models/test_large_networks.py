@@ -19,7 +19,6 @@ from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
 from isobatch.deployments.decoding.sequences import Sequence, Splits, TextRequest
 from isobatch.deployments.models import attention
-from isobatch.deployments.models.encode import Encoded
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.served_model import BlockRange
@@ -28,6 +27,7 @@ from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.measure import modules_run
 from isobatch.profiles.model import Batch
+from tests.helpers.tiny_networks import NoEncoder
 
 META = torch.device("meta")
 HALF = torch.float16
@@ -66,26 +66,6 @@ class LiveBytes(TorchDispatchMode):
             self.now -= size
 
 
-def test_bytes_count_while_they_are_used() -> None:
-    with LiveBytes() as live:
-        one = torch.empty(1000, device=META)
-        half = one[:500]
-        del one
-        two = half + 1
-        assert (live.now, live.peak) == (6000, 6000)
-        del half
-        assert (live.now, live.peak) == (2000, 6000)
-        del two
-    assert live.now == 0
-
-
-class _NoEncoder:
-    longest = None
-
-    def __call__(self, inputs: object) -> Encoded:
-        raise TypeError("these tests make their batches themselves")
-
-
 def configuration(name: str) -> Any:
     import transformers
 
@@ -103,7 +83,7 @@ def network(name: str) -> TorchModel:
     kind = AutoModelForSequenceClassification if family.reads == "text" else AutoModelForImageClassification
     with META:
         model = kind.from_config(shape, dtype=HALF).eval()
-    return TorchModel(family.dissect(model), _NoEncoder(), Ramps(), ["no", "yes"], META, HALF)
+    return TorchModel(family.dissect(model), NoEncoder(), Ramps(), ["no", "yes"], META, HALF)
 
 
 def batch(name: str, size: int) -> Batch:

@@ -27,7 +27,7 @@ from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import NOBODY, Batch, Exits
 from tests.helpers.backend_parity import assert_as_alone
-from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
+from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, NoEncoder, _config, padded
 from tests.helpers.tiny_words import word_network
 
 
@@ -49,7 +49,7 @@ def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
         most_unsure=most_unsure,
     )
     heads = {block: make_head("light", anatomy.pooled_widths[block], NUM_LABELS).eval() for block in blocks}
-    cut = TorchModel(anatomy, _NoEncoder(), Ramps(rules, heads), ["a", "b", "c"], torch.device("cpu"), torch.float32)
+    cut = TorchModel(anatomy, NoEncoder(), Ramps(rules, heads), ["a", "b", "c"], torch.device("cpu"), torch.float32)
     return cut, model
 
 

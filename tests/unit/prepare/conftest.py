@@ -12,6 +12,7 @@ import pytest
 from isobatch.cluster import cli
 from isobatch.deployments.prepare import pipeline
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
+from tests.helpers.tiny_tokenizers import save_tokenizer
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 COUNT = 120
@@ -33,12 +34,9 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    from transformers import BertTokenizer
-
     folder = tmp_path / "network"
     hugging_face("bert").save_pretrained(folder)
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    save_tokenizer(folder, WORDS)
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     return folder
 

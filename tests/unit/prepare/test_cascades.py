@@ -12,13 +12,7 @@ import torch
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.levels import read_levels
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.prepare.cascades import (
-    Combination,
-    ComparisonTerms,
-    calibrated,
-    candidate,
-    write_cascade,
-)
+from isobatch.deployments.prepare.cascades import Combination, ComparisonTerms, calibrated, candidate, write_cascade
 from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample

@@ -105,10 +105,7 @@ DENSE = {
     "albert": "albert.pooler",
     "elasticbert": "elasticbert.encoder.pooler.{}.dense",
 }
-CLASSIFIER = {
-    "deebert": "bert.encoder.highway.{}.classifier",
-    "roberta": "roberta.encoder.highway.{}.classifier",
-}
+CLASSIFIER = {"deebert": "bert.encoder.highway.{}.classifier", "roberta": "roberta.encoder.highway.{}.classifier"}
 MADE = {
     "deebert": lambda folder: deebert(folder),
     "roberta": lambda folder: deebert(folder, "roberta"),

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.text_profile import (
-    DecodingTable,
-    LaunchSize,
-    load_text_profile,
-    save_text_profile,
-)
+from isobatch.profiles.text_profile import DecodingTable, LaunchSize, load_text_profile, save_text_profile
 from tests.helpers.paper_application import paper_decoder
 
 

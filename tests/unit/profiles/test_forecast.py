@@ -11,14 +11,7 @@ from isobatch.profiles.windows import MOST, Window
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 10**9) | st.integers(0, MOST - 1)
-windows = st.builds(
-    Window,
-    st.floats(0, 1e6),
-    st.floats(1e-3, 1e3),
-    counts,
-    st.tuples(*[counts] * 4),
-    counts,
-)
+windows = st.builds(Window, st.floats(0, 1e6), st.floats(1e-3, 1e3), counts, st.tuples(*[counts] * 4), counts)
 
 
 def drifting(count: int, blocks: int = 4, inputs: int = 4000, seed: int = 0) -> list[Window]:

@@ -9,12 +9,7 @@ from typing import TypeVar
 import pytest
 
 from isobatch.cluster.simulator.cores import Cores
-from isobatch.cluster.simulator.plan_choice import (
-    BestSoFar,
-    SimulationEffort,
-    best_simulated,
-    why_not_simulated,
-)
+from isobatch.cluster.simulator.plan_choice import BestSoFar, SimulationEffort, best_simulated, why_not_simulated
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import (

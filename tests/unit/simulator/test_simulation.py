@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.commands.simulate_run import run, world_of
 from isobatch.cluster.simulator.report import draw, tables
@@ -17,6 +15,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.lengths import Lengths
+from tests.helpers.commands import ran
 from tests.helpers.simulated_fleet import table
 
 PLAN = Plan(
@@ -69,23 +68,15 @@ def test_without_a_plan_there_is_nothing_to_simulate() -> None:
 
 def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.png"
-    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--hours", "0.001", "--out", str(out)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "goodput (within 200 ms)" in result.output
+    said = ran("simulate", "--config", serve_file, "--rate", "100", "--hours", "0.001", "--out", out)
+    assert "goodput (within 200 ms)" in said
     assert out.exists()
-
-
-def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
-    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--jitter", "-1"]
-    result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, UserError)
-    assert str(result.exception).startswith("jitter = -1")
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (["--jitter", "-1"], "jitter = -1"),
         (["--jitter", "nan"], "jitter = nan must be 0 or more and finite"),
         (["--mix", "0=1"], "must look like SECONDS:SHARE"),
         (["--mix", "0:0.8,0:0.2"], "seconds of a mix must ascend"),
@@ -97,24 +88,22 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
     ],
 )
 def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), "--rate", "100", *options])
-    assert isinstance(result.exception, UserError), result.output
-    assert sentence in str(result.exception)
-    assert "\n" not in str(result.exception)
+    with pytest.raises(UserError) as error:
+        ran("simulate", "--config", serve_file, "--rate", "100", *options)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("minute,count\n0,600\n")
     out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
-    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), *out])
-    assert "give --rate, or --trace" in str(result.exception)
-    asked = ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
-    result = CliRunner().invoke(app, asked)
-    assert result.exit_code == 0, result.output
-    assert "per second)" in result.output
-    assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in result.output
-    slower = CliRunner().invoke(app, [*asked, "--trace-each-s", "120"])
-    assert "each of 120 s; 5.0 arrivals a second" in slower.output
+    with pytest.raises(UserError, match="give --rate, or --trace"):
+        ran("simulate", "--config", serve_file, *out)
+    asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
+    said = ran(*asked)
+    assert "per second)" in said
+    assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in said
+    assert "each of 120 s; 5.0 arrivals a second" in ran(*asked, "--trace-each-s", "120")
 
 
 def test_inputs_may_be_mixed(config: AppConfig) -> None:
