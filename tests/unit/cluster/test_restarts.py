@@ -33,9 +33,9 @@ def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_
     app = Fluid(asked, first_plan(asked))
     loop = control_loop(app, tmp_path)
     asyncio.run(loop.pause(True))
-    record = loop.controller.record
+    record, decision = loop.controller.record, loop.controller.preview(app.now_s).event
     for _ in range(KEEP_EVENTS):
-        record.add(replace(loop.controller.preview(app.now_s).event, number=record.number))
+        record.add(replace(decision, number=record.number))
     assert record.paused
     assert control_loop(app, tmp_path).controller.record.paused
     asyncio.run(loop.pause(False))
