@@ -85,7 +85,6 @@ FOUND = (
     ("real", "constant_over_no_exits_bfloat16"),
     ("real", "constant_over_litserve_bfloat16"),
     ("peers", "exits_over_best_exits_minilm"),
-    ("peers", "goodput_over_isobatch_full_minilm"),
     ("packing", "packed_over_padded_mixed_16"),
     ("decoding", "live_over_promise_recompute_bfloat16_1"),
     ("decoding", "kv_binds_over_full"),
