@@ -25,9 +25,8 @@ def service() -> Any:
         def predict(self, inputs: list[Any]) -> list[Label]:
             return self._network.labels(inputs)
 
-    return bentoml.service(workers=int(os.environ[WORKERS]), traffic={"timeout": 60, "max_concurrency": 4096})(
-        Classifier
-    )
+    traffic = {"timeout": 60, "max_concurrency": 4096}
+    return bentoml.service(workers=int(os.environ[WORKERS]), traffic=traffic)(Classifier)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,9 +49,9 @@ def is_outdated(claim: str, kept: dict[str, str]) -> bool:
     return changes is None or changes[0] > OUTDATED * changes[1]
 
 
-def figures() -> str:
+def figures(kept: Kept) -> str:
     """experiments/results/README.md without the ages: a table for every claim."""
-    return "\n".join(_lines(shown()))
+    return "\n".join(_lines(kept))
 
 
 def _lines(kept: Kept) -> Iterator[str]:
@@ -75,13 +75,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-def tables() -> str:
-    """What docs/results.md shows of all figures: what was found, the papers' figures, and what missed its aim."""
-    return "\n".join(summary(shown()))
-
-
 def summary(kept: Kept) -> Iterator[str]:
-    """The lines of these tables."""
+    """What docs/results.md shows of all figures: what was found, the papers' figures, and what missed its aim."""
     known = {(each.claim, each.figure): each for of_title in HEADLINES.values() for each in of_title}
     found = [(known[key], kept[key[0]].get(key[1])) for key in FOUND if key[0] in kept]
     yield "\n### Found\n"
@@ -110,11 +105,11 @@ def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, st
             yield f"`{command(claim)}`", f"{len(aimed) - len(missed)} of {len(aimed)}", "; ".join(missed)
 
 
-def page(text: str) -> str:
+def page(text: str, kept: Kept) -> str:
     """docs/results.md with its tables made anew from the kept figures."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return before + BEGIN + tables() + "\n" + END + after
+    return before + BEGIN + "\n".join(summary(kept)) + "\n" + END + after
 
 
 def ages() -> str:
@@ -182,8 +177,9 @@ def _measure(claim: str, within_s: float) -> bool:
 
 
 def write() -> None:
-    FIGURES.write_text(f"{figures()}\n{ages()}")
-    PAGE.write_text(page(PAGE.read_text()))
+    kept = shown()
+    FIGURES.write_text(f"{figures(kept)}\n{ages()}")
+    PAGE.write_text(page(PAGE.read_text(), kept))
 
 
 if __name__ == "__main__":
