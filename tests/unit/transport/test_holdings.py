@@ -6,17 +6,11 @@ import pytest
 from isobatch.deployments.transport.holdings import Holdings, LostError
 from isobatch.deployments.transport.packed import Packed, pack
 from isobatch.profiles.model import Batch
+from tests.helpers.clock import Clock
 
 
 def batch(count: int = 3) -> Batch:
     return Batch(2, {"hidden": np.arange(count * 4.0).reshape(count, 4)}, np.zeros((count, 1), np.float32))
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_a_claim_contains_all_that_a_fetch_needs() -> None:
