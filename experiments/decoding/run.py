@@ -8,7 +8,7 @@ transformers, which has none for T5. What other devices would make of exits is p
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 
 from experiments.decoding import served
+from experiments.decoding.networks import DECODERS
 from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
@@ -58,14 +59,19 @@ class WrittenWay:
 
 
 PARTS = ("engines", "paper", "served")
+PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32")))
 
 
 def measure(
-    parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, dtypes: str = DTYPE, threads: str = "1",
-    seconds: int = 12, ways: str = ",".join(served.WAYS), again: int = 0,
+    parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, networks: str = ",".join(DECODERS),
+    dtypes: str = ",".join(PRECISIONS), threads: str = "1,2", seconds: int = 12, ways: str = ",".join(served.WAYS),
+    again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of the engines, a third of them served. Served, each of `dtypes` and number of `threads` has figures of
-    its own, for these `ways`. `again=1`: measure also what the same code has measured on this machine before."""
+    """`rounds` of the engines, a third of them served. The first of `networks` is served in each of `dtypes` and with
+    each number of `threads`, the others in the first ones; all in these `ways`.
+
+    `again=1`: measure also what the same code has measured on this machine before.
+    """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
 
@@ -79,12 +85,20 @@ def measure(
     if "paper" in parts:
         figures |= part("paper", partial(measure_on_paper, console.print))
     if "served" in parts:
-        for dtype, count in product(dtypes.split(","), str(threads).split(",")):
-            times = max(1, rounds // 3)
-            measure_part = partial(served.measure_served, dtype, int(count), times, seconds, ways.split(","))
-            of_part = part(f"served {dtype} {count}", measure_part)
-            figures |= {f"{name}_{dtype}_{count}": value for name, value in of_part.items()}
+        for case in _cases(networks.split(","), dtypes.split(","), str(threads).split(",")):
+            measure_part = partial(served.measure_served, case, max(1, rounds // 3), seconds, ways.split(","))
+            figures |= {f"{name}_{case.suffix}": value for name, value in part(f"served {case}", measure_part).items()}
     return figures
+
+
+def _cases(networks: list[str], dtypes: list[str], threads: list[str]) -> list[served.ServedCase]:
+    """The first network in all ways, the others in the first precision on the first number of threads."""
+    try:
+        first, *others = (DECODERS[name] for name in networks)
+    except KeyError as error:
+        raise UserError(f"networks={error.args[0]}: there are {','.join(DECODERS)}") from None
+    cases = [served.ServedCase(first, dtype, int(count)) for dtype, count in product(dtypes, threads)]
+    return cases + [replace(cases[0], decoder=other) for other in others]
 
 
 def _of_engines(rounds: int, texts: int) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
 
-A Llama of 85 M random weights, made here: the last 16 of its 24 blocks add little, so that most tokens may leave after
-block 7. Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads.
+Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads.
 """
 
 import asyncio
@@ -23,21 +22,17 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from experiments.decoding.networks import DECODERS, TOKENS, RealDecoder, prompts
 from experiments.shared.commands import run_isobatch
 from experiments.shared.live import NAME, Live, bare
 from experiments.shared.machine import ROOT
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer
-from isobatch.deployments.demo import llm_demo_directory
-from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.optimizer.text_plans import terms_of, tokens_per_s
 
 console = Console(stderr=True, width=140)
-BLOCKS, WIDTH, INNER, HEADS, KV_HEADS = 24, 576, 1536, 9, 3
-DEEP_FROM, DEEP_SCALE = 8, 0.03  # later blocks add little: a ramp before them says mostly what the head says
-READS, TOKENS = 1024, 48  # positions that the network reads; tokens of a text
 RESIDENTS = 32
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 WAYS = ("off", "recompute", "verified", "project")
@@ -47,54 +42,36 @@ SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
 KEPT = 0.98  # of the texts in time: then a rate is sustained
 
 
-def prompts(count: int, seed: int) -> list[str]:
-    draw = random.Random(seed)
-    return [f"{draw.randint(100, 99999)}+{draw.randint(100, 99999)}=" for _ in range(count)]
+@dataclass(frozen=True)
+class ServedCase:
+    """What is served: a network in one precision on so many threads."""
+
+    decoder: RealDecoder
+    dtype: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.decoder.name} {self.dtype}, {self.threads} thread{'s' * (self.threads > 1)}"
+
+    @property
+    def suffix(self) -> str:
+        """Ends the names of its figures. Those of the first network do not name it."""
+        network = "" if self.decoder is next(iter(DECODERS.values())) else f"{self.decoder.name}_"
+        return f"{network}{self.dtype}_{self.threads}"
+
+    @property
+    def network(self) -> Path:
+        return self.decoder.checkpoint()
 
 
-def checkpoint() -> Path:
-    """The directory of the network with its ramps: made at first use, then kept in the cache."""
-    target = cache_directory() / "real-llama"
-    with locked(target):
-        if not target.is_dir():
-            with replacing(target) as draft, TemporaryDirectory() as folder:
-                _make(Path(folder))
-                (Path(folder) / "prompts.csv").write_text("text\n" + "\n".join(prompts(120, seed=2)) + "\n")
-                data = ["--data", f"{folder}/prompts.csv", "--max-accuracy-loss", "1%", "--max-tokens", str(TOKENS)]
-                run_isobatch("prepare", folder, *data, "--out", str(Path(folder) / "ramps"))
-                for file in (Path(folder) / "ramps").iterdir():
-                    (draft / file.name).write_bytes(file.read_bytes())
-    return target
-
-
-def _make(folder: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    tokenizer = load_tokenizer(llm_demo_directory())
-    names = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=BLOCKS,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=READS,
-        initializer_range=0.05, tie_word_embeddings=True, **names,
-    )  # fmt: skip
-    network = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for block in network.model.layers[DEEP_FROM:]:
-            block.self_attn.o_proj.weight.mul_(DEEP_SCALE)
-            block.mlp.down_proj.weight.mul_(DEEP_SCALE)
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def measure_served(dtype: str, threads: int, rounds: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
-    """Figures for one precision and number of threads."""
-    network = checkpoint()
+def measure_served(case: ServedCase, rounds: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
+    """Figures of one network, precision, and number of threads."""
+    network, precision = case.network, ("--dtype", case.dtype, "--threads", str(case.threads))
     with TemporaryDirectory() as folder, bare() as here:
         profile = Path(folder) / "profile.json"
-        run_isobatch("profile", str(network), "--dtype", dtype, "--threads", str(threads), "--out", str(profile))
+        run_isobatch("profile", str(network), *precision, "--out", str(profile))
         plans = {way: _planned(network, profile, Path(folder), way) for way in ways}
-        return asyncio.run(_measured(here, network, plans, dtype, threads, rounds, seconds))
+        return asyncio.run(_measured(here, case, plans, rounds, seconds))
 
 
 def _planned(network: Path, profile: Path, folder: Path, way: str) -> Path:
@@ -135,13 +112,13 @@ def _in_time(texts: Sequence[WrittenText]) -> list[WrittenText]:
 
 
 async def _measured(
-    here: Live, network: Path, plans: dict[str, Path], dtype: str, threads: int, rounds: int, seconds: int
+    here: Live, case: ServedCase, plans: dict[str, Path], rounds: int, seconds: int
 ) -> dict[str, float]:
     seen: dict[str, list[float]] = {}
     for number in range(rounds):
-        for name, value in (await _round(here, network, plans, dtype, threads, seconds, number)).items():
+        for name, value in (await _round(here, case, plans, seconds, number)).items():
             seen.setdefault(name, []).append(value)
-        console.print(f"{dtype}, {threads} threads, round {number + 1}:", {n: round(v[-1], 3) for n, v in seen.items()})
+        console.print(f"{case}, round {number + 1}:", {n: round(v[-1], 3) for n, v in seen.items()})
     figures = {name: median(values) for name, values in seen.items()}
     for way, path in plans.items():
         figures[f"promised_{way}"] = tokens_per_s(read_plan(path))
@@ -152,14 +129,12 @@ async def _measured(
     return figures
 
 
-async def _round(
-    here: Live, network: Path, plans: dict[str, Path], dtype: str, threads: int, seconds: int, number: int
-) -> dict[str, float]:
-    figures = {"tokens_per_s_generate": await asyncio.to_thread(generated_per_s, network, dtype, threads)}
+async def _round(here: Live, case: ServedCase, plans: dict[str, Path], seconds: int, number: int) -> dict[str, float]:
+    figures = {"tokens_per_s_generate": await asyncio.to_thread(generated_per_s, case)}
     known = prompts(400, seed=100 + number)
     for way, path in plans.items():
         plan = read_plan(path)
-        await asyncio.to_thread(here.deploy, _application(network, plan=str(path), replan=True))
+        await asyncio.to_thread(here.deploy, _application(case.network, plan=str(path), replan=True))
         served = ServedWay(here.base, known)
         promised = tokens_per_s(plan) / TOKENS
         await served.open(WARMS_UP * promised, WARMS_UP_S, seed=number)
@@ -170,8 +145,9 @@ async def _round(
             admitted = [text for text in twice if text.status == 200]
             figures["in_time_at_twice"] = len(_in_time(twice)) / max(1, len(admitted))
             figures["goodput_at_twice"] = len(_in_time(twice)) / max(1, most)
-        figures[f"tokens_per_s_{way}"] = await _with_residents(here, network, plan, way, known, threads, seconds)
-    figures["prefix_over_none"] = await _prefix_over_none(here, network, dtype, threads, seconds, number)
+        figures[f"tokens_per_s_{way}"] = await _with_residents(here, case, plan, way, known, seconds)
+    if case.decoder.shares:
+        figures["prefix_over_none"] = await _prefix_over_none(here, case, seconds, number)
     return figures
 
 
@@ -192,20 +168,20 @@ async def _sustained(served: ServedWay, promised: float, seconds: int, seed: int
 
 
 async def _with_residents(
-    here: Live, network: Path, plan: Plan, way: str, known: Sequence[str], threads: int, seconds: int
+    here: Live, case: ServedCase, plan: Plan, way: str, known: Sequence[str], seconds: int
 ) -> float:
     """Tokens per second of as many residents as `generate` has texts."""
     cuts = [split.start for split in plan.splits[1:]] or None
     own = {"exits": way, "dtype": plan.dtype, "cuts": cuts, "kv_megabytes": terms_of(plan).kv_megabytes}
-    await asyncio.to_thread(here.deploy, _free(network, threads, **own))
+    await asyncio.to_thread(here.deploy, _free(case, **own))
     served = ServedWay(here.base, known)
     await served.closed(RESIDENTS, WARMS_UP_S)
     return await served.closed(RESIDENTS, seconds)
 
 
-async def _prefix_over_none(here: Live, network: Path, dtype: str, threads: int, seconds: int, number: int) -> float:
+async def _prefix_over_none(here: Live, case: ServedCase, seconds: int, number: int) -> float:
     """Texts per second whose prompts begin with the same tokens, over those of prompts that begin differently."""
-    await asyncio.to_thread(here.deploy, _free(network, threads, exits="off", dtype=dtype, kv_megabytes=2048))
+    await asyncio.to_thread(here.deploy, _free(case, exits="off", dtype=case.dtype, kv_megabytes=2048))
     draw = random.Random(number)
     start = _digits(draw, SHARED)
     same = [start + _digits(draw, OWN) for _ in range(100)]
@@ -222,20 +198,20 @@ def _digits(draw: random.Random, count: int) -> str:
 
 
 def _application(network: Path, **fields: Any) -> dict[str, Any]:
-    arguments = {"model": str(network), "name": "llama", **fields}
+    arguments = {"model": str(network), "name": "decoder", **fields}
     return {"name": NAME, "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}
 
 
-def _free(network: Path, threads: int, **fields: Any) -> dict[str, Any]:
+def _free(case: ServedCase, **fields: Any) -> dict[str, Any]:
     """The application without a plan and without limits on times, so that all clients have a place."""
-    free = {"max_residents": RESIDENTS, "ttft_ms": 1e6, "tpot_ms": 1e6, "cpus_per_replica": threads}
-    return _application(network, **free, **{name: value for name, value in fields.items() if value is not None})
+    free = {"max_residents": RESIDENTS, "ttft_ms": 1e6, "tpot_ms": 1e6, "cpus_per_replica": case.threads}
+    return _application(case.network, **free, **{name: value for name, value in fields.items() if value is not None})
 
 
-def generated_per_s(network: Path, dtype: str, threads: int) -> float:
+def generated_per_s(case: ServedCase) -> float:
     """Tokens per second of transformers' `generate`, in a process of its own."""
     code = "import sys; from experiments.decoding import served; served.print_generated(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(network), dtype, str(threads)]
+    command = [sys.executable, "-c", code, str(case.network), case.dtype, str(case.threads)]
     done = subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
