@@ -245,7 +245,7 @@ def test_what_cannot_be_recorded_is_run(
 ) -> None:
     """As ONNX Runtime does when a part of a graph can only run on the host."""
 
-    def refuse(path: str, options: object, providers: list[onnx_session.Provider]) -> object:
+    def refuse(path: str, options: object, providers: list[onnx_session.Provider], **others: object) -> object:
         if "enable_cuda_graph" in providers[0][1]:
             raise onnx_session.ort.capi.onnxruntime_pybind11_state.Fail("cannot use the graph capture feature")
         return SimpleNamespace(get_inputs=list, get_outputs=list, get_providers=lambda: ["CUDAExecutionProvider"])
