@@ -88,6 +88,13 @@ class Session:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = self._needed(inputs)
+        if self._device.type != "cpu":
+            return self._bound(tensors)
+        # Arrays of numpy are read and given without copies, too, and cost ONNX Runtime less time than bound tensors.
+        arrays = self._session.run(self._output_names, {name: each.numpy() for name, each in tensors.items()})
+        return dict(zip(self._output_names, map(torch.from_numpy, arrays), strict=True))
+
+    def _bound(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         binding = self._binding(tensors)
         for name in self._output_names:
             binding.bind_output(name, *self._location)
@@ -107,7 +114,7 @@ class Session:
 
     def _record(self, inputs: Mapping[str, Tensor]) -> FixedLaunch:
         buffers = self._needed(inputs)
-        outputs = {name: torch.empty_like(tensor) for name, tensor in self.run(buffers).items()}
+        outputs = {name: torch.empty_like(tensor) for name, tensor in self._bound(buffers).items()}
         binding = self._binding(buffers)
         for name, tensor in outputs.items():
             binding.bind_output(name, *self._location, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
