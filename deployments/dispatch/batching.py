@@ -12,6 +12,7 @@ When several queues compete for the same replicas,
    waits for long becomes urgent.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from isobatch.deployments.dispatch.groups import Group, Replica
 from isobatch.deployments.dispatch.messages import Place, RowKind
 from isobatch.deployments.dispatch.route import Route, Stage
+
+log = logging.getLogger(__name__)
 
 # An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
 # block to the end. The margin is spent on waiting for these batches.
@@ -179,7 +182,7 @@ class Queue:
         ever, and one that is too heavy for any launch runs alone.
         """
         if self.owner.order is not None:
-            return self._take_in(self.owner.order(self._waiting(), room))
+            return self._take_in(self._ordered(self.owner.order, room))
         if self.stage.length is None:
             return self.take_first(room)
         taken, skipped = list[Ticket](), list[Ticket]()
@@ -193,6 +196,15 @@ class Queue:
                 break
         self._tickets[: len(taken) + len(skipped)] = skipped
         return self._gone(taken)
+
+    def _ordered(self, order: Callable[[Sequence[Ticket], int], list[Ticket]], room: int) -> list[Ticket]:
+        """What an order of its own chooses, each ticket once. One that raises is not used again."""
+        try:
+            return list(dict.fromkeys(order(self._waiting(), room)))
+        except Exception:
+            log.exception("the order of the queue raised an error; from now on inputs go by deadline")
+            self.owner.order = None
+            return []
 
     def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
         """Remove the tickets that an order of its own chose; the first one where it chose none."""
@@ -209,11 +221,15 @@ class Queue:
         return self._gone(taken)
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Remove the tickets whose deadlines pass before a launch of their own could end."""
+        """Remove the tickets whose deadlines pass before a launch of their own could answer any of them."""
         late = []
-        while (first := self.first()) and first.deadline_s < now_s + self.stage.seconds(first.weight):
+        while (first := self.first()) and first.deadline_s < now_s + self._soonest_s(first):
             late += self.take_first(1)
         return late
+
+    def _soonest_s(self, ticket: Ticket) -> float:
+        """The planned time until a launch of this input alone gets to where it may first be answered."""
+        return self.stage.until_s(ticket.weight)[-1 if ticket.kind is RowKind.FULL else 0]
 
     def launched(self, weight: int) -> None:
         """Count inputs that went into a launch: later stages still owe their work (negative: they have come back)."""

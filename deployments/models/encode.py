@@ -186,9 +186,13 @@ class ImageEncoder:
     longest: None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        images = [self._image(position, value) for position, value in enumerate(inputs)]
-        # One by one, as images may have different sizes until the preprocessor resizes them.
-        arrays = [self._processed(position, image) for position, image in enumerate(images)]
+        arrays, sides = list[NDArray[np.float32]](), list[Sides]()
+        # One by one, as images may have different sizes until the preprocessor resizes them, and as a picture of a few
+        # bytes may hold millions of pixels.
+        for position, value in enumerate(inputs):
+            image = self._image(position, value)
+            arrays.append(self._processed(position, image))
+            sides.append(_sides_of(image))
         wanted = self.size or arrays[0].shape[-2:]
         for position, (height, width) in enumerate(array.shape[-2:] for array in arrays):
             if (height, width) != wanted:
@@ -196,8 +200,8 @@ class ImageEncoder:
         for position, array in enumerate(arrays):
             if not np.isfinite(array).all():
                 raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
-        sides = tuple(map(_sides_of, images)) if self.boxed else None
-        return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None, words=sides)
+        words = tuple(sides) if self.boxed else None
+        return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None, words=words)
 
     def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
         boxes = {"boxes": [[box_of(_sides_of(image))]]} if self.boxed else {}

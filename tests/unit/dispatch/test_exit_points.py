@@ -5,7 +5,7 @@ import pytest
 from isobatch.deployments.dispatch.admission import soonest
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.lanes import Lane
-from isobatch.deployments.dispatch.messages import Limits, Place
+from isobatch.deployments.dispatch.messages import Limits, Outcome, Place
 from isobatch.deployments.dispatch.route import ExitPoint, Route, Stage
 
 RAMP_S, END_S, MEAN_S = 0.001, 0.010, 0.0046  # of a launch until its ramp behind block 0, until its end, in the mean
@@ -101,3 +101,15 @@ def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:
     for exits in ((first,), (last, first), (first, first, last)):
         with pytest.raises(ValueError, match="the last at block 3"):
             Stage(0, 4, 1, "a", (0.2,), exits=exits)
+
+
+def test_an_admitted_input_is_launched_while_it_may_leave_in_time() -> None:
+    exits = ExitPoint(0, (0.010,), 0.1), ExitPoint(3, (0.100,))
+    stage = Stage(0, 4, 1, "a", (0.100,), ramps=frozenset({0}), exits=exits)
+    dispatcher = Dispatcher(Route((stage,)), {"a": ["a0"]})
+    ticket = dispatcher.admit(0.0, 0.050, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    assert launch.tickets == (ticket,)
+    dispatcher.released(launch.id, 0.010, [0], [0])
+    (ending,) = dispatcher.endings()
+    assert ending.outcome is Outcome.ANSWERED

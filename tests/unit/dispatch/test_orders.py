@@ -1,6 +1,7 @@
 """Orders of a queue: which of the inputs that wait a launch takes."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -90,3 +91,17 @@ def test_orders_have_names_in_the_configuration_and_a_wrong_one_is_refused_with_
         AppConfig(model="demo", order="dass")
     with pytest.raises(UserError, match="'my_module:shortest' cannot be imported"):
         order_named("my_module:shortest")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_order_that_fails_or_names_an_input_twice_loses_no_input(fails: bool) -> None:
+    def order(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+        if fails:
+            raise RuntimeError("a bug")
+        return [waiting[0], waiting[0]]
+
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order))
+    world.arrive(*(Input(0.0, 1, 9.0, weight=10) for _ in range(3)))
+    world.run()
+    assert list(world.outcomes.values()) == 3 * [Outcome.ANSWERED]
+    assert world.dispatcher.inside == 0
