@@ -6,6 +6,7 @@ that: at every moment there is one good file. Every line has its schema version.
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from isobatch.profiles.errors import UserError
 
+log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 T = TypeVar("T")
 
@@ -39,14 +41,25 @@ class Journal(Generic[T]):
         self.damaged = len(parsed) - len(self._entries)  # lines that were cut short or are something else
         self._lines = len(parsed)
         self._ends_whole = not lines[-1]
+        self._fails = False  # whether the last entry could not be written
 
     @property
     def entries(self) -> tuple[T, ...]:
         return tuple(self._entries[-self._keep :])
 
     def append(self, entry: T) -> None:
-        """Add an entry; when this returns, it is on disk."""
+        """Add an entry; when this returns, it is on disk. While the disk takes nothing, entries are in memory only."""
         self._entries.append(entry)
+        try:
+            self._keep_on_disk(entry)
+        except OSError as error:
+            if not self._fails:
+                log.warning("%s cannot be written, so that a restart forgets what is new: %s", self._path, error)
+            self._fails = True
+        else:
+            self._fails = False
+
+    def _keep_on_disk(self, entry: T) -> None:
         if self._lines + 1 >= 2 * self._keep:
             self._entries = self._entries[-self._keep :]
             self._lines = len(self._entries)

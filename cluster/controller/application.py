@@ -18,12 +18,12 @@ from isobatch.optimizer.plan import Plan
 class RolloutError(Exception):
     """A plan could not be rolled out, and the previous plan runs again.
 
-    `no_devices`: devices of the plan are gone, which says nothing against the plan itself.
+    `blameless`: the failure says nothing against the plan, for instance because its devices are gone.
     """
 
-    def __init__(self, reason: str, no_devices: bool = False) -> None:
+    def __init__(self, reason: str, blameless: bool = False) -> None:
         super().__init__(reason)
-        self.no_devices = no_devices
+        self.blameless = blameless
 
 
 class Application(Protocol):
@@ -132,7 +132,7 @@ class RunningApplication:
         benched = {"benched": self._benched} if self._benched else {}  # only a deployer takes this argument
         ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):
-            raise RolloutError(ended.reason, ended.no_devices)
+            raise RolloutError(ended.reason, ended.blameless)
         return ended
 
     async def use(self, device_ids: frozenset[str]) -> None:

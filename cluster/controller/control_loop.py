@@ -235,7 +235,10 @@ class ControlLoop:
             await self._application.roll_out(plan)
         except RolloutError as error:
             log.warning("the previous plan runs again: %s", error)
-            self.controller.failed(step, str(error), self._clock(), blameless=error.no_devices)
+            self.controller.failed(step, str(error), self._clock(), blameless=error.blameless)
+        except Exception as error:  # the deployer has ended, for instance: the next look sees which plan runs
+            self.controller.failed(step, f"{type(error).__name__}: {error}", self._clock(), blameless=True)
+            raise
         else:
             await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
         finally:

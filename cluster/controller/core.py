@@ -72,8 +72,8 @@ class Controller:
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
-        may_end_peek = observed.answered >= self.patience.enough_inputs
-        return is_refusing(observed) and (may_end_peek if self.peek else self._may_relieve(now_s))
+        enough = observed.answered >= self.patience.enough_inputs
+        return is_refusing(observed) and (enough if self.peek else self._may_relieve(now_s))
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
@@ -99,8 +99,8 @@ class Controller:
         return self._decide(self.window.observed, now_s, "")
 
     def force(self, now_s: float) -> NextStep:
-        """Close the window and take the best plan, however little it gains. From then on no plan is pinned."""
-        self.pinned = None
+        """Close the window and take the best plan, however little it gains. Unless paused, no plan stays pinned."""
+        self.pinned = self.pinned if self.record.paused else None
         return self._close(now_s, "forced by a person: ", forced=True)
 
     def follow(self, plan: Plan, now_s: float) -> None:
@@ -146,9 +146,10 @@ class Controller:
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
         """The previous plan runs on. `blameless`: the failure says nothing against the new plan."""
-        event, peeked = step.event, step.event.what == "looking"
-        if peeked:
-            self._peeks.peeked_s = now_s  # not again before the next peek is due
+        event, peeked = step.event, step.event.what in ("looking", "looked")
+        if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
+            self._peeks.peeked_s = now_s
+            self.peek = Peek(event.before, event.number) if event.what == "looked" else None
         if event.what == "rolling back":  # tried once; its failure says nothing against the previous plan
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
@@ -227,10 +228,9 @@ class Controller:
         result = trial.judge(self.known.promises_per_s, self.patience.least_loss)
         if result and result.failed and not self.record.paused and not lost_devices(trial.before, self.present.counts):
             self.record.add_gain(trial.number, result.gain)
-            event = self._event(now_s, trial.observed)
-            why = f"worse than the previous plan: {result.why}"
-            before = self._with_thresholds(trial.before)
-            self.record.add(event := replace(event, what="rolling back", why=why, after=before))
+            why, before = f"worse than the previous plan: {result.why}", self._with_thresholds(trial.before)
+            event = replace(self._event(now_s, trial.observed), what="rolling back", why=why, after=before)
+            self.record.add(event)
             return NextStep(before, event)
         if trial.observed.seconds >= self.patience.replan_every_s:
             self.record.add_gain(trial.number, result.gain if result else None)
@@ -308,16 +308,16 @@ class Controller:
         return keeper.window(observed, self.running, self.known.cost_model().facts, windows, tightened, full_share)
 
     def _with_change(self, change: ThresholdChange, now_s: float) -> NextStep:
-        event = self._event(now_s, self.window.observed)
+        event = replace(self._event(now_s, self.window.observed), what=change.what, why=change.why)
         self.window.start(now_s)
+        self.record.add(event)
         plan = replace(self.running, thresholds=change.thresholds)
-        self.record.add(event := replace(event, what=change.what, why=change.why))
         return NextStep(None if plan == self.running else plan, event)
 
     def _with_thresholds(self, plan: Plan) -> Plan:
         """A plan with the thresholds that keep the promise at its ramps."""
-        keeper = self.keeper
-        return replace(plan, thresholds=keeper.thresholds(plan, self.known.cost_model().facts)) if keeper else plan
+        facts = self.known.cost_model().facts
+        return replace(plan, thresholds=self.keeper.thresholds(plan, facts)) if self.keeper else plan
 
     def _decide(self, observed: Observed, now_s: float, reason: str, forced: bool = False) -> NextStep:
         """Decide on the devices that are present, and request those that would be worth it."""

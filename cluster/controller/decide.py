@@ -129,8 +129,8 @@ def required_gain(least_gain: float, changes: int) -> float:
 
 
 def chance_gain(observed: Observed) -> float:
-    """The gain that chance could pretend: n answers measure survival to about 1 / sqrt(n)."""
-    return 1 / sqrt(max(1, observed.answered))
+    """The gain that chance could pretend: n inputs measure survival to about 1 / sqrt(n)."""
+    return 1 / sqrt(max(1, observed.answered + observed.full))
 
 
 def is_idle(observed: Observed) -> bool:

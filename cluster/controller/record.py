@@ -176,10 +176,10 @@ class TrackRecord:
         since_s = now_s - 4 * self._patience.hold_s
         return sum(event.what == "tightened" and event.at_s >= since_s for event in self.events.all)
 
-    def objection(self, plan: Plan, recent_answers: int, now_s: float) -> str | None:
-        """Why not to change to a plan yet, however good it is. `recent_answers` are those of the latest windows."""
-        if recent_answers < self._patience.enough_inputs:
-            return f"{recent_answers} recent inputs were answered, a change needs {self._patience.enough_inputs}"
+    def objection(self, plan: Plan, recent_inputs: int, now_s: float) -> str | None:
+        """Why not to change to a plan yet, however good it is. `recent_inputs` are those of the latest windows."""
+        if recent_inputs < self._patience.enough_inputs:
+            return f"{recent_inputs} recent inputs were answered, a change needs {self._patience.enough_inputs}"
         if until_s := self.barred.until_s(plan, now_s):
             minutes = (until_s - now_s) / 60
             return f"the better plan failed before and is not tried again for {minutes:.0f} minutes"

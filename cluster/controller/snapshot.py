@@ -120,8 +120,8 @@ class Snapshot:
 
     @property
     def _chance(self) -> float:
-        """The gain that chance could pretend; 0 while so few inputs were answered that no change is allowed."""
-        enough = self.known.estimate.recent_answers >= self.patience.enough_inputs
+        """The gain that chance could pretend; 0 while so few inputs came that no change is allowed."""
+        enough = self.known.estimate.recent_inputs >= self.patience.enough_inputs
         return chance_gain(self.observed) if enough else 0.0
 
     def _uses_granted(self, better: Expectation) -> bool:
@@ -190,7 +190,7 @@ class Snapshot:
     def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
         if forced or not verdict.moves or verdict.must:
             return verdict
-        objection = self.known.record.objection(plan, self.known.estimate.recent_answers, self.now_s)
+        objection = self.known.record.objection(plan, self.known.estimate.recent_inputs, self.now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict
 
     def _as_pinned(self, pinned: Plan, verdict: Verdict) -> Verdict:

@@ -53,8 +53,9 @@ class SurvivalEstimate:
         return carried(self.survival, self.full_share)
 
     @property
-    def recent_answers(self) -> int:
-        return sum(window.answered for window in self._history.windows[-RECENT_WINDOWS:])
+    def recent_inputs(self) -> int:
+        """Those of which the way is known: they were answered, or asked for the full network."""
+        return sum(window.answered + window.full for window in self._history.windows[-RECENT_WINDOWS:])
 
     def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:
         """The shortest latest part of a window with `enough` answers, if it contradicts the forecast."""

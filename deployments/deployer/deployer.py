@@ -140,7 +140,8 @@ class Deployer:
         become fast again.
         """
         if self._leading or not self._running:
-            return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
+            reason = "another plan is being rolled out" if self._running else "the application is not running yet"
+            return Undone(reason, blameless=True)
         self._leading = True
         return await asyncio.shield(self._task(self._apply(plan, patience_s, benched)))
 
@@ -154,7 +155,7 @@ class Deployer:
                 standby = self._config.standby
                 return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay, standby)
             except (UserError, CannotStartError) as error:
-                return Undone(str(error), isinstance(error, NoDevicesError))
+                return Undone(str(error), blameless=isinstance(error, NoDevicesError))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")

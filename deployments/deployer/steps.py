@@ -63,10 +63,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Undone:
-    """A move that failed, and why. The previous plan continues."""
+    """A move that failed, and why. The previous plan continues. `blameless`: this says nothing against the new plan."""
 
     reason: str
-    no_devices: bool = False  # no node has the devices, for instance because a node vanished
+    blameless: bool = False
 
 
 async def move(

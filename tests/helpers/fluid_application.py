@@ -91,7 +91,7 @@ class Fluid:
         if plan_change(self.running, plan).starts:
             self.now_s += START_S
         if self.fails(plan):
-            raise RolloutError("a replica did not start", no_devices=self.devices_vanish)
+            raise RolloutError("a replica did not start", blameless=self.devices_vanish)
         self.running = plan
         self.rolled.append((self.now_s, plan))
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.decide import served_alike
 from isobatch.cluster.controller.record import Barred
@@ -182,3 +184,52 @@ def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
     app.running = batches(first, 7)
     (event,) = run(app, loop, 60)
     assert (event.what, app.running) == ("began", batches(first, 7))
+
+
+def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one():
+    asked = question(HARD)
+    app = Fluid(asked, first := batches(first_plan(asked), 4))
+    app.truth = lambda at_s: HARD
+    loop = control_loop(app, least_gain=9.0)
+    looking(app, loop)
+    opened = app.running
+    app.fails = lambda plan: app.running == opened
+    run(app, loop, 30)
+    assert app.running == opened
+    app.fails = lambda plan: False
+    run(app, loop, 30)
+    assert (app.running, loop.controller.peek) == (first, None)
+
+
+def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+
+    def dies(plan: Plan) -> bool:
+        raise ConnectionError("the deployer has ended")
+
+    app.fails, loop = dies, control_loop(app)
+    with pytest.raises(ConnectionError):
+        run(app, loop, 600)
+    last = loop.controller.record.events.last
+    assert (last.what, last.why.endswith("but ConnectionError: the deployer has ended")) == ("stayed", True)
+    app.fails = lambda plan: False
+    assert [event.what for event in moves(run(app, loop, 300))] == ["rolled out"]
+
+
+def test_a_fleet_whose_inputs_all_ask_for_the_full_network_gets_a_plan_for_it():
+    asked = question(EASY)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.rate, app.full = lambda at_s: 700.0, lambda at_s: 1.0
+    assert {event.what for event in moves(run(app, control_loop(app), 900))} == {"rolled out"}
+
+
+def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pinned():
+    asked = question(EASY)
+    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    loop = control_loop(app, pinned=mine)
+    asyncio.run(loop.pause(True))
+    asyncio.run(loop.force())
+    asyncio.run(loop.pause(False))
+    run(app, loop, 600)
+    assert app.running == mine

@@ -23,7 +23,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert after.controller.record.events.all == before.controller.record.events.all
     assert after.controller.known.corrections == before.controller.known.corrections
     assert after.controller.record.paused
-    assert after.controller.known.estimate.recent_answers == before.controller.known.estimate.recent_answers
+    assert after.controller.known.estimate.recent_inputs == before.controller.known.estimate.recent_inputs
     asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
 

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.journal import Journal
 from isobatch.profiles.windows import History, Window
 
 
@@ -61,3 +62,18 @@ def test_the_file_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
     assert len((tmp_path / "h").read_bytes().splitlines()) < 20
     assert History(tmp_path / "h", keep=10).windows == history.windows
     assert [path.name for path in tmp_path.iterdir()] == ["h"]
+
+
+def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    journal = Journal(folder / "exits.jsonl", Window.read, keep=2)
+    folder.rmdir()
+    windows = [Window(float(number), 120.0, 10, (6, 4)) for number in range(5)]
+    for window in windows:
+        journal.append(window)
+    assert journal.entries == tuple(windows[-2:])
+    assert len(caplog.records) == 1
+    folder.mkdir()
+    journal.append(windows[0])
+    assert Journal(folder / "exits.jsonl", Window.read, keep=2).entries[-1] == windows[0]
