@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -139,7 +140,7 @@ def _add_facts(api: Api, service: Service) -> None:
         """The tokens of texts, as TEI."""
         try:
             sent = await body_of(dict(request.headers.raw), request.receive, service.config.max_body_bytes)
-            return openapi.in_json(form.tokens(json_in(sent)))
+            return await service.long_work.run(partial(_tokens, form, sent))
         except RefusedError as refused:
             form.restyle(refused)
             raise
@@ -148,3 +149,7 @@ def _add_facts(api: Api, service: Service) -> None:
     async def info() -> Response:
         """What is served, as TEI."""
         return openapi.in_json(tei.info(service).model_dump())
+
+
+def _tokens(form: tei.TokenizeForm, sent: bytes) -> Response:
+    return openapi.in_json(form.tokens(json_in(sent)))

@@ -162,7 +162,7 @@ def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, mo
     monkeypatch.setattr(ImageEncoder, "__call__", noted)
     client.post("/predict", content=PNG, headers={"Content-Type": "image/png"})
     client.post("/predict", json={"inputs": np.zeros((9, 9), int).tolist()})
-    assert [name.startswith("pictures") for name in names] == [True, False]
+    assert [name.startswith("long-work") for name in names] == [True, False]
 
 
 def test_a_network_of_texts_takes_no_pictures() -> None:
