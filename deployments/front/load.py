@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from math import ceil
+from math import ceil, inf
 from typing import TypeVar
 
 from isobatch.deployments.front.answers import RefusedError
@@ -62,6 +62,7 @@ class RequestCosts:
 
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
+        self.beside_s = Trend(0.0)  # time of long work
         self.weight = Trend(1.0)  # of the inputs
         self.numbers = count()
 
@@ -217,13 +218,30 @@ class RequestQueue:
 
 
 class LongWork:
-    """Work that would block the event loop for long: threads do it, `at_once` at a time."""
+    """Work that would block the event loop for long: threads do it, `at_once` at a time, in order."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._turns = asyncio.Semaphore(at_once)
         self._threads = ThreadPoolExecutor(at_once, "long-work")  # they start when they are needed
 
-    async def run(self, work: Callable[[], Made]) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    @property
+    def busy(self) -> bool:
+        """Whether more work would wait."""
+        return self._turns.locked()
+
+    async def run(
+        self, work: Callable[[], Made], latest_s: float = inf, learn: Callable[[float], None] = lambda took_s: None
+    ) -> Made:
+        """The result of the work, whose time `learn` gets. Raises `RefusedError` if it waits until after `latest_s`."""
+        waits = self.busy
+        async with self._turns:
+            began_s = self._clock()
+            if waits and began_s > latest_s:
+                raise _refused(began_s - latest_s)
+            made = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            learn(self._clock() - began_s)
+            return made
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

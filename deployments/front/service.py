@@ -11,10 +11,8 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.answers import Answer, RefusedError, finite
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
@@ -120,7 +118,7 @@ class Service:
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
         self._inside = self._strained = self._answered = 0  # requests
-        self.long_work = LongWork(1 if self.texts else _PICTURES_AT_ONCE)
+        self.long_work = LongWork(1 if self.texts else _PICTURES_AT_ONCE, clock)
         self._tracing = tracing_here(clock)
 
     @property
@@ -174,9 +172,10 @@ class Service:
         if queue.weight:  # the network also computes what waits here, and begins while this request waits
             all_s = dispatcher.needed_s(now_s, deadline_s - now_s, queue.weight + weight)
             rest_s = max(rest_s, all_s - queue.expected_s(work_s))
-        rest_s += self._after_s(deadline_s)
+        beside_s = costs.beside_s.expected(size)
+        rest_s += beside_s + self._after_s(deadline_s)
         try:
-            if dispatcher.inside or not queue.idle:
+            if dispatcher.inside or not queue.idle or (beside_s and self.long_work.busy):
                 queue.check(work_s, deadline_s - rest_s)
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
@@ -216,24 +215,26 @@ class Service:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
+            self._strained += self._clock() - incoming.arrived_s > incoming.long_s
+            measures = not next(costs.numbers) % _MEASURED_ONE_OF
+            work_clock = time.thread_time if measures else lambda: 0.0
+            began_s, learn = work_clock(), partial(costs.beside_s.learn, incoming.size)
+            if self._is_long(incoming.size):
+                content, read_s = await self.long_work.run(read, incoming.latest_s, learn), 0.0
+            else:
+                content, read_s = read(), work_clock() - began_s
+            within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
+            deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
+            inputs = content.inputs
+            if isinstance(inputs, Pictures):
+                latest_s = deadline_s if content.within_s else incoming.latest_s
+                inputs = await self.long_work.run(partial(self.packed, inputs.inputs), latest_s, learn)
         except RefusedError as refused:
-            waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
-            self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
-            refused.strains = waits
+            if refused.status == 503:  # it is late; a wrong request has other statuses
+                waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
+                self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
+                refused.strains = waits
             raise
-        self._strained += self._clock() - incoming.arrived_s > incoming.long_s
-        measures = not next(costs.numbers) % _MEASURED_ONE_OF
-        work_clock = time.thread_time if measures else lambda: 0.0
-        began_s = work_clock()
-        if self._is_long(incoming.size):
-            content, read_s = await self.long_work.run(read), 0.0
-        else:
-            content, read_s = read(), work_clock() - began_s
-        inputs = content.inputs
-        if isinstance(inputs, Pictures):
-            inputs = await self.long_work.run(partial(self.packed, inputs.inputs))
-        within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
-        deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s, incoming.part)
         try:
@@ -243,7 +244,7 @@ class Service:
             refused.strains = refused.strains and waits
             raise
         known_s, began_s = self._clock(), work_clock()
-        answers = _finite(_with_texts(answers, inputs))
+        answers = finite(_with_texts(answers, inputs))
         if self.task.by_map:  # which takes long to write
             written = await self.long_work.run(partial(content.write, answers))
         else:
@@ -265,6 +266,11 @@ class Service:
     def _costs_of(self, kind: str, size: int) -> RequestCosts:
         """Long requests have costs of their own, since the event loop does not read them."""
         return self._costs[f"long {kind}" if self._is_long(size) else kind]
+
+    def gone_s(self, headers: Mapping[bytes, bytes]) -> float:
+        """When the client of a request that computes nothing gives up."""
+        within_s, waited_s, *_ = RequestHeaders.of(headers)
+        return self._clock() - waited_s + (within_s or self.config.slo_ms / 1e3)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""
@@ -383,10 +389,3 @@ def _with_texts(answers: list[Answer], inputs: Packed) -> list[Answer]:
         replace(answer, truncated=position in inputs.truncated, words=words[position])
         for position, answer in enumerate(answers)
     ]
-
-
-def _finite(answers: list[Answer]) -> list[Answer]:
-    for position, answer in enumerate(answers):
-        if not np.isfinite(answer.score).all():
-            raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
-    return answers
