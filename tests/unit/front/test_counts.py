@@ -108,10 +108,10 @@ def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     assert counts.agreement(4) == together([counts]).agreement(4) == agreement
     assert recent_agreement([counts.watched(CLOSED)], clock()).agreement == agreement
     seen, earlier = counts.observed(4), before.observed(4)
-    assert seen.agreement() == earlier.agreement() == agreement
+    assert seen.audits.agreement() == earlier.audits.agreement() == agreement
     assert (sum(seen.exits), seen.certain, seen.counted_in(70).certain) == (10_040, 10_000, 1_000)
-    assert since(seen, earlier).agreement() is None
-    assert merged([earlier, since(seen, earlier)]).agreement() == agreement
+    assert since(seen, earlier).audits.agreement() is None
+    assert merged([earlier, since(seen, earlier)]).audits.agreement() == agreement
 
 
 def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:
