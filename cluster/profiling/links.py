@@ -102,7 +102,7 @@ class LinkEnd:
     async def open(self, host: str | None = None) -> ReplicaAddress:
         """Without a host it is that of this node of Ray."""
         wire = Wire(host) if host else _wire()
-        orders = OrderServer(self._run, self._warm_up, lambda after_s: None)
+        orders = OrderServer(self._run, self._warm_up, lambda after_s: None, self._replica.holdings)
         await self._exchange.open(wire)
         return ReplicaAddress("", await orders.open(wire), orders.gate.key)
 

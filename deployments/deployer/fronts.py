@@ -24,9 +24,6 @@ class Fronts:
         self._arrivals_per_s: dict[str, float] = {}  # by front, as it last reported
         self._sent_shares: dict[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._boxes)
-
     async def messages(self, front: str, first: Any) -> AsyncIterator[FrontMessage]:
         """The messages and requests for this front from now on, beginning with `first`."""
         box = self._boxes[front] = asyncio.Queue()

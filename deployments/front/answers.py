@@ -54,6 +54,13 @@ class Answer:
         return sum(step.computed_ms for step in self.steps)
 
 
+def finite(answers: list[Answer]) -> list[Answer]:
+    for position, answer in enumerate(answers):
+        if not np.isfinite(answer.score).all():
+            raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
+    return answers
+
+
 class RefusedError(Exception):
     """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value.
 

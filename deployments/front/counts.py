@@ -244,11 +244,15 @@ class Counts:
     def busy_s(self) -> dict[str, tuple[str, float]]:
         """The kind and the seconds of compute of each replica that has computed in the last `BUSY_S`."""
         since_s, busy_s = self._clock() - BUSY_S, {}
+        self._forget_idle(since_s)
         for replica, computed in self._computed.items():
-            if spent_s := sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed):
-                busy_s[replica] = self._kinds.get(replica, ""), spent_s
-        self._computed = {replica: spans for replica, spans in self._computed.items() if replica in busy_s}
+            spent_s = sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed)
+            busy_s[replica] = self._kinds.get(replica, ""), spent_s
         return busy_s
+
+    def _forget_idle(self, since_s: float) -> None:
+        """Forget replicas that have not computed since then: they may have gone."""
+        self._computed = {replica: spans for replica, spans in self._computed.items() if spans[-1][1] > since_s}
 
     def __getstate__(self) -> dict[str, object]:
         """The state for other fronts, which do not read single launches."""
@@ -257,13 +261,15 @@ class Counts:
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
         self.observations += 1
+        now_s = self._clock()
+        self._forget_idle(now_s - BUSY_S)
 
         def by_block(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:
             return tuple(counts[block] - (without or {}).get(block, 0) for block in range(num_blocks))
 
         return Observed(
             self._started_s,
-            self._clock() - self._started_s,
+            now_s - self._started_s,
             exits=by_block(self.exits, self.full_exits),
             exit_weights=by_block(self.exit_weights, self.full_exit_weights),
             launches=dict(self._took),

@@ -59,6 +59,7 @@ class Follower:
         self._ids: dict[str, str] = {}  # of devices where replicas stand by, by replica
         self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
+        self._following = asyncio.Lock()  # plans are followed one after another
 
     async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver:
         """Follow the deployer's plan; returns when each of its fleets has replicas."""
@@ -107,13 +108,17 @@ class Follower:
         return messages
 
     async def _listen(self, messages: AsyncIterator[FrontMessage]) -> None:
-        """Receive messages for ever. If the deployer is killed, its successor sends the present plan at once."""
+        """Receive messages for ever. If the deployer is killed, its successor sends the present plan at once.
+
+        A plan takes seconds to follow. Questions are answered meanwhile, as the deployer soon drops a silent front.
+        """
         while True:
             try:
-                async for message in messages:
-                    await self._receive(message)
-            except Exception as error:
-                log.warning("no deployer: %s: %s", type(error).__name__, error)
+                async with asyncio.TaskGroup() as receiving:
+                    async for message in messages:
+                        receiving.create_task(self._receive(message))
+            except* Exception as errors:
+                log.warning("no deployer: %s", errors.exceptions)
             await asyncio.sleep(RETRY_AFTER_S)
             messages = self._lease()
 
@@ -132,7 +137,8 @@ class Follower:
         reply: object = None
         match message.content:
             case Graph():
-                await self._follow(message.content)
+                async with self._following:
+                    await self._follow(message.content)
             case ReplicaShare(share) if self._driver:
                 self._driver.dispatcher.limit(self._config.limits(share))
                 return

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -128,9 +129,7 @@ async def _answered_by_form() -> NoReturn:
 def _add_facts(api: Api, service: Service) -> None:
     """Add the paths of TEI that compute nothing."""
     form = tei.TokenizeForm(service)
-    described = openapi.documented(
-        list[list[tei.SimpleToken]], 400, 408, 413, 415, 422, 424, error=tei.TeiError, about=_PROBLEMS
-    )
+    described = openapi.documented(list[list[tei.SimpleToken]], *_TEI, error=tei.TeiError, about=_PROBLEMS)
     described["responses"] |= openapi.problems(*_BY_GUARD)
     body = openapi.json_body(openapi.schema_of(tei.TokenizeBody), openapi.examples(a_text={"inputs": _TEXT}))
 
@@ -138,8 +137,10 @@ def _add_facts(api: Api, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         """The tokens of texts, as TEI."""
         try:
-            sent = await body_of(dict(request.headers.raw), request.receive, service.config.max_body_bytes)
-            return openapi.in_json(form.tokens(json_in(sent)))
+            headers = dict(request.headers.raw)
+            gone_s = service.gone_s(headers)
+            sent = await body_of(headers, request.receive, service.config.max_body_bytes)
+            return await service.long_work.run(partial(_tokens, form, sent), gone_s)
         except RefusedError as refused:
             form.restyle(refused)
             raise
@@ -148,3 +149,7 @@ def _add_facts(api: Api, service: Service) -> None:
     async def info() -> Response:
         """What is served, as TEI."""
         return openapi.in_json(tei.info(service).model_dump())
+
+
+def _tokens(form: tei.TokenizeForm, sent: bytes) -> Response:
+    return openapi.in_json(form.tokens(json_in(sent)))

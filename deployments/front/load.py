@@ -4,18 +4,23 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import ceil
+from itertools import count
+from math import ceil, inf
+from typing import TypeVar
 
 from isobatch.deployments.front.answers import RefusedError
 
 # The factor by which earlier requests count less in a `Trend` with each new one: about the last fifty matter.
 _REMEMBERED = 0.98
+_TYPICAL_S = 0.0002  # the expected processor time of a request before any was measured
 _PEAK_HALF_LIFE_S = 0.5  # the half-life of a peak
 _REQUESTS_HALF_LIFE_S = 1.0  # the half-life of the numbers of refused and answered requests
 LONGEST_RETRY_S = 30.0  # the longest Retry-After: clients should notice soon that there is room again
 SLICE_S = 0.004  # the work that one turn of the event loop lets in: short enough for health checks
 _REMEMBERED_TURNS = 0.9  # the factor by which earlier turns count less in the pace with each new one
+Made = TypeVar("Made")
 
 
 class Trend:
@@ -50,6 +55,16 @@ class Trend:
         if 0.0 < rise * size_mean <= mean:
             return mean + rise * (size - size_mean)
         return mean * max(1.0, size / size_mean) if size_mean else mean
+
+
+class RequestCosts:
+    """The measured costs of requests of one kind, by their size."""
+
+    def __init__(self) -> None:
+        self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
+        self.beside_s = Trend(0.0)  # time of long work
+        self.weight = Trend(1.0)  # of the inputs
+        self.numbers = count()
 
 
 class FadingPeak:
@@ -200,6 +215,36 @@ class RequestQueue:
                 self._enter(turn.work_s)
         if self._waiting:
             self._turn_again()
+
+
+class LongWork:
+    """Work that would block the event loop for long: threads do it, `at_once` at a time, in order."""
+
+    def __init__(self, at_once: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._turns = asyncio.Semaphore(at_once)
+        self._threads = ThreadPoolExecutor(at_once, "long-work")  # they start when they are needed
+
+    @property
+    def busy(self) -> bool:
+        """Whether more work would wait."""
+        return self._turns.locked()
+
+    async def run(
+        self, work: Callable[[], Made], latest_s: float = inf, learn: Callable[[float], None] = lambda took_s: None
+    ) -> Made:
+        """The result of the work, whose time `learn` gets. Raises `RefusedError` if it waits until after `latest_s`."""
+        waits = self.busy
+        async with self._turns:
+            began_s = self._clock()
+            if waits and began_s > latest_s:
+                raise _refused(began_s - latest_s)
+            made = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            learn(self._clock() - began_s)
+            return made
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
 
 def _refused(late_s: float) -> RefusedError:

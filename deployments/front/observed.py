@@ -9,7 +9,7 @@ from math import log
 from operator import add, sub
 from typing import Any, NamedTuple
 
-from isobatch.profiles.agreement import Agreement, AuditedAnswers
+from isobatch.profiles.agreement import AuditedAnswers
 
 FASTEST_S = 1e-5  # the lowest latency that has its own bin
 STEP = 1.05  # the ratio of the bounds of a bin: latencies are counted to 5 %
@@ -142,10 +142,6 @@ class Observed:
     @property
     def tokens_per_text(self) -> float | None:
         return self.arrived_weight / self.texts if self.texts else None
-
-    def agreement(self) -> Agreement | None:
-        """The agreement with the full network, as estimated from the audits of this window."""
-        return self.audits.agreement()
 
     @property
     def audits(self) -> AuditedAnswers:

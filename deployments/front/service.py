@@ -5,23 +5,20 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.answers import Answer, RefusedError, finite
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
 from isobatch.deployments.front.headers import RequestHeaders, key_in
 from isobatch.deployments.front.in_process import InProcess, RunningNetwork
-from isobatch.deployments.front.load import FadingPeak, RequestQueue, RetryTimes, Trend
+from isobatch.deployments.front.load import FadingPeak, LongWork, RequestCosts, RequestQueue, RetryTimes
 from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
@@ -38,7 +35,6 @@ from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
 log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # the time from writing an answer until the client has it: through the operating system
-_TYPICAL_S = 0.0002  # the expected processor time of a request before any was measured
 # A front is overloaded if requests wait unread for longer than both this time and this share of their deadline.
 _LONG_WAIT_S = 0.05
 _LONG_WAIT_SHARE = 0.2
@@ -47,9 +43,9 @@ _ENOUGH_OF_SLO = 0.9  # a client waits for "as long as the SLO" if its deadline 
 _MEASURED_ONE_OF = 8
 _PICTURES_AT_ONCE = 2  # pictures that are read at once, each of which may take over 100 MB
 _NO_HEADERS: Mapping[bytes, bytes] = {}
+# Bytes of a request from which its texts are read beside the event loop: they take tens of milliseconds.
+LONG_BYTES = 2**16
 Format = TypeVar("Format")
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 
 
 class IncomingRequest(NamedTuple):
@@ -91,15 +87,6 @@ class Content(Generic[Format]):
     best: int = 0  # how many of its scores the client wants, the highest ones; 0: all
 
 
-class _RequestCosts:
-    """The measured costs of requests of one kind, by their size."""
-
-    def __init__(self) -> None:
-        self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
-        self.weight = Trend(1.0)  # of the inputs
-        self.numbers = count()
-
-
 class Service:
     """Serves one network, which `network` runs, between `open` and `close`. `opened` is called with its driver."""
 
@@ -127,11 +114,11 @@ class Service:
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._network, self._opened = clock, network or InProcess(config), opened
         self._request_queue = RequestQueue(clock)
-        self._costs: defaultdict[str, _RequestCosts] = defaultdict(_RequestCosts)  # by the kind of request
+        self._costs: defaultdict[str, RequestCosts] = defaultdict(RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
         self._inside = self._strained = self._answered = 0  # requests
-        self._picture_threads = ThreadPoolExecutor(_PICTURES_AT_ONCE, "pictures")  # they start when they are needed
+        self.long_work = LongWork(1 if self.texts else _PICTURES_AT_ONCE, clock)
         self._tracing = tracing_here(clock)
 
     @property
@@ -146,7 +133,7 @@ class Service:
     async def close(self) -> None:
         """End when every admitted input has been answered."""
         await self._driver.close()
-        self._picture_threads.shutdown(wait=False)
+        self.long_work.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
@@ -177,7 +164,7 @@ class Service:
         arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
-        costs = self._costs[kind]
+        costs = self._costs_of(kind, size)
         work_s = costs.work_s.expected(size)
         weight = max(1, round(costs.weight.expected(size)))
         # The time after reading: for the network, and for writing the answer.
@@ -185,9 +172,10 @@ class Service:
         if queue.weight:  # the network also computes what waits here, and begins while this request waits
             all_s = dispatcher.needed_s(now_s, deadline_s - now_s, queue.weight + weight)
             rest_s = max(rest_s, all_s - queue.expected_s(work_s))
-        rest_s += self._after_s(deadline_s)
+        beside_s = costs.beside_s.expected(size)
+        rest_s += beside_s + self._after_s(deadline_s)
         try:
-            if dispatcher.inside or not queue.idle:
+            if dispatcher.inside or not queue.idle or (beside_s and self.long_work.busy):
                 queue.check(work_s, deadline_s - rest_s)
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
@@ -215,33 +203,38 @@ class Service:
         self._inside += 1
         try:
             if size > incoming.size:
-                incoming = incoming._replace(size=size, work_s=self._costs[incoming.kind].work_s.expected(size))
+                work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
+                incoming = incoming._replace(size=size, work_s=work_s)
             return await self._answer(incoming, read)
         finally:
             self._inside -= 1
 
     async def _answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> Format:
-        costs = self._costs[incoming.kind]
+        costs = self._costs_of(incoming.kind, incoming.size)
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
+            self._strained += self._clock() - incoming.arrived_s > incoming.long_s
+            measures = not next(costs.numbers) % _MEASURED_ONE_OF
+            work_clock = time.thread_time if measures else lambda: 0.0
+            began_s, learn = work_clock(), partial(costs.beside_s.learn, incoming.size)
+            if self._is_long(incoming.size):
+                content, read_s = await self.long_work.run(read, incoming.latest_s, learn), 0.0
+            else:
+                content, read_s = read(), work_clock() - began_s
+            within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
+            deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
+            inputs = content.inputs
+            if isinstance(inputs, Pictures):
+                latest_s = deadline_s if content.within_s else incoming.latest_s
+                inputs = await self.long_work.run(partial(self.packed, inputs.inputs), latest_s, learn)
         except RefusedError as refused:
-            waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
-            self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
-            refused.strains = waits
+            if refused.status == 503:  # it is late; a wrong request has other statuses
+                waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
+                self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
+                refused.strains = waits
             raise
-        self._strained += self._clock() - incoming.arrived_s > incoming.long_s
-        measures = not next(costs.numbers) % _MEASURED_ONE_OF
-        work_clock = time.thread_time if measures else lambda: 0.0
-        began_s = work_clock()
-        content = read()
-        read_s = work_clock() - began_s
-        inputs = content.inputs
-        if isinstance(inputs, Pictures):
-            inputs = await self._in_thread(self.packed, inputs.inputs)
-        within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
-        deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s, incoming.part)
         try:
@@ -251,9 +244,9 @@ class Service:
             refused.strains = refused.strains and waits
             raise
         known_s, began_s = self._clock(), work_clock()
-        answers = _finite(_with_texts(answers, inputs))
+        answers = finite(_with_texts(answers, inputs))
         if self.task.by_map:  # which takes long to write
-            written = await self._in_thread(content.write, answers)
+            written = await self.long_work.run(partial(content.write, answers))
         else:
             written = content.write(answers)
         now_s = self._clock()
@@ -266,9 +259,18 @@ class Service:
         self._driver.counts.request_answered(answers, now_s - incoming.arrived_s)
         return written
 
-    async def _in_thread(self, work: Callable[[Given], Made], argument: Given) -> Made:
-        """The result of long work with pictures, while the front goes on."""
-        return await asyncio.get_running_loop().run_in_executor(self._picture_threads, work, argument)
+    def _is_long(self, size: int) -> bool:
+        """Whether a request of so many bytes may hold long texts."""
+        return size >= LONG_BYTES and self.texts is not None
+
+    def _costs_of(self, kind: str, size: int) -> RequestCosts:
+        """Long requests have costs of their own, since the event loop does not read them."""
+        return self._costs[f"long {kind}" if self._is_long(size) else kind]
+
+    def gone_s(self, headers: Mapping[bytes, bytes]) -> float:
+        """When the client of a request that computes nothing gives up."""
+        within_s, waited_s, *_ = RequestHeaders.of(headers)
+        return self._clock() - waited_s + (within_s or self.config.slo_ms / 1e3)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""
@@ -387,10 +389,3 @@ def _with_texts(answers: list[Answer], inputs: Packed) -> list[Answer]:
         replace(answer, truncated=position in inputs.truncated, words=words[position])
         for position, answer in enumerate(answers)
     ]
-
-
-def _finite(answers: list[Answer]) -> list[Answer]:
-    for position, answer in enumerate(answers):
-        if not np.isfinite(answer.score).all():
-            raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
-    return answers

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident, local
 from typing import Any
 
 import torch
@@ -157,12 +158,25 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
         return ImageEncoder(processor, channels_in(config), size, isinstance(task_in(config), Keypoints))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
-    texts = TextEncoder(tokenizer, longest, types > 1)
+    texts = TextEncoder(ThreadsOwn(tokenizer, get_ident()), longest, types > 1)
     if not task_in(config).by_token:
         return texts
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: its tokenizer does not give the offsets of tokens: it needs a tokenizer.json")
     return WordEncoder(texts)
+
+
+class ThreadsOwn(local):
+    """A tokenizer for several threads. Each but the `owner` gets a copy, since calls change how it cuts."""
+
+    def __init__(self, tokenizer: Any, owner: int) -> None:
+        self._own = tokenizer if get_ident() == owner else deepcopy(tokenizer)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        return self._own(*texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 def _positions(config: Any) -> int:

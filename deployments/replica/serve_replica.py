@@ -72,7 +72,7 @@ class ServeReplica(ReplicaProcess):
         self._cold_launches = cold_launches(config, kind, directory, model, warm)
         self._warming = asyncio.Lock()
         self._workers = LocalWorkers({_WORKER: self._replica})
-        self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck)
+        self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck, self._holdings)
         if is_cpu(kind) and config.backend != VIRTUAL:
             self.compute_on_own_cores(config.cpus_per_replica / whole_kind(kind)[1])
         self._opening = asyncio.Lock()

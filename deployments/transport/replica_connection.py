@@ -5,6 +5,7 @@ Serve still lists the replicas, and each returns its address (`ReplicaAddress`).
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import NamedTuple
@@ -17,13 +18,16 @@ from isobatch.deployments.transport.connection import (
     Message,
     log,
 )
-from isobatch.deployments.transport.holdings import LostError
+from isobatch.deployments.transport.holdings import Claim, Holdings, LostError
 from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import NOBODY
 
 GONE = "the replica has gone"
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer fronts
+# The time that survivors are held after the connection of their front was lost, so that other replicas may fetch them.
+HELD_AFTER_S = 30.0
+MOST_CLAIMED = 4096  # claims of a front that are remembered: it has long dropped most of the earlier ones
 
 
 Reply = Departed | Stayed | Failed
@@ -138,8 +142,11 @@ class OrderServer:
         run: Callable[[Order], AsyncIterator[Departed | Stayed]],
         warm_up: Callable[[str], Awaitable[None]],
         end_if_stuck: Callable[[float], None],
+        holdings: Holdings,
+        held_after_s: float = HELD_AFTER_S,
     ) -> None:
         self.run, self.warm_up, self.end_if_stuck = run, warm_up, end_if_stuck
+        self.holdings, self.held_after_s = holdings, held_after_s
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
 
     async def open(self, wire: Wire) -> str:
@@ -159,6 +166,11 @@ class _FrontConnection(AuthorizedConnection):
         super().__init__(server.gate)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
+        self._claimed = deque[str](maxlen=MOST_CLAIMED)  # keys of survivors that this front has claims on
+
+    def lost(self, error: Exception | None) -> None:
+        super().lost(error)
+        self._drop_later()
 
     def on_authorized_message(self, message: NumberedOrder | WarmUp | EndIfStuck) -> None:
         if isinstance(message, EndIfStuck):
@@ -176,9 +188,21 @@ class _FrontConnection(AuthorizedConnection):
                 self.send(NumberedReply(number, Stayed(None, NOBODY, 0.0)))
                 return
             async for reply in self._server.run(message.order):
+                if isinstance(reply, Stayed) and isinstance(reply.survivors, Claim):
+                    self._note(reply.survivors.key)
                 self.send(NumberedReply(number, reply))
         except LostError as error:
             self.send(NumberedReply(number, Failed(str(error), is_loss=True)))
         except Exception as error:
             log.exception("a warm-up failed" if isinstance(message, WarmUp) else "a launch failed")
             self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
+
+    def _note(self, key: str) -> None:
+        self._claimed.append(key)
+        if not self.is_open:
+            self._drop_later()
+
+    def _drop_later(self) -> None:
+        """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""
+        drop = self._server.holdings.drop
+        asyncio.get_running_loop().call_later(self._server.held_after_s, lambda: drop(self._claimed))

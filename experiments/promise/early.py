@@ -55,7 +55,7 @@ def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str,
         yield f"early_p50_ratio{suffix}", sooner.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
         yield f"early_p99_ratio{suffix}", sooner.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
         seen = sooner.tally.observed(0.0, {})
-        audited = seen.agreement()
+        audited = seen.audits.agreement()
         assert audited, "This is a bug: nobody left early."
         yield f"early_agreement{suffix}", audited.share
         yield f"early_share{suffix}", 1 - seen.exits[-1] / seen.answered

@@ -75,9 +75,9 @@ class Served:
                 await asyncio.sleep(0.01)
             self.http_port = server.servers[0].sockets[0].getsockname()[1]
             self.grpc = Grpc(await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{port}")))
-            self.orders = OrderServer(self._run, self._warm_up, lambda after_s: None)
-            self.orders_port = int((await self.orders.open(Wire(HOST))).rpartition(":")[2])
             holdings = Holdings()
+            self.orders = OrderServer(self._run, self._warm_up, lambda after_s: None, holdings)
+            self.orders_port = int((await self.orders.open(Wire(HOST))).rpartition(":")[2])
             exchange = Exchange(holdings)
             await exchange.open(Wire(HOST))
             self.exchange_port = int(holdings.address.rpartition(":")[2])

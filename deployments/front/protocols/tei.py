@@ -20,6 +20,7 @@ _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"
 
 
 TOO_MANY = 413  # TEI's status for inputs that are too many or too long
+MOST_TOKENIZED = 2**20  # characters of the texts of one request to /tokenize, together
 
 
 class TeiError(Schema):
@@ -164,6 +165,8 @@ class TokenizeForm(_TeiForm):
         most = CHARACTERS_PER_TOKEN * encoder.longest
         if longest := next((text for text in body.inputs if len(text) > most), None):
             raise RefusedError(TOO_MANY, f"a text has {len(longest)} characters: {most} are allowed")
+        if (total := sum(map(len, body.inputs))) > MOST_TOKENIZED:
+            raise RefusedError(TOO_MANY, f"the texts have {total} characters together: {MOST_TOKENIZED} are allowed")
         return [_simple(encoder, text, body.add_special_tokens) for text in body.inputs]
 
 

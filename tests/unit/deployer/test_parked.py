@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 from experiments.serve.fleet import profile
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.steps import Moved, ReplicaStates, Undone
-from isobatch.deployments.graph import Graph
+from isobatch.deployments.front.messages import FrontMessage, Question
+from isobatch.deployments.graph import Graph, read_graph
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.files import save
 from tests.helpers.toy_model import Toy
@@ -122,6 +123,51 @@ def test_a_front_reports_whether_inputs_wait_in_it(begin: Callable[[AppConfig], 
         return held
 
     assert asyncio.run(live()) == [True, False]
+
+
+@dataclass
+class Waiting:
+    """A deployer whose messages are given, to a front that cannot reach its replicas until `gate` is set."""
+
+    messages: asyncio.Queue[FrontMessage] = field(default_factory=asyncio.Queue)
+    replies: list[int] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def lease(self, front: str, config: AppConfig) -> AsyncIterator[FrontMessage]:
+        while True:
+            yield await self.messages.get()
+
+    async def reply(self, front: str, number: int, content: Any) -> None:
+        self.replies.append(number)
+
+    async def whereabouts(self) -> None:
+        await self.gate.wait()
+        raise TimeoutError
+
+
+def test_a_front_answers_questions_while_it_follows_plans_one_after_another(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments.front import follower
+
+    async def live() -> None:
+        graph, waiting = read_graph(config), Waiting()
+        graphs = (replace(graph, wakes_in_s=9.0), replace(graph, version=1), replace(graph, version=2))
+        monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+        monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+        for number, content in enumerate((*graphs, Question.COUNTS)):
+            waiting.messages.put_nowait(FrontMessage(number, content))
+        driver = await follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic)
+        while not waiting.replies:
+            await asyncio.sleep(0.01)
+        assert waiting.replies == [3]
+        waiting.gate.set()
+        while len(waiting.replies) < 3:
+            await asyncio.sleep(0.01)
+        assert waiting.replies == [3, 1, 2]
+        await driver.close()
+
+    asyncio.run(live())
 
 
 async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:

@@ -1,6 +1,8 @@
 """The counts of a front, the differences between two readings, and what several fronts observed together."""
 
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from functools import reduce
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch.deployments.dispatch.route import Route, Stage
-from isobatch.deployments.front.counts import MOST_SHAPES, Counts, together
+from isobatch.deployments.front.counts import BUSY_S, MOST_SHAPES, Counts, together
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged, since
 from isobatch.profiles.agreement import WATCHED_S, recent_agreement
 from tests.helpers.clock import Clock
@@ -26,6 +28,23 @@ def test_two_readers_each_get_their_own_differences() -> None:
     assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
     assert news.launches == {LaunchShape("k80", 0, 2, 8): LaunchTimes(1, 0.1)}
     assert first.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
+
+
+class Name(str):
+    """A text that can be seen to end."""
+
+
+@pytest.mark.parametrize("look", [lambda counts: counts.observed(2), Counts.busy_s])
+def test_replicas_that_have_gone_are_forgotten_when_the_counts_are_read(look: Callable[[Counts], object]) -> None:
+    counts = Counts({}, clock := Clock(100.0))
+    counts.launch_ended(gone := Name("gone"), 0, 2, 8, 0.05)
+    known = weakref.ref(gone)
+    del gone
+    look(counts)
+    assert known()
+    clock.now_s += BUSY_S
+    look(counts)
+    assert not known()
 
 
 def test_launches_of_earlier_plans_are_forgotten_some_day() -> None:
@@ -89,10 +108,10 @@ def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     assert counts.agreement(4) == together([counts]).agreement(4) == agreement
     assert recent_agreement([counts.watched(CLOSED)], clock()).agreement == agreement
     seen, earlier = counts.observed(4), before.observed(4)
-    assert seen.agreement() == earlier.agreement() == agreement
+    assert seen.audits.agreement() == earlier.audits.agreement() == agreement
     assert (sum(seen.exits), seen.certain, seen.counted_in(70).certain) == (10_040, 10_000, 1_000)
-    assert since(seen, earlier).agreement() is None
-    assert merged([earlier, since(seen, earlier)]).agreement() == agreement
+    assert since(seen, earlier).audits.agreement() is None
+    assert merged([earlier, since(seen, earlier)]).audits.agreement() == agreement
 
 
 def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:

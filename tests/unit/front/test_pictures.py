@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
 
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import ImageEncoder
 from isobatch.deployments.named import LOADER
 from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served
@@ -162,7 +167,22 @@ def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, mo
     monkeypatch.setattr(ImageEncoder, "__call__", noted)
     client.post("/predict", content=PNG, headers={"Content-Type": "image/png"})
     client.post("/predict", json={"inputs": np.zeros((9, 9), int).tolist()})
-    assert [name.startswith("pictures") for name in names] == [True, False]
+    assert [name.startswith("long-work") for name in names] == [True, False]
+
+
+def test_pictures_that_would_be_late_are_not_decoded(folder: Path) -> None:
+    config, end = AppConfig(model=str(folder), slo_ms=60_000), threading.Event()
+    service = Service(config, time.perf_counter)
+    with TestClient(create_api(service)) as client, ThreadPoolExecutor(1) as threads:
+        assert client.portal
+        for _ in range(2):
+            client.portal.start_task_soon(service.long_work.run, end.wait)
+        headers = {"Content-Type": "image/png", "X-Deadline-Ms": "100"}
+        waiting = threads.submit(client.post, "/predict", content=b"no picture", headers=headers)
+        assert not wait([waiting], timeout=0.3).done
+        end.set()
+        assert waiting.result().status_code == 503
+        assert client.post("/predict", content=b"no picture", headers=headers).status_code == 422
 
 
 def test_a_network_of_texts_takes_no_pictures() -> None:

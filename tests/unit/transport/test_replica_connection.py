@@ -19,7 +19,7 @@ from isobatch.deployments.transport.connection import (
     bytes_of,
     frame,
 )
-from isobatch.deployments.transport.holdings import Claim, LostError, Share
+from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, Share
 from isobatch.deployments.transport.orders import (
     Departed,
     Failed,
@@ -44,6 +44,7 @@ from tests.helpers.travelling_batches import batches, same
 
 WIRE = Wire("127.0.0.1")
 HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
+BATCH = Batch(4, {"hidden": np.zeros((1, 2), np.float32)}, np.zeros((1, 0), np.float32))
 
 
 @pytest.fixture(autouse=True)
@@ -157,10 +158,14 @@ class Replica:
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
         self.stuck_for_s: list[float] = []
-        self.server = OrderServer(self.run, self.warm_up, self.stuck_for_s.append)
+        self.holdings, self.claimed = Holdings(), 0
+        self.server = OrderServer(self.run, self.warm_up, self.stuck_for_s.append, self.holdings, held_after_s=0.05)
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
-        """An order is known by where it stops: 0 fails, 1 misses something, others wait for their gate."""
+        """An order is known by where it stops: 0 fails, 1 misses something, others wait for their gate.
+
+        Those from 100 on have survivors, which the replica holds.
+        """
         if order.stop == 0:
             raise ValueError("no such block")
         if order.stop == 1:
@@ -168,7 +173,9 @@ class Replica:
         gate = self.gates.setdefault(order.stop, asyncio.Event())
         yield Departed(Exits(np.zeros(1, int), np.zeros(1, int), np.zeros((1, 2), np.float32)), float(order.stop))
         await gate.wait()
-        yield Stayed(None, np.zeros(0, int), float(order.stop))
+        survivors = self.holdings.hold(BATCH, 9e9) if order.stop >= 100 else None
+        self.claimed += survivors is not None
+        yield Stayed(survivors, np.zeros(0, int), float(order.stop))
 
     async def warm_up(self, plan: str) -> None:
         """A plan is known by the stop for whose gate it waits; the empty one fails."""
@@ -380,5 +387,28 @@ def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.Monkey
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(connection, 3) == [3, 3], "whoever has shown the key may be silent for longer"
+
+    play(scene)
+
+
+def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+        address = ReplicaAddress("r1", await replica.server.open(WIRE), replica.server.gate.key)
+        vanishing = await connect_to(WIRE, address, lambda: None)
+        for stop in (100, 101):
+            replica.gates[stop] = asyncio.Event()
+        replica.gates[100].set()
+        for each in (connection, vanishing):
+            assert await replies(each, 100) == [100, 100]
+        launched = asyncio.ensure_future(replies(vanishing, 101))
+        await asyncio.sleep(0.1)
+        assert len(replica.holdings) == 2
+        vanishing.hang_up()
+        with pytest.raises(ConnectionError):
+            await launched
+        await eventually(lambda: len(replica.holdings) == 1)
+        replica.gates[101].set()  # a launch that ends later
+        await eventually(lambda: replica.claimed == 3 and len(replica.holdings) == 1)
+        assert await replies(connection, 100) == [100, 100]
 
     play(scene)
