@@ -17,7 +17,13 @@ from ray.serve import Application
 
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import decoder_shape, grammars_of, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine_setup import (
+    context_of,
+    decoder_shape,
+    grammars_of,
+    load_tokenizer,
+    stop_tokens,
+)
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
@@ -32,6 +38,7 @@ from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
+from isobatch.deployments.models.loading import resolve_dtype
 from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
 from isobatch.deployments.resources import declared
 from isobatch.deployments.serve_process import join_serves_log, process_options
@@ -56,7 +63,8 @@ class DecoderIngress:
         self._groups = [ReplicaGroup(*each, self._inbox) for each in zip(kinds, replicas, strict=True)]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
-        texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
+        context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)
+        texts = TextTokens(load_tokenizer(folder), context)
         rules = rules_of(folder, self._shape.num_blocks)
         self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name, stop = config.name or name_of(config.model), stop_tokens(folder)
