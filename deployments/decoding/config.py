@@ -149,7 +149,7 @@ class DecoderConfig(ServedConfig):
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""
-        ends = () if self.exits == OFF else tuple(cuts)
+        ends = () if self.exits == OFF else tuple(sorted(set(cuts)))
         verified = self.exits == "verified"
         pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
         return Splits((*ends, num_blocks), verified, pending, self.exits == "project")

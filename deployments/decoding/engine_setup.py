@@ -95,7 +95,7 @@ def context_of(shape: DecoderShape, config: DecoderConfig, number_bytes: int) ->
 def splits_and_limits(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:
     """The splits of a replica's network, and the limits of its scheduler."""
     rules = rules if config.cuts is None else rules.at(config.cuts)
-    splits = config.splits(rules.cuts(config.cuts), num_blocks)
+    splits = config.splits([ramp.block + 1 for ramp in rules.ramps], num_blocks)
     share = rules.project.deep_share if splits.project and rules.project else rules.deep_share
     return splits, config.limits(share)
 
