@@ -263,6 +263,21 @@ def test_a_text_that_has_waited_in_vain_is_refused_and_one_that_goes_on_is_not()
     assert (scheduler.take_late(), list(scheduler.residents)) == ([], [young])
 
 
+def test_late_texts_are_refused_although_no_place_is_free_and_no_text_has_ended() -> None:
+    limits = DecodingLimits(max_residents=2, page_tokens=4, ttft_s=1.0, tpot_s=1e9)
+    scheduler = engine(Told(lambda _: True), limits).scheduler
+    names = [scheduler.add(TextRequest((1,), 900, replayed=replayed), 0.0) for replayed in ((), (), (), (5,), ())]
+    scheduler.next(0.0)
+    young = scheduler.add(TextRequest((1,), 9), 0.9)
+    scheduler.next(0.9)
+    assert not scheduler.take_late()
+    scheduler.next(1.1)
+    late = [names[2], names[4]]
+    assert scheduler.take_late() == [(name, ReplicaFull(pytest.approx(3 * 1.1 / 2))) for name in late]
+    assert [each.name for each in scheduler.waiting] == [names[3], young]
+    assert scheduler.refusal() == ReplicaFull(pytest.approx(3 * 1.1 / 2))
+
+
 def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, ttft_s=1.0, tpot_s=1e9))
     assert running.open(TextRequest((1,), 9), age_s=0.9) == 1, "there is a place"
