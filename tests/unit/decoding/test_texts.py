@@ -3,12 +3,18 @@
 import asyncio
 import threading
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from isobatch.deployments.decoding.engine_setup import load_tokenizer
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError
 
@@ -89,6 +95,16 @@ def test_a_text_ends_before_the_first_stop_string(text: str, cuts: list[int], st
 def test_tokens_without_text_belong_to_it() -> None:
     speech = TextTokens(Bytes(), 100).growing_text(["z"], silent={0})
     assert speech.add([97, 0, 98], last=True) == ("ab", 3)
+
+
+def test_spaces_stay_where_a_tokenizer_would_clean_them_up(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({each: place for place, each in enumerate("ab .'t?")}, "a"))
+    words.decoder = Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True).save_pretrained(tmp_path)
+    texts = TextTokens(load_tokenizer(tmp_path), 100)
+    text, said = texts.growing_text([]), "a . b 't ? a"
+    tokens = ["ab .'t?".index(each) for each in said]
+    assert "".join(text.add([token])[0] for token in tokens) == texts.text_of(tokens) == said
 
 
 def test_a_model_without_a_chat_template_says_so() -> None:
