@@ -55,7 +55,7 @@ class TokenStream:
     async def get(self) -> NewTokens:
         await self._news.wait()
         self._news.clear()
-        if self._failed:
+        if self._failed and self._finish is None:
             raise self._failed
         group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish, tuple(self._logprobs))
         self._tokens, self._depths, self._logprobs = [], [], []

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox, TokenOutlets
+from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox, TokenOutlets, TokenStream
 from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.decoding.sequences import Finish
 from isobatch.deployments.transport.wire import Wire
@@ -33,6 +33,20 @@ def test_each_text_gets_its_tokens() -> None:
     one, two, end = asyncio.run(asyncio.wait_for(send(), 20))
     assert (one.tokens, one.depths, one.finish) == ((1, 2), (0, 3), None)
     assert (two.tokens, two.finish) == (end.tokens, end.finish) == ((3,), Finish.STOP)
+
+
+def test_a_text_that_has_its_end_does_not_fail_any_more() -> None:
+    async def read(*written: NewTokens) -> NewTokens:
+        stream = TokenStream()
+        for each in written:
+            stream.put(each)
+        stream.fail(ConnectionError("the replica has gone"))
+        return await asyncio.wait_for(stream.get(), 20)
+
+    ended = asyncio.run(read(FIRST, LAST))
+    assert (ended.tokens, ended.finish) == ((1, 2, 3), Finish.STOP)
+    with pytest.raises(ConnectionError, match="the replica has gone"):
+        asyncio.run(read(FIRST))
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])
