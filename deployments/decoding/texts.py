@@ -1,7 +1,7 @@
 """Converts between texts and tokens: prompts, chats, and texts that grow token by token until they stop."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,8 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any, context: int) -> None:
         self._tokenizer, self.context = tokenizer, context
-        self._longest = max(map(len, tokenizer.get_vocab()))  # characters of a token
+        self._vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        self._longest = max(map(len, self._vocabulary))  # characters of a token
         self._aside = ThreadPoolExecutor(1, "tokenizing")
 
     async def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
@@ -57,6 +58,11 @@ class TextTokens:
     def text_of(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def silent(self, names: Iterable[str]) -> frozenset[int]:
+        """Those of these tokens that texts are decoded without."""
+        tokens = (self._vocabulary[name] for name in names if name in self._vocabulary)
+        return frozenset(token for token in tokens if not self.text_of([token]))
 
     def token_text(self, token: int) -> str:
         """The text of one token inside a text: some tokenizers decode first words differently."""
