@@ -7,7 +7,7 @@ from typing import Any
 
 from isobatch.deployments.front.answers import RefusedError
 
-_UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
+UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
@@ -126,7 +126,7 @@ class GrowingText:
         """The text of new tokens, decoded after those before them: some tokenizers decode first words differently."""
         self._tokens += tokens
         text: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        if text.endswith(_UNFINISHED) and not last:
+        if text.endswith(UNFINISHED) and not last:
             return ""
         new = text[len(self._before) :]
         self._before = self._cut(text)
