@@ -29,7 +29,7 @@ from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
@@ -60,7 +60,8 @@ class DecoderIngress:
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
-        self._groups = [ReplicaGroup(*each, self._inbox) for each in zip(kinds, replicas, strict=True)]
+        patience_s = max(config.ttft_ms / 1e3, SHORTEST_RETRY_S)
+        self._groups = [ReplicaGroup(*each, self._inbox, patience_s) for each in zip(kinds, replicas, strict=True)]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)

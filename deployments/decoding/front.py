@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.decoding.anatomy import DecoderShape
@@ -20,7 +21,7 @@ from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
@@ -218,10 +219,12 @@ class DecoderFront:
                         yield group
                 return
             except ReplicaFull as full:
-                after_s = full.retry_after_s
+                refused, after_s = full, full.retry_after_s
             if (now_s := self.meter.clock()) >= until_s:
                 self._retries.refused(now_s)
                 after_s = self._retries.retry_after_s(after_s)
+                if isinstance(refused, NoReplica):
+                    raise RefusedError(503, "no replica is running; try again later", after_s)
                 raise RefusedError(429, "too many sequences wait; try again later", after_s)
             await asyncio.sleep(min(after_s, RETRY_AFTER_S))
 
@@ -241,13 +244,21 @@ def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
     )
 
 
+class NoReplica(ReplicaFull):
+    """No replica has taken the sequence."""
+
+
 @dataclass
 class ReplicaGroup:
-    """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front."""
+    """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front.
+
+    `patience_s`: the time for which a new text waits for any replica; Serve would let it wait without end.
+    """
 
     kind: str
     replicas: Any
     inbox: TokenInbox
+    patience_s: float = SHORTEST_RETRY_S
     writing: int = 0
     _retry_after_s: float = 0.0  # of the latest refusal
     _full_until_s: float = 0.0
@@ -269,10 +280,15 @@ class ReplicaGroup:
                 ended.add_done_callback(partial(_end, stream))
                 finished = False
                 try:
+                    if not await stream.is_taken(MAX_WAIT_S if request.replayed else self.patience_s):
+                        raise NoReplica(SHORTEST_RETRY_S)
                     while not finished:
                         group = await stream.get()
                         finished = group.finish is not None
-                        yield group
+                        if group.tokens or finished:
+                            yield group
+                except NoReplica:
+                    raise
                 except ReplicaFull as full:
                     self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
                     raise
@@ -299,7 +315,7 @@ async def written_by_any(
     groups: Iterable[ReplicaGroup], request: TextRequest, trace: str
 ) -> AsyncGenerator[NewTokens, None]:
     """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
-    waits_s = list[float]()
+    refusals = list[ReplicaFull]()
     for group in groups:
         try:
             async with aclosing(group.write(request, trace)) as pieces:
@@ -307,8 +323,8 @@ async def written_by_any(
                     yield piece
             return
         except ReplicaFull as full:
-            waits_s.append(full.retry_after_s)
-    raise ReplicaFull(min(waits_s))
+            refusals.append(full)
+    raise min(refusals, key=attrgetter("retry_after_s"))
 
 
 SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")

@@ -52,6 +52,14 @@ class TokenStream:
         self._failed = error
         self._news.set()
 
+    async def is_taken(self, within_s: float) -> bool:
+        """Whether a replica takes the sequence within this time, or fails."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._news.wait()
+        except TimeoutError:
+            return False
+
     async def get(self) -> NewTokens:
         await self._news.wait()
         self._news.clear()
