@@ -6,7 +6,7 @@ DecoderConfig.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
@@ -52,7 +52,7 @@ class DecoderIngress:
     """The front in Serve."""
 
     def __init__(
-        self, config: DecoderConfig, first: Plan | None, origin: str, kinds: Sequence[str], *replicas: Any
+        self, config: DecoderConfig, first: Plan | None, origin: str, counts: Mapping[str, int], *replicas: Any
     ) -> None:
         join_serves_log()
         folder = config.folder
@@ -61,7 +61,10 @@ class DecoderIngress:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
         patience_s = max(config.ttft_ms / 1e3, SHORTEST_RETRY_S)
-        self._groups = [ReplicaGroup(*each, self._inbox, patience_s) for each in zip(kinds, replicas, strict=True)]
+        self._groups = [
+            ReplicaGroup(kind, handle, self._inbox, patience_s, count)
+            for (kind, count), handle in zip(counts.items(), replicas, strict=True)
+        ]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)
@@ -142,7 +145,8 @@ def build(config: DecoderConfig) -> Application:
         ray_actor_options={"num_cpus": 0},
         **process_options(config.log_format, config.drain_s),
     )(serve.ingress()(DecoderIngress))
-    return front.bind(leading, first, origin, kinds, *decoders)
+    counts = {name: each.replicas for name, each in zip(kinds, pipelines.values(), strict=True)}
+    return front.bind(leading, first, origin, counts, *decoders)
 
 
 def _decoders(config: DecoderConfig, name: str, kind: str) -> Any:

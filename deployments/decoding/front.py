@@ -34,7 +34,8 @@ ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
 RETRY_AFTER_S = 0.5  # the wait before another replica is tried
 MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
-FULL_FOR_S = 0.05  # the time for which no replica is asked after one was full
+FULL_FOR_S = 0.05  # the time for which no replica is asked after all were full
+MOST_ASKED = 3  # replicas of one kind that are asked for a place, one after the other
 
 WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens, None]]
 
@@ -252,21 +253,25 @@ class NoReplica(ReplicaFull):
 class ReplicaGroup:
     """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front.
 
-    `patience_s`: the time for which a new text waits for any replica; Serve would let it wait without end.
+    `patience_s`: the time for which a new text waits for any replica; Serve would let it wait without end. `count`: the
+    number of replicas.
     """
 
     kind: str
     replicas: Any
     inbox: TokenInbox
     patience_s: float = SHORTEST_RETRY_S
+    count: int = 1
     writing: int = 0
+    _refused: int = 0  # in a row
     _retry_after_s: float = 0.0  # of the latest refusal
     _full_until_s: float = 0.0
 
     async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
-        For `FULL_FOR_S` after a refusal no replica is asked: it would cost this process as much as many tokens do.
+        For `FULL_FOR_S` after as many refusals in a row as there are replicas, no replica is asked: it would cost this
+        process as much as many tokens do.
         """
         if time.monotonic() < self._full_until_s:
             raise ReplicaFull(self._retry_after_s)
@@ -286,11 +291,14 @@ class ReplicaGroup:
                         group = await stream.get()
                         finished = group.finish is not None
                         if group.tokens or finished:
+                            self._refused = 0
                             yield group
                 except NoReplica:
                     raise
                 except ReplicaFull as full:
-                    self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
+                    self._refused += 1
+                    if self._refused >= self.count:
+                        self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
                     raise
                 finally:
                     if not (finished or ended.done()):
@@ -317,13 +325,16 @@ async def written_by_any(
     """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
     refusals = list[ReplicaFull]()
     for group in groups:
-        try:
-            async with aclosing(group.write(request, trace)) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        except ReplicaFull as full:
-            refusals.append(full)
+        for _ in range(min(group.count, MOST_ASKED)):
+            try:
+                async with aclosing(group.write(request, trace)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except ReplicaFull as full:
+                refusals.append(full)
+                if isinstance(full, NoReplica):
+                    break
     raise min(refusals, key=attrgetter("retry_after_s"))
 
 
