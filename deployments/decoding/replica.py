@@ -232,7 +232,7 @@ class DecoderReplica(ReplicaProcess):
             scheduler.pool.free,
             scheduler.pool.count,
             scheduler.preempted,
-            scheduler.pace.tokens_per_s,
+            scheduler.tokens_per_s,
             dict(self._depths),
             dict(scheduler.launched),
             self._version,

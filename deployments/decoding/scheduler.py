@@ -186,8 +186,7 @@ class Scheduler:
         self._now_s = 0.0  # when a launch was chosen last
         self._names = 0  # the name of the latest sequence
         self._largest = 0  # the most pages that any sequence can need
-        self._dropped: list[int] = []
-        self._late: list[int] = []
+        self._dropped, self._late = list[int](), list[int]()
 
     def refusal(self, age_s: float = 0.0) -> ReplicaFull | None:
         """The refusal of one more sequence, if it would probably wait longer for its first token than promised. It was
@@ -242,6 +241,10 @@ class Scheduler:
                 self.pace.sequence_ended(now_s - sequence.entered_s)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.name != name)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.pace.tokens_per_s if self.residents else 0.0
 
     def take_dropped(self) -> list[int]:
         """The names of the sequences whose pending states may be forgotten, since the last call."""

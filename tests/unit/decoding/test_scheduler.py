@@ -139,6 +139,15 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
     assert 1 not in splits(ttft_s=1e9)
 
 
+def test_where_nothing_is_written_there_are_no_tokens_per_second() -> None:
+    running = engine(Told(lambda _: True))
+    running.open(TextRequest((1,), 3))
+    running.step()
+    assert running.scheduler.tokens_per_s > 0
+    run_out(running)
+    assert running.scheduler.tokens_per_s == 0
+
+
 def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
     running = engine(Told(lambda _: True), pages=2)
     running.open(TextRequest((1,) * 4, 4))
