@@ -279,7 +279,7 @@ class ReplicaGroup:
         try:
             with self.inbox.stream() as stream:
                 if request.requested_s:  # the tokens will be on their way for a while, too
-                    request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
+                    request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
                 ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
