@@ -163,7 +163,7 @@ class LoadGenerator:
         connections: int = 512,
         headers: str = "",
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
-        connection: type[HttpConnection] = HttpConnection,
+        connection: Callable[[], HttpConnection] = HttpConnection,
     ) -> None:
         """`right(index of the body, answer)` returns whether an answer is correct."""
         parts, self._place = http_parts(url)
@@ -175,13 +175,14 @@ class LoadGenerator:
         self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
         self._rows: NDArray[Any] = np.empty(0, ROW)
         self._open = self._sent = 0
+        self.streamed = 0  # bytes of answers that came piece by piece
         self._started_s = time.perf_counter()
         self._idle: list[Carrier] = []
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None
 
     async def at(self, due_s: Floats, patience_s: float | None = None) -> LoadRecord:
-        """Open loop: send a request at each of these times. If no request ends for `patience_s`, the rest is lost."""
+        """Open loop: send a request at each of these times. If nothing comes for `patience_s`, the rest is lost."""
         await self._connect(min(self._most, FIRST_CONNECTIONS))
         self._begin(due_s)
         self._stopped, self._sent = False, 0
@@ -256,9 +257,9 @@ class LoadGenerator:
         """Wait for pending answers. Time for which this process itself was suspended does not count."""
         waited_s = 0.0
         while self._pending and waited_s < patience_s:
-            pending = self._pending
+            before = self._pending, self.streamed
             await asyncio.sleep(PENDING_CHECK_S)
-            waited_s = 0.0 if self._pending < pending else waited_s + PENDING_CHECK_S
+            waited_s = waited_s + PENDING_CHECK_S if (self._pending, self.streamed) == before else 0.0
         self._done = lambda _: None
         for connection in self._idle:
             if connection.transport:

@@ -44,12 +44,17 @@ class WrittenText:
 class _TextConnection(HttpConnection):
     """Counts the tokens of a streamed text, and notes when they come."""
 
+    def __init__(self, load: "PromptLoad") -> None:
+        super().__init__()
+        self._load = load
+
     def ask(self, request: bytes, done: Callable[[int, bytes], None]) -> None:
         self.ended, self.first_s, self.last_s, self.tokens, self._rest = False, 0.0, 0.0, 0, b""
         super().ask(request, done)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
+        self._load.streamed += len(body)
         *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
@@ -76,7 +81,9 @@ class PromptLoad(LoadGenerator):
 
     def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: str = "") -> None:
         bodies = [json.dumps({"prompt": each, "max_tokens": max_tokens, "stream": True}).encode() for each in prompts]
-        super().__init__(url.rstrip("/") + PATH, bodies, MOST_AT_ONCE, headers, connection=_TextConnection)
+        super().__init__(
+            url.rstrip("/") + PATH, bodies, MOST_AT_ONCE, headers, connection=lambda: _TextConnection(self)
+        )
         self._times: dict[int, tuple[float, float, int]] = {}  # of written texts, by the number of their request
 
     def texts(self, record: LoadRecord) -> list[WrittenText]:

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine, Runner, size_of
-from isobatch.deployments.decoding.engine_setup import engine_of, load_tokenizer
+from isobatch.deployments.decoding.engine_setup import engine_for, load_tokenizer
 from isobatch.deployments.decoding.front import DecoderFront
 from isobatch.deployments.decoding.loop import EngineLoop, WrittenTokens
 from isobatch.deployments.decoding.openai_api import create_decoder_api
@@ -155,8 +154,7 @@ def _launches(
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
     rules = DecoderRules(ramps=(DecoderRamp(block=cut - 1, threshold=0.5),) if cut < num_blocks else ())
-    limits = {"max_residents": residents, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
-    made = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
+    made = engine_for(model, rules, texts, residents, exits)
     network = _RandomExits(made.network, made.scheduler.splits, Random(seed))
     engine = _TimedEngine(made.scheduler, network, stopwatch, is_over)
     loop = EngineLoop(engine)

@@ -144,7 +144,9 @@ class SimulatedReplica:
     went_on_late: int = 0
 
     def __post_init__(self) -> None:
-        self.limits, self.context = self.config.limits(), self.config.max_context or self.profile.reads
+        profile, self.limits = self.profile, self.config.limits()
+        position_bytes = profile.num_blocks * profile.table(self.kind).kv_bytes
+        self.context = self.config.context(profile.reads, position_bytes, profile.has_encoder)
         self.clock = VirtualClock()
         self.engine: Engine = virtual_engine(self.profile, self.kind, self.config, self.random, self.clock)
 

@@ -6,7 +6,7 @@ DecoderConfig.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
@@ -17,13 +17,19 @@ from ray.serve import Application
 
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import decoder_shape, grammars_of, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine_setup import (
+    context_of,
+    decoder_shape,
+    grammars_of,
+    load_tokenizer,
+    stop_tokens,
+)
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
@@ -32,6 +38,7 @@ from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
+from isobatch.deployments.models.loading import resolve_dtype
 from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
 from isobatch.deployments.resources import declared
 from isobatch.deployments.serve_process import join_serves_log, process_options
@@ -45,7 +52,7 @@ class DecoderIngress:
     """The front in Serve."""
 
     def __init__(
-        self, config: DecoderConfig, first: Plan | None, origin: str, kinds: Sequence[str], *replicas: Any
+        self, config: DecoderConfig, first: Plan | None, origin: str, counts: Mapping[str, int], *replicas: Any
     ) -> None:
         join_serves_log()
         folder = config.folder
@@ -53,10 +60,15 @@ class DecoderIngress:
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
-        self._groups = [ReplicaGroup(*each, self._inbox) for each in zip(kinds, replicas, strict=True)]
+        patience_s = max(config.ttft_ms / 1e3, SHORTEST_RETRY_S)
+        self._groups = [
+            ReplicaGroup(kind, handle, self._inbox, patience_s, count)
+            for (kind, count), handle in zip(counts.items(), replicas, strict=True)
+        ]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
-        texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
+        context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)
+        texts = TextTokens(load_tokenizer(folder), context)
         rules = rules_of(folder, self._shape.num_blocks)
         self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name, stop = config.name or name_of(config.model), stop_tokens(folder)
@@ -133,7 +145,8 @@ def build(config: DecoderConfig) -> Application:
         ray_actor_options={"num_cpus": 0},
         **process_options(config.log_format, config.drain_s),
     )(serve.ingress()(DecoderIngress))
-    return front.bind(leading, first, origin, kinds, *decoders)
+    counts = {name: each.replicas for name, each in zip(kinds, pipelines.values(), strict=True)}
+    return front.bind(leading, first, origin, counts, *decoders)
 
 
 def _decoders(config: DecoderConfig, name: str, kind: str) -> Any:

@@ -81,7 +81,7 @@ class DecoderConfig(ServedConfig):
         None,
         ge=2,
         description="Tokens of a prompt and its answer together, or of each where an encoder reads the prompt; none: "
-        "as many as the model reads.",
+        "as many as the model reads and the memory holds.",
     )
     max_tokens: int = Field(1024, ge=1, description="Tokens that one request may have written (400 beyond).")
     max_prompts: int = Field(32, ge=1, description="Prompts in one request (400 beyond).")
@@ -149,7 +149,7 @@ class DecoderConfig(ServedConfig):
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""
-        ends = () if self.exits == OFF else tuple(cuts)
+        ends = () if self.exits == OFF else tuple(sorted(set(cuts)))
         verified = self.exits == "verified"
         pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
         return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
@@ -157,6 +157,11 @@ class DecoderConfig(ServedConfig):
     def pages(self, position_bytes: int) -> int:
         """The number of pages, if the KV of one position has this many bytes."""
         return self.kv_megabytes * 2**20 // (position_bytes * self.page_tokens)
+
+    def context(self, reads: int, position_bytes: int, has_encoder: bool) -> int:
+        """The most tokens of a text that the user or the memory allows a model that reads `reads`."""
+        held = self.pages(position_bytes) // (1 + has_encoder) * self.page_tokens  # an encoder's source has KV, too
+        return self.max_context or min(reads, held)
 
     @property
     def max_requests(self) -> int:

@@ -1,10 +1,12 @@
 """Loads a decoder, its tokenizer and its stop tokens from a directory, and builds the engine."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
@@ -13,7 +15,7 @@ from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
 from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults, read_decoder_rules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
-from isobatch.deployments.decoding.sequences import Splits
+from isobatch.deployments.decoding.sequences import Splits, TextRequest
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
 from isobatch.deployments.models.loading import one_line_errors, quietly, resolve_device, resolve_dtype
@@ -31,8 +33,8 @@ def decoder_shape(folder: Path) -> DecoderShape:
 def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(folder)
+    try:  # with cleaned-up spaces, characters before the end of a text would change with those behind them
+        return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False)
     except (OSError, ValueError, ImportError) as error:  # some tokenizers need another package
         raise UserError(f"{folder}: its tokenizer cannot be read: {str(error).strip().splitlines()[0]}") from error
 
@@ -56,7 +58,7 @@ def engine_of(model: Any, rules: DecoderRules, config: DecoderConfig, grammars: 
     splits, limits = splits_and_limits(config, rules, num_blocks)
     position_bytes = num_blocks * kv_bytes(anatomy)
     page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
-    context = anatomy.shape.context(config.max_context)
+    context = context_of(anatomy.shape, config, anatomy.weights.dtype.itemsize)
     needed = pages_for(context, config.page_tokens)
     if anatomy.shape.start is not None:
         needed *= 2  # the KV of the source, too
@@ -69,10 +71,31 @@ def engine_of(model: Any, rules: DecoderRules, config: DecoderConfig, grammars: 
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, time.perf_counter)
 
 
+def engine_for(
+    model: Any, rules: DecoderRules, texts: Sequence[TextRequest], residents: int, exits: str = "recompute"
+) -> Engine:
+    """An engine without limits on waiting texts and their times, with memory for as many of these texts."""
+    limits = {"max_residents": residents, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    config = DecoderConfig.model_validate({"model": "", "exits": exits, **limits})
+    anatomy, page = anatomy_of(model), config.page_tokens
+    needs = sorted(  # each also needs room to go on
+        pages_for(len(text.prompt) + text.max_tokens + page, page) + pages_for(len(text.source), page)
+        for text in texts
+    )  # fmt: skip
+    needed_bytes = sum(needs[-residents:]) * page * anatomy.shape.num_blocks * kv_bytes(anatomy)
+    return engine_of(model, rules, config.model_copy(update={"kv_megabytes": -(-needed_bytes // 2**20)}))
+
+
+def context_of(shape: DecoderShape, config: DecoderConfig, number_bytes: int) -> int:
+    """The most tokens of a text, if each number of its KV has this many bytes."""
+    position_bytes = 2 * shape.num_blocks * shape.kv_width * number_bytes
+    return shape.context(config.context(shape.reads, position_bytes, shape.start is not None))
+
+
 def splits_and_limits(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:
     """The splits of a replica's network, and the limits of its scheduler."""
     rules = rules if config.cuts is None else rules.at(config.cuts)
-    splits = config.splits(rules.cuts(config.cuts), num_blocks)
+    splits = config.splits([ramp.block + 1 for ramp in rules.ramps], num_blocks)
     share = rules.project.deep_share if splits.project and rules.project else rules.deep_share
     return splits, config.limits(share)
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.decoding.anatomy import DecoderShape
@@ -20,7 +21,7 @@ from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
@@ -33,7 +34,8 @@ ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
 RETRY_AFTER_S = 0.5  # the wait before another replica is tried
 MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
-FULL_FOR_S = 0.05  # the time for which no replica is asked after one was full
+FULL_FOR_S = 0.05  # the time for which no replica is asked after all were full
+MOST_ASKED = 3  # replicas of one kind that are asked for a place, one after the other
 
 WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens, None]]
 
@@ -152,7 +154,9 @@ class DecoderFront:
         """The pieces of a text, as they are written. `share`: of this text in its HTTP request, which reached this
         front at `begun_s` by the meter's clock (None: now)."""
         age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
-        request = replace(request, requested_s=time.time() - age_s)
+        # A stop string may be a special token, which no text shows.
+        stop = request.stop | self.texts.silent(stops)
+        request = replace(request, requested_s=time.time() - age_s, stop=stop)
         text = self.texts.growing_text(stops, self.stop, request.min_tokens)
         meter = self.meter.sequence(request.given, share, age_s)
         try:
@@ -216,10 +220,12 @@ class DecoderFront:
                         yield group
                 return
             except ReplicaFull as full:
-                after_s = full.retry_after_s
+                refused, after_s = full, full.retry_after_s
             if (now_s := self.meter.clock()) >= until_s:
                 self._retries.refused(now_s)
                 after_s = self._retries.retry_after_s(after_s)
+                if isinstance(refused, NoReplica):
+                    raise RefusedError(503, "no replica is running; try again later", after_s)
                 raise RefusedError(429, "too many sequences wait; try again later", after_s)
             await asyncio.sleep(min(after_s, RETRY_AFTER_S))
 
@@ -239,21 +245,33 @@ def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
     )
 
 
+class NoReplica(ReplicaFull):
+    """No replica has taken the sequence."""
+
+
 @dataclass
 class ReplicaGroup:
-    """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front."""
+    """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front.
+
+    `patience_s`: the time for which a new text waits for any replica; Serve would let it wait without end. `count`: the
+    number of replicas.
+    """
 
     kind: str
     replicas: Any
     inbox: TokenInbox
+    patience_s: float = SHORTEST_RETRY_S
+    count: int = 1
     writing: int = 0
+    _refused: int = 0  # in a row
     _retry_after_s: float = 0.0  # of the latest refusal
     _full_until_s: float = 0.0
 
     async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
-        For `FULL_FOR_S` after a refusal no replica is asked: it would cost this process as much as many tokens do.
+        For `FULL_FOR_S` after as many refusals in a row as there are replicas, no replica is asked: it would cost this
+        process as much as many tokens do.
         """
         if time.monotonic() < self._full_until_s:
             raise ReplicaFull(self._retry_after_s)
@@ -261,18 +279,26 @@ class ReplicaGroup:
         try:
             with self.inbox.stream() as stream:
                 if request.requested_s:  # the tokens will be on their way for a while, too
-                    request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
+                    request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
                 ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
                 finished = False
                 try:
+                    if not await stream.is_taken(MAX_WAIT_S if request.replayed else self.patience_s):
+                        raise NoReplica(SHORTEST_RETRY_S)
                     while not finished:
                         group = await stream.get()
                         finished = group.finish is not None
-                        yield group
+                        if group.tokens or finished:
+                            self._refused = 0
+                            yield group
+                except NoReplica:
+                    raise
                 except ReplicaFull as full:
-                    self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
+                    self._refused += 1
+                    if self._refused >= self.count:
+                        self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
                     raise
                 finally:
                     if not (finished or ended.done()):
@@ -297,16 +323,19 @@ async def written_by_any(
     groups: Iterable[ReplicaGroup], request: TextRequest, trace: str
 ) -> AsyncGenerator[NewTokens, None]:
     """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
-    waits_s = list[float]()
+    refusals = list[ReplicaFull]()
     for group in groups:
-        try:
-            async with aclosing(group.write(request, trace)) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        except ReplicaFull as full:
-            waits_s.append(full.retry_after_s)
-    raise ReplicaFull(min(waits_s))
+        for _ in range(min(group.count, MOST_ASKED)):
+            try:
+                async with aclosing(group.write(request, trace)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except ReplicaFull as full:
+                refusals.append(full)
+                if isinstance(full, NoReplica):
+                    break
+    raise min(refusals, key=attrgetter("retry_after_s"))
 
 
 SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")

@@ -71,7 +71,7 @@ class _TextCalls:
             infer = await self._read(request, stream=False)
             if infer.stream:
                 raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
-            text = await self._front.whole(infer.text, infer.stops)
+            text = await self._front.whole(infer.text, infer.stops, begun_s=begun_s)
             self._front.meter.answered(begun_s)
             return grpc_server.serialized(message("ModelInferResponse")(**self._fields(infer, text)))
 
@@ -114,7 +114,7 @@ class _TextCalls:
                 request_id = request.id[:LONGEST_NAME]
                 infer = await self._read(request, stream=True)
                 text, depths = "", tuple[int, ...]()
-                async with aclosing(self._front.write(infer.text, infer.stops)) as pieces:
+                async with aclosing(self._front.write(infer.text, infer.stops, begun_s=begun_s)) as pieces:
                     async for piece in pieces:
                         text, depths = text + piece.text, depths + piece.depths
                         if infer.stream or piece.finish:

@@ -52,10 +52,18 @@ class TokenStream:
         self._failed = error
         self._news.set()
 
+    async def is_taken(self, within_s: float) -> bool:
+        """Whether a replica takes the sequence within this time, or fails."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._news.wait()
+        except TimeoutError:
+            return False
+
     async def get(self) -> NewTokens:
         await self._news.wait()
         self._news.clear()
-        if self._failed:
+        if self._failed and self._finish is None:
             raise self._failed
         group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish, tuple(self._logprobs))
         self._tokens, self._depths, self._logprobs = [], [], []
@@ -195,6 +203,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
+LEAST_RISES = 0.1  # in a second: the least lag of a replica is forgotten, as its clock may be set anew
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 
 
@@ -220,13 +229,19 @@ class TokenInbox:
         self.streams: dict[int, TokenStream] = {}
         self._numbers = count(1)
         self.address = TokenAddress("", self.gate.key)
-        self.lag = FadingPeak()  # the time that tokens were on their way
+        self.least_s: dict[object, float] = {}  # by replica: the shortest way of tokens, by the clocks of both ends
+        self.delay = FadingPeak()  # by which tokens took longer than that
 
     async def open(self, wire: Wire) -> None:
         self.address = TokenAddress(await self.gate.open(wire, lambda: _ReplicaEnd(self)), self.gate.key)
 
     def close(self) -> None:
         self.gate.close()
+
+    def lag_s(self, now_s: float) -> float:
+        """The time that tokens are on their way. It is negative where a replica's clock is ahead: a text is late by the
+        clock of its replica, and any of them may write it."""
+        return min(self.least_s.values(), default=0.0) + self.delay.at(now_s)
 
     @contextmanager
     def stream(self) -> Iterator[TokenStream]:
@@ -247,11 +262,18 @@ class _ReplicaEnd(AuthorizedConnection):
 
     def __init__(self, inbox: TokenInbox) -> None:
         super().__init__(inbox.gate)
-        self._inbox = inbox
+        self._inbox, self._heard_s = inbox, 0.0
+
+    def lost(self, error: Exception | None) -> None:
+        super().lost(error)
+        self._inbox.least_s.pop(self, None)
 
     def on_authorized_message(self, message: WrittenTokens) -> None:
-        now_s = time.time()
-        self._inbox.lag.add(now_s, now_s - message.sent_s)
+        now_s, known = time.time(), self._inbox.least_s
+        lag_s, since_s = now_s - message.sent_s, now_s - self._heard_s
+        known[self] = min(lag_s, known.get(self, lag_s) + LEAST_RISES * since_s)
+        self._heard_s = now_s
+        self._inbox.delay.add(now_s, lag_s - known[self])
         for group in message.groups:
             if stream := self._inbox.streams.get(group.name):  # otherwise its client has gone
                 stream.put(group)

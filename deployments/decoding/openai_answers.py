@@ -38,7 +38,9 @@ class TokenUsage(Schema):
 class CompletionLogprobs(Schema):
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] = Field(description="Those of the most probable tokens and of the chosen one.")
+    top_logprobs: list[dict[str, float]] = Field(
+        description="Those of the most probable tokens and of the chosen one; a part of a character as token_id:N."
+    )
     text_offset: list[int] = Field(description="The characters before each token.")
     blocks: list[int] = Field(description="The block after which the log probabilities of each token were read.")
 
@@ -46,7 +48,7 @@ class CompletionLogprobs(Schema):
 class TopLogprob(Schema):
     token: str
     logprob: float
-    bytes: list[int] = Field(description="In UTF-8.")
+    bytes: list[int] | None = Field(description="In UTF-8; null: a part of a character, whose bytes are not known.")
 
 
 class ChatToken(TopLogprob):

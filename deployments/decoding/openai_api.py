@@ -24,7 +24,7 @@ from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.decoding.texts import UNFINISHED, TextTokens
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
@@ -50,6 +50,11 @@ class ReplyShape:
     opening: dict[str, Any] | None = None  # the fields of the first piece of each choice, before any text
 
 
+def _key_of(token: int, text: str) -> str:
+    """Under what a token's log probability comes. Parts of characters have the same text."""
+    return f"token_id:{token}" if UNFINISHED in text else text
+
+
 def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
     words = reply.words
     texts = [words.token_text(token) for token in piece.tokens]
@@ -58,8 +63,8 @@ def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> di
         "tokens": texts,
         "token_logprobs": [each.logprob for each in piece.logprobs],
         "top_logprobs": [
-            {words.token_text(token): logprob for token, logprob in each.best} | {text: each.logprob}
-            for text, each in zip(texts, piece.logprobs, strict=True)
+            {_key_of(other, words.token_text(other)): logprob for other, logprob in (*each.best, (token, each.logprob))}
+            for token, each in zip(piece.tokens, piece.logprobs, strict=True)
         ],
         "text_offset": offsets,
         "blocks": [each.block for each in piece.logprobs],
@@ -69,7 +74,7 @@ def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> di
 def _chat_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
     def token_fields(token: int, logprob: float) -> dict[str, Any]:
         text = reply.words.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": None if UNFINISHED in text else list(text.encode())}
 
     content = [
         {

@@ -109,8 +109,8 @@ class PlainText(_RequestFields):
     type: Literal["text"]
 
     @property
-    def schema_of_text(self) -> dict[str, Any] | None:
-        return None
+    def grammar(self) -> str:
+        return ""
 
 
 class JsonText(_RequestFields):
@@ -118,9 +118,9 @@ class JsonText(_RequestFields):
 
     type: Literal["json_object"]
 
-    @property
-    def schema_of_text(self) -> dict[str, Any]:
-        return {"type": "object"}
+    @cached_property
+    def grammar(self) -> str:
+        return grammar_of({"type": "object"})
 
 
 class NamedSchema(_RequestFields):
@@ -136,9 +136,9 @@ class SchemaText(_RequestFields):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
-    @property
-    def schema_of_text(self) -> dict[str, Any]:
-        return self.json_schema.content
+    @cached_property
+    def grammar(self) -> str:
+        return grammar_of(self.json_schema.content)
 
 
 AnyFormat = PlainText | JsonText | SchemaText | None
@@ -207,21 +207,16 @@ class _Generation(_RequestFields):
             self.frequency_penalty,
             self.repetition_penalty or defaults.repetition_penalty or 1.0,
             self._alternatives,
-            self._grammar,
+            self.response_format.grammar if self.response_format else "",
         )
         return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos)
 
     @field_validator("response_format")
     @classmethod
     def _with_grammar(cls, value: AnyFormat) -> AnyFormat:
-        if value and value.schema_of_text is not None:
-            grammar_of(value.schema_of_text)
+        if value:
+            _ = value.grammar  # compiled here, once, or refused
         return value
-
-    @cached_property
-    def _grammar(self) -> str:
-        schema = self.response_format.schema_of_text if self.response_format else None
-        return "" if schema is None else grammar_of(schema)
 
     @property
     def _most_tokens(self) -> int | None:

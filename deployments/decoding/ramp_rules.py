@@ -79,10 +79,6 @@ class DecoderRules(FilePart):
         if cuts is not None and sorted(cuts) != measured:
             raise UserError(f"exits = 'project': its loss was measured with the cuts {measured} only, not {[*cuts]}")
 
-    def cuts(self, given: Sequence[int] | None) -> Sequence[int]:
-        """The blocks before which the network is cut: the given ones, or those behind the ramps in use."""
-        return [ramp.block + 1 for ramp in self.ramps] if given is None else given
-
     def at(self, cuts: Sequence[int]) -> "DecoderRules":
         """The same rules with the ramps before these blocks in use; raise UserError if one has no ramp."""
         known = {ramp.block + 1: ramp for ramp in self.all_ramps}

@@ -182,6 +182,7 @@ class DecoderReplica(ReplicaProcess):
         """Send the tokens of a sequence to a front, which has this number for it; returns after the last one, or with a
         refusal. `trace`: the traceparent of its spans."""
         outlet = await self._outlets.to(front)
+        outlet.put(number, NewTokens(0, (), ()))  # the front knows that there is a replica
         try:
             async with aclosing(traced(self._loop.write(request), request, self._tracing, trace)) as groups:
                 async for group in groups:
@@ -231,7 +232,7 @@ class DecoderReplica(ReplicaProcess):
             scheduler.pool.free,
             scheduler.pool.count,
             scheduler.preempted,
-            scheduler.pace.tokens_per_s,
+            scheduler.tokens_per_s,
             dict(self._depths),
             dict(scheduler.launched),
             self._version,

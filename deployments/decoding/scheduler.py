@@ -183,10 +183,10 @@ class Scheduler:
         self.launched: dict[int, tuple[int, int, int]] = {}
         # The residents of the last launch if other sequences had to wait: places, pages or time were short. Else 0.
         self._crowd = 0
+        self._now_s = 0.0  # when a launch was chosen last
         self._names = 0  # the name of the latest sequence
         self._largest = 0  # the most pages that any sequence can need
-        self._dropped: list[int] = []
-        self._late: list[int] = []
+        self._dropped, self._late = list[int](), list[int]()
 
     def refusal(self, age_s: float = 0.0) -> ReplicaFull | None:
         """The refusal of one more sequence, if it would probably wait longer for its first token than promised. It was
@@ -201,7 +201,9 @@ class Scheduler:
         """The time for which one more sequence would wait for a place."""
         places = self._crowd or self.limits.max_residents
         ahead = len(self.waiting) + 1 - (places - len(self.residents))
-        return self.pace.residence_s * max(0, ahead) / places
+        oldest = next(iter(self.residents.values()), None)
+        stay_s = self.pace.residence_s or (self._now_s - oldest.entered_s if oldest else 0.0)  # while none has ended
+        return stay_s * max(0, ahead) / places
 
     def take_late(self) -> list[tuple[int, ReplicaFull]]:
         """The sequences that have waited in vain since the last call: their first token would come too late."""
@@ -239,6 +241,10 @@ class Scheduler:
                 self.pace.sequence_ended(now_s - sequence.entered_s)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.name != name)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.pace.tokens_per_s if self.residents else 0.0
 
     def take_dropped(self) -> list[int]:
         """The names of the sequences whose pending states may be forgotten, since the last call."""
@@ -287,13 +293,14 @@ class Scheduler:
         return written
 
     def _admit(self, now_s: float) -> None:
-        """Admit waiting sequences in order, while there are places and pages, and tokens come in time."""
+        """Admit waiting sequences in order, while there are places and pages, and tokens come in time. Refuse those
+        that have waited so long that their first token would be late."""
+        self._now_s, late_s = now_s, now_s + self._begins_s() - self.limits.ttft_s
+        if late := [each for each in self.waiting if each.arrived_s < late_s and not each.begun]:
+            self._late += [each.name for each in late]
+            self.waiting = deque(each for each in self.waiting if each not in late)
         while self.waiting and self._has_place():
             sequence = self.waiting.popleft()
-            begun = sequence.confirmed or sequence.request.replayed
-            if not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s:
-                self._late.append(sequence.name)  # it has waited so long that its first token would be late
-                continue
             sequence.entered_s = now_s
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0

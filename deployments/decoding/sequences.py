@@ -204,6 +204,11 @@ class Sequence:
             if (token := start + row + 1 - first) < len(depths) and depths[token] < reached
         )
 
+    @property
+    def begun(self) -> bool:
+        """Whether its client has a token."""
+        return bool(self.confirmed or self.request.replayed)
+
     def unread(self, split: int) -> int:
         """The number of positions of its source that the encoder reads before the next launch of this split."""
         return 0 if split or self.filled[0] else len(self.request.source)

@@ -1,13 +1,13 @@
 """Converts between texts and tokens: prompts, chats, and texts that grow token by token until they stop."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from isobatch.deployments.front.answers import RefusedError
 
-_UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
+UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
@@ -19,7 +19,8 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any, context: int) -> None:
         self._tokenizer, self.context = tokenizer, context
-        self._longest = max(map(len, tokenizer.get_vocab()))  # characters of a token
+        self._vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        self._longest = max(map(len, self._vocabulary))  # characters of a token
         self._aside = ThreadPoolExecutor(1, "tokenizing")
 
     async def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
@@ -57,6 +58,11 @@ class TextTokens:
     def text_of(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def silent(self, names: Iterable[str]) -> frozenset[int]:
+        """Those of these tokens that texts are decoded without."""
+        tokens = (self._vocabulary[name] for name in names if name in self._vocabulary)
+        return frozenset(token for token in tokens if not self.text_of([token]))
 
     def token_text(self, token: int) -> str:
         """The text of one token inside a text: some tokenizers decode first words differently."""
@@ -120,7 +126,7 @@ class GrowingText:
         """The text of new tokens, decoded after those before them: some tokenizers decode first words differently."""
         self._tokens += tokens
         text: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        if text.endswith(_UNFINISHED) and not last:
+        if text.endswith(UNFINISHED) and not last:
             return ""
         new = text[len(self._before) :]
         self._before = self._cut(text)

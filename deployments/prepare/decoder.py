@@ -14,11 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from isobatch.deployments.config import MOST_INSIDE
 from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
-from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine_setup import engine_for, load_decoder, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.network import at_least_float32
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -167,7 +164,7 @@ def projected(
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
-    written = _engine(model, rules, exits="project").write_with_depths(requests)
+    written = engine_for(model, rules, requests, BATCH, exits="project").write_with_depths(requests)
     depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
     return ProjectedTexts(
@@ -216,13 +213,7 @@ def _measured(block: int, value: float, outputs: EarlyHeadOutputs) -> DecoderRam
 
 def texts(model: Any, rules: DecoderRules, requests: Sequence[TextRequest]) -> list[list[int]]:
     """The texts that the network writes under these rules."""
-    return _engine(model, rules).write_all(requests)
-
-
-def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine:
-    """An engine without limits on the number of waiting sequences and on their times."""
-    limits = {"exits": exits, "max_residents": BATCH, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}
-    return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **limits}))
+    return engine_for(model, rules, requests, BATCH).write_all(requests)
 
 
 @torch.inference_mode()

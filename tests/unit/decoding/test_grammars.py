@@ -9,6 +9,8 @@ import torch
 from jsonschema import validate
 
 from isobatch.deployments.decoding.grammars import Grammars, grammar_of
+from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
+from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.sequences import Sampling, TextRequest
 from tests.helpers.decoder_world import STOP, World
 from tests.helpers.tiny_decoders import decoder, engine, plainly, written_by
@@ -114,6 +116,14 @@ def test_what_cannot_be_followed_is_refused(world: World, wanted: Any, others: A
     world.front.config = world.front.config.model_copy(update={"max_body_bytes": 2**20})
     reply = world.client().post("/v1/completions", json=asked)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
+def test_a_schema_is_compiled_once() -> None:
+    for wanted in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}):
+        asked = request_of(CompletionRequest, {"prompt": "a", "response_format": wanted})
+        sampling = asked.terms(GenerationDefaults()).sampling
+        assert asked.response_format
+        assert sampling.grammar is asked.response_format.grammar
 
 
 def test_a_tokenizer_that_is_not_understood_is_named() -> None:

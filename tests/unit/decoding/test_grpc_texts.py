@@ -4,7 +4,8 @@ import asyncio
 import queue
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 
 from experiments.shared.machine import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.open_inference.messages import message
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import STREAM, frame, headers
@@ -98,6 +102,25 @@ def test_what_triton_says_of_sampling_is_understood_and_a_text_may_come_as_one(w
     inputs = [text("47+85="), told, text(False, "stream", "BOOL")]
     (one,) = play(world, lambda client: streamed(client, {"inputs": inputs}))["0"]
     assert said(one) == world.plain("47+85=", 9)[0]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_time_to_the_first_token_counts_from_the_arrival(world: World, whole: bool) -> None:
+    class Slow(TextTokens):
+        async def prompt(self, text: str, **options: bool) -> tuple[int, ...]:
+            world.now_s += 100.0
+            return await super().prompt(text, **options)
+
+    requested_s, write = list[float](), world.front.write_tokens
+
+    def noted(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        requested_s.append(request.requested_s)
+        return write(replace(request, requested_s=0.0))
+
+    world.front.texts, world.front.write_tokens = Slow(world.words, 64), noted
+    asked = {"inputs": [text("1+1=")], "parameters": NINE}
+    play(world, lambda client: client.infer("tiny", **asked) if whole else streamed(client, asked))
+    assert requested_s[0] < time.time() - 99
 
 
 WRONG = (

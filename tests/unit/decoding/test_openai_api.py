@@ -131,6 +131,17 @@ def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: 
     assert len(lost.asked) == 1 + 3
 
 
+def test_without_a_replica_a_text_is_refused_and_the_client_hears_when_to_come_again(world: World) -> None:
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        raise front.NoReplica(1.0)
+        yield
+
+    world.front.write_tokens = ask
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1="})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (503, "no replica is running; try again later")
+    assert int(reply.headers["retry-after"]) >= 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool) -> None:
     world.full = True

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from experiments.demos.sums import END
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.profiles.errors import UserError
@@ -267,3 +268,4 @@ def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignore
     assert usage() == (count, "stop")
     assert usage(min_tokens=count)[0] > count
     assert usage(ignore_eos=True) == (40, "length")
+    assert usage(ignore_eos=True, stop=["nothing", END]) == (count, "stop"), "a token that is not shown"

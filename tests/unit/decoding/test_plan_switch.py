@@ -11,7 +11,7 @@ import pytest
 from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding import front
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
+from isobatch.deployments.decoding.front import FULL_FOR_S, MOST_ASKED, NoReplica, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from isobatch.deployments.decoding.replica import PlanSwitch
@@ -148,6 +148,47 @@ def test_where_one_kind_has_no_place_another_writes() -> None:
     (written,) = answer
     assert (written.tokens, written.finish) == ((5, 6), Finish.STOP)
     assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
+
+
+class OneFull(Replicas):
+    """The first of them is full, and is asked at every other time."""
+
+    async def remote(self, request: TextRequest, address: TokenAddress, number: int, trace: str) -> ReplicaFull | None:
+        self.asked += 1
+        return (
+            ReplicaFull(2.0) if self.asked % 2 else await Replicas(*self.said).remote(request, address, number, trace)
+        )
+
+
+def test_where_one_replica_is_full_another_of_its_kind_writes() -> None:
+    replicas = OneFull(NewTokens(0, (6,), (0,), Finish.STOP))
+    group = ReplicaGroup("", replicas, INBOX, count=2)
+    for _ in range(3):
+        assert isinstance(told(written_by_any([group], WANTED, "")), list)
+    assert replicas.asked == 6
+    full = Replicas(ReplicaFull(2.0))
+    for _ in range(3):
+        assert told(written_by_any([ReplicaGroup("", full, INBOX, count=9)], WANTED, "")) == ReplicaFull(2.0)
+    assert full.asked == 3 * MOST_ASKED
+
+
+class Absent:
+    """Stands for Serve's handle to replicas none of which is alive."""
+
+    write = property(lambda self: self)
+
+    def remote(self, *_: object) -> asyncio.Future[object]:
+        return asyncio.ensure_future(asyncio.Event().wait())
+
+
+def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears_of_it() -> None:
+    taken, end = NewTokens(0, (), ()), NewTokens(0, (6,), (0,), Finish.STOP)
+    absent, other = ReplicaGroup("", Absent(), INBOX, 0.01, count=4), ReplicaGroup("", Replicas(taken, end), INBOX)
+    answer = told(written_by_any([absent, other], WANTED, ""))
+    assert isinstance(answer, list)
+    assert [each.tokens for each in answer] == [(6,)]
+    assert told(written_by_any([absent], WANTED, "")) == NoReplica(1.0)
+    assert (absent.writing, INBOX.streams) == (0, {})
 
 
 def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:

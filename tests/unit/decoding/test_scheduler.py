@@ -139,6 +139,15 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
     assert 1 not in splits(ttft_s=1e9)
 
 
+def test_where_nothing_is_written_there_are_no_tokens_per_second() -> None:
+    running = engine(Told(lambda _: True))
+    running.open(TextRequest((1,), 3))
+    running.step()
+    assert running.scheduler.tokens_per_s > 0
+    run_out(running)
+    assert running.scheduler.tokens_per_s == 0
+
+
 def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
     running = engine(Told(lambda _: True), pages=2)
     running.open(TextRequest((1,) * 4, 4))
@@ -261,6 +270,21 @@ def test_a_text_that_has_waited_in_vain_is_refused_and_one_that_goes_on_is_not()
     scheduler.cancel(continued, 2.1)
     scheduler.next(2.1)
     assert (scheduler.take_late(), list(scheduler.residents)) == ([], [young])
+
+
+def test_late_texts_are_refused_although_no_place_is_free_and_no_text_has_ended() -> None:
+    limits = DecodingLimits(max_residents=2, page_tokens=4, ttft_s=1.0, tpot_s=1e9)
+    scheduler = engine(Told(lambda _: True), limits).scheduler
+    names = [scheduler.add(TextRequest((1,), 900, replayed=replayed), 0.0) for replayed in ((), (), (), (5,), ())]
+    scheduler.next(0.0)
+    young = scheduler.add(TextRequest((1,), 9), 0.9)
+    scheduler.next(0.9)
+    assert not scheduler.take_late()
+    scheduler.next(1.1)
+    late = [names[2], names[4]]
+    assert scheduler.take_late() == [(name, ReplicaFull(pytest.approx(3 * 1.1 / 2))) for name in late]
+    assert [each.name for each in scheduler.waiting] == [names[3], young]
+    assert scheduler.refusal() == ReplicaFull(pytest.approx(3 * 1.1 / 2))
 
 
 def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:

@@ -3,12 +3,21 @@
 import asyncio
 import threading
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from isobatch.deployments.decoding.engine_setup import load_tokenizer
+from isobatch.deployments.decoding.front import TextPiece
+from isobatch.deployments.decoding.openai_api import CHAT_SHAPE, COMPLETION_SHAPE, TextReply
+from isobatch.deployments.decoding.sequences import TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError
 
@@ -89,6 +98,29 @@ def test_a_text_ends_before_the_first_stop_string(text: str, cuts: list[int], st
 def test_tokens_without_text_belong_to_it() -> None:
     speech = TextTokens(Bytes(), 100).growing_text(["z"], silent={0})
     assert speech.add([97, 0, 98], last=True) == ("ab", 3)
+
+
+def test_spaces_stay_where_a_tokenizer_would_clean_them_up(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({each: place for place, each in enumerate("ab .'t?")}, "a"))
+    words.decoder = Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True).save_pretrained(tmp_path)
+    texts = TextTokens(load_tokenizer(tmp_path), 100)
+    text, said = texts.growing_text([]), "a . b 't ? a"
+    tokens = ["ab .'t?".index(each) for each in said]
+    assert "".join(text.add([token])[0] for token in tokens) == texts.text_of(tokens) == said
+
+
+def test_log_probabilities_of_parts_of_characters_stay_apart_and_claim_no_bytes() -> None:
+    first, other, letter = (each.encode()[0] for each in "ä€a")
+    best = ((first, -1.0), (other, -2.0), (letter, -3.0))
+    piece = TextPiece("", (3,), None, (first,), (TokenLogprobs(-1.0, best, 3),))
+    plain, chat = (
+        shape.logprobs(TextReply(shape, "tiny", TextTokens(Bytes(), 100), [], (), 0.0), 0, piece)
+        for shape in (COMPLETION_SHAPE, CHAT_SHAPE)
+    )
+    assert plain["top_logprobs"] == [{f"token_id:{first}": -1.0, f"token_id:{other}": -2.0, "a": -3.0}]
+    (token,) = chat["content"]
+    assert [each["bytes"] for each in (token, *token["top_logprobs"])] == [None, None, None, [letter]]
 
 
 def test_a_model_without_a_chat_template_says_so() -> None:

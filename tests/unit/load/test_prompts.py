@@ -56,6 +56,15 @@ def test_tokens_are_counted_and_timed() -> None:
     assert not found.failed
 
 
+def test_texts_that_are_still_being_written_are_not_lost() -> None:
+    async def impatient() -> list[WrittenText]:
+        async with server() as url:
+            load = PromptLoad(url, ["1+1="], 8)
+            return load.texts(await load.at(np.array([0.0]), patience_s=2 * GAP_S))
+
+    assert [each.tokens for each in asyncio.run(impatient())] == [TOKENS]
+
+
 def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:
     written = asyncio.run(closed_loop())
     assert len(written) >= 2

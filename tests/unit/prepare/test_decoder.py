@@ -66,7 +66,7 @@ def test_readings_are_what_plain_decoding_sees(kind: Callable[[], Any]) -> None:
 
 
 def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
-    model = decoder()
+    model = decoder(max_position_embeddings=2**20)
     prompts = [(number % 23, number % 7, number % 11) for number in range(40)]
     report = ramps_for(model, prompts, frozenset(), allowed_loss=0.05, max_tokens=6)
     (ramp,) = report.rules.ramps
