@@ -316,8 +316,8 @@ class Controller:
 
     def _with_thresholds(self, plan: Plan) -> Plan:
         """A plan with the thresholds that keep the promise at its ramps."""
-        facts = self.known.cost_model().facts
-        return replace(plan, thresholds=self.keeper.thresholds(plan, facts)) if self.keeper else plan
+        keeper = self.keeper
+        return replace(plan, thresholds=keeper.thresholds(plan, self.known.cost_model().facts)) if keeper else plan
 
     def _decide(self, observed: Observed, now_s: float, reason: str, forced: bool = False) -> NextStep:
         """Decide on the devices that are present, and request those that would be worth it."""
