@@ -179,7 +179,7 @@ class TrackRecord:
     def objection(self, plan: Plan, recent_inputs: int, now_s: float) -> str | None:
         """Why not to change to a plan yet, however good it is. `recent_inputs` are those of the latest windows."""
         if recent_inputs < self._patience.enough_inputs:
-            return f"{recent_inputs} recent inputs were answered, a change needs {self._patience.enough_inputs}"
+            return f"{recent_inputs} recent inputs are known, a change needs {self._patience.enough_inputs}"
         if until_s := self.barred.until_s(plan, now_s):
             minutes = (until_s - now_s) / 60
             return f"the better plan failed before and is not tried again for {minutes:.0f} minutes"

@@ -264,17 +264,17 @@ class ReplicaGroup:
     count: int = 1
     writing: int = 0
     _refused: int = 0  # in a row
-    _retry_after_s: float = 0.0  # of the latest refusal
-    _full_until_s: float = 0.0
+    _refusal: ReplicaFull | None = None  # the latest
+    _closed_until_s: float = 0.0
 
     async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
         For `FULL_FOR_S` after as many refusals in a row as there are replicas, no replica is asked: it would cost this
-        process as much as many tokens do.
+        process as much as many tokens do. Where there is no replica, none is asked for `SHORTEST_RETRY_S`.
         """
-        if time.monotonic() < self._full_until_s:
-            raise ReplicaFull(self._retry_after_s)
+        if self._refusal and time.monotonic() < self._closed_until_s:
+            raise replace(self._refusal)
         self.writing += 1
         try:
             with self.inbox.stream() as stream:
@@ -283,28 +283,31 @@ class ReplicaGroup:
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
                 ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
-                finished = False
+                begun = finished = False
                 try:
-                    if not await stream.is_taken(MAX_WAIT_S if request.replayed else self.patience_s):
+                    if not await stream.is_taken(self.patience_s):
                         raise NoReplica(SHORTEST_RETRY_S)
                     while not finished:
                         group = await stream.get()
                         finished = group.finish is not None
                         if group.tokens or finished:
-                            self._refused = 0
+                            self._refused, begun = self._refused if begun else 0, True
                             yield group
-                except NoReplica:
-                    raise
                 except ReplicaFull as full:
-                    self._refused += 1
-                    if self._refused >= self.count:
-                        self._retry_after_s, self._full_until_s = full.retry_after_s, time.monotonic() + FULL_FOR_S
+                    self._note_refusal(full)
                     raise
                 finally:
                     if not (finished or ended.done()):
                         call.cancel()
         finally:
             self.writing -= 1
+
+    def _note_refusal(self, full: ReplicaFull) -> None:
+        self._refused += 1
+        is_absent = isinstance(full, NoReplica)
+        if is_absent or self._refused >= self.count:
+            closed_s = SHORTEST_RETRY_S if is_absent else FULL_FOR_S
+            self._refusal, self._closed_until_s = full, time.monotonic() + closed_s
 
 
 def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> None:

@@ -198,17 +198,18 @@ class Queue:
         return self._gone(taken)
 
     def _ordered(self, order: Callable[[Sequence[Ticket], int], list[Ticket]], room: int) -> list[Ticket]:
-        """What an order of its own chooses, each ticket once. One that raises is not used again."""
+        """What an order of its own chooses. One that raises is not used again."""
         try:
-            return list(dict.fromkeys(order(self._waiting(), room)))
+            return order(self._waiting(), room)
         except Exception:
             log.exception("the order of the queue raised an error; from now on inputs go by deadline")
             self.owner.order = None
             return []
 
     def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
-        """Remove the tickets that an order of its own chose; the first one where it chose none."""
-        taken = chosen or self._tickets[:1]
+        """Remove the tickets that an order of its own chose; the first one where it chose none that waits here."""
+        going = set(chosen)
+        taken = [ticket for ticket in self._tickets if ticket in going] or self._tickets[:1]
         going = set(taken)
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
         return self._gone(taken)

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -140,7 +139,7 @@ def _add_facts(api: Api, service: Service) -> None:
             headers = dict(request.headers.raw)
             gone_s = service.gone_s(headers)
             sent = await body_of(headers, request.receive, service.config.max_body_bytes)
-            return await service.long_work.run(partial(_tokens, form, sent), gone_s)
+            return await service.long_work.run(lambda: openapi.in_json(form.tokens(json_in(sent))), gone_s)
         except RefusedError as refused:
             form.restyle(refused)
             raise
@@ -149,7 +148,3 @@ def _add_facts(api: Api, service: Service) -> None:
     async def info() -> Response:
         """What is served, as TEI."""
         return openapi.in_json(tei.info(service).model_dump())
-
-
-def _tokens(form: tei.TokenizeForm, sent: bytes) -> Response:
-    return openapi.in_json(form.tokens(json_in(sent)))

@@ -221,7 +221,7 @@ class LongWork:
     """Work that would block the event loop for long: threads do it, `at_once` at a time, in order."""
 
     def __init__(self, at_once: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self._clock, self._at_once, self._expected_s = clock, at_once, 0.0
         self._turns = asyncio.Semaphore(at_once)
         self._threads = ThreadPoolExecutor(at_once, "long-work")  # they start when they are needed
 
@@ -230,18 +230,37 @@ class LongWork:
         """Whether more work would wait."""
         return self._turns.locked()
 
+    @property
+    def ahead_s(self) -> float:
+        """The expected time until more work would begin."""
+        return self._expected_s / self._at_once
+
     async def run(
-        self, work: Callable[[], Made], latest_s: float = inf, learn: Callable[[float], None] = lambda took_s: None
-    ) -> Made:
+        self, work: Callable[[], Made], latest_s: float = inf, expected_s: float = 0.0,
+        learn: Callable[[float], None] = lambda took_s: None,
+    ) -> Made:  # fmt: skip
         """The result of the work, whose time `learn` gets. Raises `RefusedError` if it waits until after `latest_s`."""
         waits = self.busy
-        async with self._turns:
-            began_s = self._clock()
-            if waits and began_s > latest_s:
-                raise _refused(began_s - latest_s)
-            made = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-            learn(self._clock() - began_s)
-            return made
+        self._expected_s += expected_s
+        try:
+            async with self._turns:
+                began_s = self._clock()
+                if waits and began_s > latest_s:
+                    raise _refused(began_s - latest_s)
+                made = await self._to_its_end(work)
+                learn(self._clock() - began_s)
+                return made
+        finally:
+            self._expected_s -= expected_s
+
+    async def _to_its_end(self, work: Callable[[], Made]) -> Made:
+        """A thread cannot be stopped, so its turn is not over before its work is, even if nobody waits any more."""
+        made = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            await asyncio.wait([made])
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

@@ -128,6 +128,8 @@ class Service:
     async def open(self) -> None:
         self._driver = await self._network.open(self._model, self._clock)
         self._driver.counts.promised = self._agreement
+        if texts := self.texts:  # the thread copies the tokenizer, for which no request should wait
+            await self.long_work.run(lambda: texts.tokenizer.is_fast)
         self._opened(self._driver)
 
     async def close(self) -> None:
@@ -172,10 +174,9 @@ class Service:
         if queue.weight:  # the network also computes what waits here, and begins while this request waits
             all_s = dispatcher.needed_s(now_s, deadline_s - now_s, queue.weight + weight)
             rest_s = max(rest_s, all_s - queue.expected_s(work_s))
-        beside_s = costs.beside_s.expected(size)
-        rest_s += beside_s + self._after_s(deadline_s)
+        rest_s += self._beside_s(costs, size, deadline_s - now_s) + self._after_s(deadline_s)
         try:
-            if dispatcher.inside or not queue.idle or (beside_s and self.long_work.busy):
+            if dispatcher.inside or not queue.idle or (costs.beside_s.expected(size) and self.long_work.busy):
                 queue.check(work_s, deadline_s - rest_s)
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
@@ -218,9 +219,10 @@ class Service:
             self._strained += self._clock() - incoming.arrived_s > incoming.long_s
             measures = not next(costs.numbers) % _MEASURED_ONE_OF
             work_clock = time.thread_time if measures else lambda: 0.0
-            began_s, learn = work_clock(), partial(costs.beside_s.learn, incoming.size)
+            began_s = work_clock()
+            beside_s, learn = costs.beside_s.expected(incoming.size), partial(costs.beside_s.learn, incoming.size)
             if self._is_long(incoming.size):
-                content, read_s = await self.long_work.run(read, incoming.latest_s, learn), 0.0
+                content, read_s = await self.long_work.run(read, incoming.latest_s, beside_s, learn), 0.0
             else:
                 content, read_s = read(), work_clock() - began_s
             within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
@@ -228,7 +230,7 @@ class Service:
             inputs = content.inputs
             if isinstance(inputs, Pictures):
                 latest_s = deadline_s if content.within_s else incoming.latest_s
-                inputs = await self.long_work.run(partial(self.packed, inputs.inputs), latest_s, learn)
+                inputs = await self.long_work.run(partial(self.packed, inputs.inputs), latest_s, beside_s, learn)
         except RefusedError as refused:
             if refused.status == 503:  # it is late; a wrong request has other statuses
                 waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
@@ -266,6 +268,13 @@ class Service:
     def _costs_of(self, kind: str, size: int) -> RequestCosts:
         """Long requests have costs of their own, since the event loop does not read them."""
         return self._costs[f"long {kind}" if self._is_long(size) else kind]
+
+    def _beside_s(self, costs: RequestCosts, size: int, left_s: float) -> float:
+        """The expected time until long work of a request is done. An estimate that is too high is corrected, since a
+        free thread is not refused for it alone."""
+        if (own_s := costs.beside_s.expected(size)) and self.long_work.busy:
+            return self.long_work.ahead_s + own_s
+        return min(own_s, max(0.0, left_s) / 2)
 
     def gone_s(self, headers: Mapping[bytes, bytes]) -> float:
         """When the client of a request that computes nothing gives up."""

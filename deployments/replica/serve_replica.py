@@ -24,7 +24,7 @@ from isobatch.deployments.tracing import part_of
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress
+from isobatch.deployments.transport.replica_connection import HELD_AFTER_S, OrderServer, ReplicaAddress
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import is_cpu, whole_kind
 
@@ -72,7 +72,8 @@ class ServeReplica(ReplicaProcess):
         self._cold_launches = cold_launches(config, kind, directory, model, warm)
         self._warming = asyncio.Lock()
         self._workers = LocalWorkers({_WORKER: self._replica})
-        self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck, self._holdings)
+        held_after_s = max(HELD_AFTER_S, config.drain_s)
+        self._orders = OrderServer(self.run, self.warm_up, self.end_if_stuck, self._holdings, held_after_s)
         if is_cpu(kind) and config.backend != VIRTUAL:
             self.compute_on_own_cores(config.cpus_per_replica / whole_kind(kind)[1])
         self._opening = asyncio.Lock()

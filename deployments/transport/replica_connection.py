@@ -204,5 +204,5 @@ class _FrontConnection(AuthorizedConnection):
 
     def _drop_later(self) -> None:
         """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""
-        drop = self._server.holdings.drop
-        asyncio.get_running_loop().call_later(self._server.held_after_s, lambda: drop(self._claimed))
+        held_s, drop = self._server.held_after_s, self._server.holdings.drop
+        asyncio.get_running_loop().call_later(held_s, drop, self._claimed)

@@ -133,7 +133,7 @@ def test_before_the_first_window_much_is_unknown_and_nothing_breaks(url: str) ->
 
 def test_a_dry_run_changes_nothing_and_force_does_not_wait(toy: Toy, url: str) -> None:
     before = toy.app.running
-    assert asked(url, "--dry-run").startswith("stayed: 0 recent inputs were answered")
+    assert asked(url, "--dry-run").startswith("stayed: 0 recent inputs are known")
     assert toy.app.running == before
     assert "forced by a person: " in asked(url, "--force")
     assert toy.app.running != before

@@ -143,6 +143,20 @@ async def test_what_comes_too_late_for_its_thread_counts_as_refused_and_what_wou
         asked(1_000)
 
 
+async def test_a_thread_keeps_its_turn_until_its_work_is_done_though_its_client_has_gone() -> None:
+    work, begun, end = LongWork(1, time.perf_counter), threading.Event(), threading.Event()
+    running = asyncio.create_task(work.run(lambda: begun.set() or end.wait(), expected_s=2.0))  # type: ignore[func-returns-value]
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    await asyncio.sleep(0.01)
+    assert (work.busy, work.ahead_s) == (True, 2.0)
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (work.busy, work.ahead_s) == (False, 0.0)
+    work.close()
+
+
 def test_each_thread_has_a_tokenizer_of_its_own(folder: Path) -> None:
     """A call sets how texts are cut, also for a call that another thread has just begun."""
     tokenizer, lengths = read_encoder(folder).tokenizer, list[int]()  # type: ignore[attr-defined]
