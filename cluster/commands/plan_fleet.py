@@ -12,7 +12,7 @@ from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
 from isobatch.cluster.commands.plan_report import PlanResult
-from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problem_of, searched
+from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.controller.fleet_division import kind_for_one
@@ -29,7 +29,7 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import GB, Device, as_option, as_text, fleet, ways_to_share
 from isobatch.profiles.errors import UserError, read_yaml
-from isobatch.profiles.files import Profile, load
+from isobatch.profiles.files import Profile, load, write_whole
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
@@ -165,8 +165,7 @@ class PlannedFleet:
         each, result = self.applications[index], self.results[index]
         if result is None:
             return None
-        model, weights = each.profile.model, each.profile.weights
-        return replace(result.plan, model=model, weights=weights, slo_s=each.asks.objective.slo_s)
+        return named(result.plan, each.profile, each.asks.objective.slo_s)
 
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
@@ -297,7 +296,7 @@ def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
     for index, each in enumerate(planned.applications):
         if plan := planned.plan_of(index):
             written[each.entry.name] = folder / f"{each.entry.name}-plan.json"
-            written[each.entry.name].write_text(plan.to_json() + "\n")
+            write_whole(written[each.entry.name], plan.to_json())
     return written
 
 
@@ -310,6 +309,7 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
         name = each.entry.name
         arguments = _arguments(each, folder) | {"plan": str(plans[name].resolve())}
         served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
+        controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
             shared = {device.kind: device.count for device in _known(planned.devices, each.profile)}
             controller["args"] |= {"shared": shared}

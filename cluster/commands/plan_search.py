@@ -239,8 +239,15 @@ def _roughly_sustained_per_s(plan: Plan, slo_s: float, facts: Problem) -> float:
     return sustained_in(world, evaluate(plan, facts).goodput_per_s, FEWEST_INPUTS, slos=SHORT_SLOS)
 
 
+def named(plan: Plan, profile: Profile, slo_s: float | None) -> Plan:
+    """The plan with the network and the SLO that it was made for."""
+    return replace(plan, model=profile.model, weights=profile.weights, slo_s=slo_s)
+
+
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
     goal = options.goal or "goodput"
+    if not 0 <= options.gap < inf:
+        raise UserError(f"--gap {options.gap:g} must be 0 or more, and finite")
     if options.rate is None and goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
     cuts = numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4") if options.cut else ()

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from isobatch.cluster.commands.profile import ClassifierProfileOptions
 
 
+COUNTED = "exits: counted over "  # begins the note on exits of the user's own inputs
+
+
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     model, data, out = options.model, options.data, options.out
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
@@ -69,7 +72,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     kind = options.kind or kind_of(device_name(str(exact.device)))
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
-    exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
+    counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
+    exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
     network = on_timed_backend(exact, model, options.backend, dtype)
     lengths = lengths_of(network, recorded)
     inputs = sample_inputs(network, source, lengths, tokens)
@@ -88,9 +92,9 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     if data and not interrupted:
         counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
-        partly = f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
-        over = partly if interrupted else f"counted over {counted.inputs} inputs"
-        exit_notes = (f"exits: {over} of {data.name}",)
+        partly = f"exits: WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
+        over = partly if interrupted else f"{COUNTED}{counted.inputs} inputs"
+        exit_notes = (f"{over} of {data.name}",)
         if lengths:
             span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
             exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)

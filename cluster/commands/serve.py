@@ -96,7 +96,8 @@ def write(content: dict[str, Any], out: Path) -> None:
 
     check_writable(out)
     out.write_text(yaml.safe_dump(content, sort_keys=False))
-    print(f"written to {out}: isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster")
+    runs = f"isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster"
+    print(f"written to {out}: {runs}", file=sys.stderr)  # standard output may be JSON
 
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:

@@ -1,5 +1,6 @@
 """`isobatch tune`: chooses thresholds for the ramps that the best plan for a fleet opens."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,9 +8,9 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import METRICS, Metric, above_0
-from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.files import Profile, differ, load, save, write_whole
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
@@ -42,7 +43,7 @@ def tune(
     Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
     """
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
-    from isobatch.cluster.commands.plan_search import problem_of
+    from isobatch.cluster.commands.plan_search import named, problem_of
     from isobatch.deployments.prepare.pipeline import check_free
     from isobatch.optimizer.goals import GOALS
     from isobatch.profiles.evidence import EVIDENCE, Evidence
@@ -57,6 +58,8 @@ def tune(
         slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,
         believed=believed,
     )  # fmt: skip
+    if differ(known.weights, weights_of(model)):
+        raise UserError(f"{profile} is of {known.model}, whose weights are others: profile {model} first")
     facts = problem_of(options, devices, known)
     if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
         raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
@@ -65,7 +68,8 @@ def tune(
     if result is None:
         console.print("nothing is written: with other thresholds no plan is better within the promise")
         return
-    _write(model, out, force, known, evidence, result)
+    plan = named(facts.annotated(result.plan), known, slo_ms and slo_ms / 1e3)
+    _write(model, out, force, known, evidence, replace(result, plan=plan))
     console.print(_as_text(result), highlight=False)
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
@@ -91,15 +95,12 @@ def tuned_with(options: "ClassifierPlanOptions", facts: "Problem", evidence: "Ev
 
 
 def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evidence", result: "Tuned") -> None:
-    from dataclasses import replace
-
     from isobatch.deployments.prepare import pipeline
 
     pipeline.tune(model, out, evidence, result.chosen, force)
     # token_exits: with new thresholds, the lengths of the texts that leave are not known.
     save(replace(known, exits=result.exits, token_exits=None), out / PROFILE)
-    plan = replace(result.plan, model=known.model, weights=known.weights, length=known.length)
-    (out / PLAN).write_text(plan.to_json() + "\n")
+    write_whole(out / PLAN, result.plan.to_json())
 
 
 def _as_text(result: "Tuned") -> str:

@@ -106,7 +106,7 @@ def _content(target: str | Path | None, overrides: dict[str, Any]) -> tuple[Serv
     model = _model(target, overrides) if target else None
     if target and not model:
         return _read(Path(target)), Path(target).resolve().parent, overrides
-    if model and not overrides.keys() & {"plan", "profile", "device"}:
+    if model and not overrides.keys() & {"plan", "device"}:
         overrides = _own_plan(model) | overrides
     return _made_for(model, planned="plan" in overrides), Path(), overrides
 

@@ -112,6 +112,7 @@ def test_the_serve_file_serves_every_application_with_its_controller(
     }  # fmt: skip
     shared = [each["args"]["shared"] for each in controllers(content)]
     assert shared == [arbiter["args"]["devices"]] * 2 == [{"v100": 2, "k80": 3}] * 2
+    assert [each["args"]["max_batch"] for each in controllers(content)] == [64, 64]
     for each in served(content):
         assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"

@@ -134,6 +134,15 @@ def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Pa
     assert [seconds > 0 for seconds in profile.table("k80").ramp_s[0]] == [True, False, True, False]
 
 
+def test_exits_that_were_prepared_anew_replace_those_of_before(prepared: Path, tmp_path: Path) -> None:
+    folder, out = Path(copytree(prepared, tmp_path / "again")), tmp_path / "p.json"
+    profiled(folder, out, "--lengths", "6")
+    rules = ExitRules(ramps=(RampRule(block=1, threshold=0.5, survival=0.5),))
+    save_ramps(folder, rules, {1: make_head("light", 32, 3)})
+    profiled(folder, out, "--lengths", "6")
+    assert load_profile(out).exits == ExitProfile((1.0, 1.0, 0.5, 0.5))
+
+
 def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_together(tmp_path: Path) -> None:
     folder = demo_directory()
     rules = load(folder).ramps.rules

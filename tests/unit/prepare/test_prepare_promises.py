@@ -1,5 +1,6 @@
 """Promises of `isobatch prepare`, and other thresholds for a prepared network."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,11 +115,13 @@ def test_a_plan_and_thresholds_are_chosen_together(
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
     times = tuple((0.0005 + 0.001 * batch,) * 4 for batch in (1, 8))
     table = LatencyTable("cpu", (1, 8), times, ((1e-5,) * 4,) * 2, 0.001, (64,) * 4, (64,) * 4, "made up", length=6)
+    table = replace(table, backend="onnx", dtype="float32")
     measured = Profile("network", (table,), lengths=Lengths((6,)), token_exits=ExitProfile((1.0, 0.9, 0.9, 0.9)))
     save(measured, tmp_path / "profile.json")
 
     def tune(*more: str) -> str:
         options = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
+        options += ["--slo-ms", "60000"]
         done = CliRunner().invoke(cli.app, [*map(str, [*options, "--out", out]), *more], catch_exceptions=False)
         assert done.exit_code == 0
         return done.output
@@ -128,6 +131,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
     assert promise is not None
     assert promise.max_loss == 0.03
     assert plan.length == profile.length == 6
+    assert (plan.slo_s, plan.backend, plan.dtype) == (60.0, "onnx", "float32")
     assert profile.token_exits is None, "they were those of other thresholds"
     assert profile.exits is not None
     assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
@@ -140,4 +144,8 @@ def test_a_plan_and_thresholds_are_chosen_together(
             tune()
         with pytest.raises(UserError, match="--goal cost is for 'isobatch plan': give goodput, latency or"):
             tune("--force", "--goal", "cost")
+        save(replace(measured, weights="0" * 16), tmp_path / "profile.json")
+        with pytest.raises(UserError, match="is of network, whose weights are others: profile .*prepared first"):
+            tune("--force")
+    save(measured, tmp_path / "profile.json")
     tune("--force")
