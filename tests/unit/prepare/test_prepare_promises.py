@@ -145,7 +145,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
         with pytest.raises(UserError, match="--goal cost is for 'isobatch plan': give goodput, latency or"):
             tune("--force", "--goal", "cost")
         save(replace(measured, weights="0" * 16), tmp_path / "profile.json")
-        with pytest.raises(UserError, match="is of network, whose weights are others: profile .*prepared first"):
+        with pytest.raises(UserError, match=r"is of network, whose weights are others: profile .*prepared first"):
             tune("--force")
     save(measured, tmp_path / "profile.json")
     tune("--force")
