@@ -10,10 +10,12 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from isobatch import load
+from isobatch.cluster.bulk import answer_rows, finish, part_of
 from isobatch.cluster.cli import app
 from isobatch.deployments.models.predict import BATCH, predict
 from isobatch.deployments.models.ramps import save_ramps
 from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.prepare.data import Row
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
 from tests.helpers.tiny_words import word_network
@@ -111,9 +113,7 @@ def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkey
     ],
 )
 def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:
-    from isobatch.cluster.bulk import answer_rows, part_of
     from isobatch.deployments.folders import content_of
-    from isobatch.deployments.prepare.data import Row
 
     job = {"file": "others.csv", "network": content_of(here / "my-bert"), "scores": "winner", "full": False}
     others = [Row(number, f"another {number}", None) for number in range(1, 33)]
@@ -159,3 +159,20 @@ def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch:
     for cursor in {cursor for cursor, _ in sizes}:
         here = [size for at, size in sizes if at == cursor]
         assert sum(size < BATCH for size in here) <= 1, "only the last batch is not full"
+
+
+def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) -> None:
+    listed = {"first": [0, 2], "second": [1, 2]}
+
+    def answer(values: Any) -> list[Any]:
+        return [
+            {"name": "c", "scores": [{"label": label, "name": "abc"[label], "score": 0.5} for label in listed[value]]}
+            for value in values
+        ]
+
+    part, out = tmp_path / "a.csv.part", tmp_path / "a.csv"
+    answer_rows([Row(1, "first", None), Row(2, "second", None)], answer, part, {}, 1)
+    finish(part, out)
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
