@@ -53,7 +53,7 @@ def part_of(out: Path) -> Path:
 def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
     """How many rows an earlier run of this job has answered, and the hash of their inputs.
 
-    A line that was not written to its end is removed.
+    A line that was not written to its end is removed. What an earlier version did not note of a job counts as equal.
     """
     rows, digest, whole = 0, "", 0
     if not part.exists():
@@ -65,9 +65,8 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
             content = json_in(line.decode(), part)
             if "job" not in content:
                 rows, digest = rows + len(content["outputs"]), content["digest"]
-            elif content["job"] != job:
-                other = next(name for name in job if content["job"].get(name) != job[name])
-                before = f"another {other} ({content['job'].get(other)}, now {job[other]})"
+            elif others := [name for name in job if content["job"].get(name, job[name]) != job[name]]:
+                before = f"another {others[0]} ({content['job'][others[0]]}, now {job[others[0]]})"
                 raise UserError(f"{part} holds answers with {before}: --force starts again")
             whole += len(line)
     with part.open("ab") as file:
