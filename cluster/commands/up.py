@@ -68,18 +68,19 @@ def up(
     above_0("--slo-ms", slo_ms)
     if not data.exists():
         raise UserError(f"{data}: no such file")
-    if is_decoder(checkpoint.locate(model)):
+    source = checkpoint.locate(model)
+    if is_decoder(source):
         raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
-    steps = _steps(model, data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
+    steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
     _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
     serve(target=str(folder), port=port)
 
 
 def _steps(
-    model: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
+    model: str, files: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
 ) -> list[_Step]:
     file = {"data": str(data.resolve()), "changed": data.stat().st_mtime}
     fleet = devices or this_machine()
@@ -88,7 +89,7 @@ def _steps(
         _Step(
             "prepare",
             f"exits for {model}, from {data}, that lose at most {loss} of accuracy",
-            {"model": model, **file, "loss": loss, "rows": max_rows},
+            {"model": model, "files": files, **file, "loss": loss, "rows": max_rows},
             lambda: called(
                 prepare, model=model, data=data, out=folder, max_accuracy_loss=loss, max_rows=max_rows, force=True
             ),
@@ -97,7 +98,7 @@ def _steps(
         _Step(
             "profile",
             "how long its blocks take here, and where its inputs leave",
-            {},
+            {"machine": this_machine()},
             lambda: called(profile, model=str(folder), data=data, out=table, budget=PROFILE_BUDGET_S),
             lambda: f"times are in {table}",
         ),

@@ -50,6 +50,8 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(here: Path)
     assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 15.0
     Path("reviews.csv").write_text(Path("others.csv").read_text())
     assert steps("--slo-ms", "15000") == ["made"] * 3
+    Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
+    assert steps("--slo-ms", "15000") == ["made"] * 3
     served = serve_file(Path("my-bert-up"), {})["applications"]
     assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]
     assert served[1]["name"] == "controller"
