@@ -11,7 +11,7 @@ from rich.console import Console
 from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import load
+from isobatch.profiles.files import load, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     result = planned(options, options.devices, profile, objective)
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
-        out.write_text(named.to_json() + "\n")
+        write_whole(out, named.to_json())
     if options.as_json:
         print(json.dumps(result.as_json(), indent=2))
         return

@@ -23,6 +23,7 @@ from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError, read_json
+from isobatch.profiles.files import write_whole
 from isobatch.profiles.promise import RULES
 
 STEPS = "up.json"  # in the folder: what each step was made from
@@ -130,7 +131,7 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
                 step.make()
             tell(f"{heading}: {step.result()} ({time.monotonic() - began_s:.0f} s)")
         done[step.name] = inputs
-        state.write_text(json.dumps(done, indent=2) + "\n")
+        write_whole(state, json.dumps(done, indent=2))
 
 
 def _prepared(folder: Path) -> str:
