@@ -1,7 +1,6 @@
 """`isobatch up`: from a checkpoint to a server in one command, step by step; what is done is not done again."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -157,8 +156,9 @@ def this_machine() -> str:
     """The devices here, as a fleet. One CPU is left to the front."""
     import torch
 
+    from isobatch.deployments.own_cores import usable_cores
     from isobatch.profiles.measure import device_name
 
     if count := torch.cuda.device_count():
         return f"{kind_of(device_name('cuda:0'))}={count}"
-    return f"cpu={max(1, (os.cpu_count() or 1) - 1)}"
+    return f"cpu={max(1, usable_cores() - 1)}"
