@@ -8,7 +8,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def part_of(out: Path) -> Path:
 def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
     """How many rows an earlier run of this job has answered, and the hash of their inputs.
 
-    A line that was not written to its end is removed.
+    A line that was not written to its end is removed. What an earlier version did not note of a job counts as equal.
     """
     rows, digest, whole = 0, "", 0
     if not part.exists():
@@ -65,9 +65,8 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
             content = json_in(line.decode(), part)
             if "job" not in content:
                 rows, digest = rows + len(content["outputs"]), content["digest"]
-            elif content["job"] != job:
-                other = next(name for name in job if content["job"].get(name) != job[name])
-                before = f"another {other} ({content['job'].get(other)}, now {job[other]})"
+            elif others := [name for name in job if content["job"].get(name, job[name]) != job[name]]:
+                before = f"another {others[0]} ({content['job'][others[0]]}, now {job[others[0]]})"
                 raise UserError(f"{part} holds answers with {before}: --force starts again")
             whole += len(line)
     with part.open("ab") as file:
@@ -100,7 +99,7 @@ def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[
 def finish(part: Path, out: Path) -> None:
     """Turn the collected answers into the file that the user wants."""
     draft = part.with_name(part.name + out.suffix)
-    _WRITERS[out.suffix](_records(part), draft)
+    _WRITERS[out.suffix](part, draft)
     draft.replace(out)
     part.unlink()
 
@@ -120,20 +119,19 @@ def _records(part: Path) -> Iterator[Outputs]:
             yield from json.loads(line).get("outputs", ())
 
 
-def _write_lines(records: Iterable[Outputs], out: Path) -> None:
+def _write_lines(part: Path, out: Path) -> None:
     with out.open("w") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(part))
 
 
-def _write_csv(records: Iterable[Outputs], out: Path) -> None:
-    """With a column for each label where its probability is listed; several labels of an input stand in one cell."""
-    flat = map(_flat, records)
-    first = next(flat, None)
+def _write_csv(part: Path, out: Path) -> None:
+    """With a column for each label whose probability any row lists; several labels of an input stand in one cell."""
+    columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record)))
     with out.open("w", newline="") as file:
-        if first is not None:
-            table = csv.DictWriter(file, list(first))
+        if columns:
+            table = csv.DictWriter(file, columns, restval="")
             table.writeheader()
-            table.writerows(chain([first], flat))
+            table.writerows(map(_flat, _records(part)))
 
 
 def _flat(record: Outputs) -> Outputs:
@@ -148,12 +146,12 @@ def _flat(record: Outputs) -> Outputs:
     return record | {f"score of {each['name']}": each["score"] for each in listed}
 
 
-def _write_parquet(records: Iterable[Outputs], out: Path) -> None:
+def _write_parquet(part: Path, out: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     writer = None
-    for some in chunks(records, ROWS_PER_GROUP):
+    for some in chunks(_records(part), ROWS_PER_GROUP):
         table = pa.Table.from_pylist(some, None if writer is None else writer.schema)
         writer = writer or parquet.ParquetWriter(out, table.schema)
         writer.write_table(table)
@@ -162,7 +160,7 @@ def _write_parquet(records: Iterable[Outputs], out: Path) -> None:
     writer.close()
 
 
-_WRITERS: Mapping[str, Callable[[Iterable[Outputs], Path], None]] = {
+_WRITERS: Mapping[str, Callable[[Path, Path], None]] = {
     ".csv": _write_csv,
     ".jsonl": _write_lines,
     ".parquet": _write_parquet,

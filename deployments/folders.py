@@ -9,7 +9,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from isobatch.profiles.errors import UserError, naming_target, read_json
@@ -59,10 +59,15 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Let one process at a time make `target`; the others wait. A lock ends with the process that holds it."""
+def locked(target: Path, refusal: str = "") -> Iterator[None]:
+    """Let one process at a time make `target`; the others wait, or are refused with this sentence. A lock ends with the
+    process that holds it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f".{target.name}.lock")):
+    try:
+        held = FileLock(target.with_name(f".{target.name}.lock")).acquire(timeout=0 if refusal else -1)
+    except Timeout:
+        raise UserError(refusal) from None
+    with held:
         yield
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from isobatch.deployments.processes import descendants, parent_of
 
 COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container, in cgroup v2
 LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
 AGAIN_S = 10.0  # how often new processes are looked for
 CoreSet = frozenset[int]
@@ -50,6 +51,15 @@ def divided(cores: Collection[int], needs: Sequence[int]) -> CoreDivision:
         left = left[:first]
     others = frozenset(left)
     return CoreDivision(tuple(each or others for each in own), others)
+
+
+def usable_cores(limit: Path = CPU_LIMIT) -> int:
+    """The number of cores that this process may use: a container may have a share of the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such limit, or "max"
+        quota_us, period_us = map(int, limit.read_text().split())
+        cores = max(1, min(cores, quota_us // period_us))
+    return cores
 
 
 @contextmanager

@@ -197,6 +197,10 @@ def save(profile: Profile, path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write all of a text or nothing: a crash leaves the old file."""
+    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
+        path.write_text(text + "\n")
+        return
+    path = path.resolve()  # a link stays one
     beside = path.with_suffix(path.suffix + ".part")
     try:
         with naming_target(beside, path):

@@ -23,7 +23,9 @@ class _CascadeOptions:
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The confidence with which the loss is tested.")
     ] = 0.95
-    metric: Annotated[Metric, f"What the loss is measured by: {METRICS}."] = "accuracy"
+    metric: Annotated[
+        Metric | None, typer.Option(help=f"What the loss is measured by: {METRICS}.", show_default="accuracy")
+    ] = None
     policy: Annotated[str, "Which inputs leave early: entropy, confidence, margin, or module:function."] = "entropy"
     levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks in a cascade.")] = 2
     labels: Labels = None

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
-from isobatch.cluster.commands import share
+from isobatch.cluster.commands import Metric, share
 from isobatch.cluster.commands.shared_options import label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
@@ -45,7 +45,8 @@ LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 def run(options: "CascadeOptions") -> None:
     policy = options.policy if ":" in options.policy else f"isobatch.deployments.exits:{options.policy}"
     check_policy(Ramps(ExitRules(policy=policy)), "--policy")
-    if (metric := options.metric) not in CLASSIFICATION.metrics:
+    metric: Metric = options.metric or "accuracy"
+    if metric not in CLASSIFICATION.metrics:
         raise UserError(f"--metric {metric} is for networks that give an input several labels, which cascades do not")
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
@@ -54,7 +55,7 @@ def run(options: "CascadeOptions") -> None:
     names = label_names(checkpoint.label_names(folders[-1]), options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
     if sample.labels is None:
-        if metric not in ("accuracy", "agreement"):
+        if options.metric not in (None, "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         promised = "agreement with the last network is promised"
         console.print(f"{data} has no column of labels (see --label-column): {promised}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import load
+from isobatch.profiles.files import load, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def plan(given: GivenOptions) -> None:
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.cluster.commands import check_writable, plan_report
-    from isobatch.cluster.commands.plan_search import objective_of, planned
+    from isobatch.cluster.commands.plan_search import named, objective_of, planned
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")
@@ -123,8 +123,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     profile, objective = load(options.profile), objective_of(options)
     result = planned(options, options.devices, profile, objective)
     if out:
-        named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
-        out.write_text(named.to_json() + "\n")
+        write_whole(out, named(result.plan, profile, objective.slo_s).to_json())
     if options.as_json:
         print(json.dumps(result.as_json(), indent=2))
         return

@@ -13,7 +13,7 @@ from isobatch.cluster.client import outputs_from
 from isobatch.cluster.commands import Dtype, KeyVariable, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, with_options
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
-from isobatch.deployments.folders import content_of
+from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import SCORES, Outputs, are_scores, task_of, top_of
 from isobatch.profiles.errors import UserError
@@ -68,15 +68,16 @@ def predict(
     if source.words and out.suffix == ".csv":
         raise UserError(f"--out {out}: the network gives many labels to each row: write .jsonl or .parquet")
     part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.words)
-    if force:
-        part.unlink(missing_ok=True)
-    job = {"file": data.name, "network": source.name, "scores": scores, "full": full}
-    try:
-        count = answer_rows(show(rows, f"answering {data.name}"), source.answerer(), part, job, source.at_once)
-    except KeyboardInterrupt:
-        console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
-        raise typer.Exit(INTERRUPTED) from None
-    finish(part, out)
+    job = {"file": data.name, "network": source.name, "scores": scores, "full": full, "dtype": dtype}
+    with locked(out, f"another isobatch predict writes {out}"):
+        if force:
+            part.unlink(missing_ok=True)
+        try:
+            count = answer_rows(show(rows, f"answering {data.name}"), source.answerer(), part, job, source.at_once)
+        except KeyboardInterrupt:
+            console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
+            raise typer.Exit(INTERRUPTED) from None
+        finish(part, out)
     console.print(f"{count:,} rows are answered in {out}")
 
 

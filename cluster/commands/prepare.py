@@ -27,7 +27,7 @@ from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import LABELS
 from isobatch.profiles.errors import UserError, read_model
-from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, OF_ALL
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _prepare_classifier(
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)
     if sample.labels is None:
-        if options.metric not in (None, *OF_ALL) or options.metric == MEAN_IOU:
+        if options.metric not in (None, "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "

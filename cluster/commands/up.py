@@ -1,7 +1,6 @@
 """`isobatch up`: from a checkpoint to a server in one command, step by step; what is done is not done again."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError, read_json
+from isobatch.profiles.files import write_whole
 from isobatch.profiles.promise import RULES
 
 STEPS = "up.json"  # in the folder: what each step was made from
@@ -68,18 +68,19 @@ def up(
     above_0("--slo-ms", slo_ms)
     if not data.exists():
         raise UserError(f"{data}: no such file")
-    if is_decoder(checkpoint.locate(model)):
+    source = checkpoint.locate(model)
+    if is_decoder(source):
         raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
-    steps = _steps(model, data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
+    steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
     _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
     serve(target=str(folder), port=port)
 
 
 def _steps(
-    model: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
+    model: str, files: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
 ) -> list[_Step]:
     file = {"data": str(data.resolve()), "changed": data.stat().st_mtime}
     fleet = devices or this_machine()
@@ -88,7 +89,7 @@ def _steps(
         _Step(
             "prepare",
             f"exits for {model}, from {data}, that lose at most {loss} of accuracy",
-            {"model": model, **file, "loss": loss, "rows": max_rows},
+            {"model": model, "files": files, **file, "loss": loss, "rows": max_rows},
             lambda: called(
                 prepare, model=model, data=data, out=folder, max_accuracy_loss=loss, max_rows=max_rows, force=True
             ),
@@ -97,7 +98,7 @@ def _steps(
         _Step(
             "profile",
             "how long its blocks take here, and where its inputs leave",
-            {},
+            {"machine": this_machine()},
             lambda: called(profile, model=str(folder), data=data, out=table, budget=PROFILE_BUDGET_S),
             lambda: f"times are in {table}",
         ),
@@ -129,7 +130,7 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
                 step.make()
             tell(f"{heading}: {step.result()} ({time.monotonic() - began_s:.0f} s)")
         done[step.name] = inputs
-        state.write_text(json.dumps(done, indent=2) + "\n")
+        write_whole(state, json.dumps(done, indent=2))
 
 
 def _prepared(folder: Path) -> str:
@@ -155,8 +156,9 @@ def this_machine() -> str:
     """The devices here, as a fleet. One CPU is left to the front."""
     import torch
 
+    from isobatch.deployments.own_cores import usable_cores
     from isobatch.profiles.measure import device_name
 
     if count := torch.cuda.device_count():
         return f"{kind_of(device_name('cuda:0'))}={count}"
-    return f"cpu={max(1, (os.cpu_count() or 1) - 1)}"
+    return f"cpu={max(1, usable_cores() - 1)}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from isobatch.cluster.load.generator import BROKEN, Floats, LoadRecord
+from isobatch.profiles.files import write_whole
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def table(summary: Summary, slo_ms: float) -> Table:
 
 
 def write(summary: "DataclassInstance", path: Path) -> None:
-    path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    write_whole(path, json.dumps(asdict(summary), indent=2))
 
 
 def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:

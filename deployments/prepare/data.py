@@ -234,7 +234,7 @@ def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
     >>> _usual(["id", "Text", "Label"], LABEL_NAMES)
     'Label'
     """
-    folded = {str(name).lower(): str(name) for name in names}
+    folded = {str(name).strip().lower(): str(name) for name in names}
     return next((folded[name] for name in usual if name in folded), None)
 
 

@@ -84,17 +84,24 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     # Tab-separated files usually have no quoting: a single quotation mark is text, as in GLUE's files.
     csv.field_size_limit(sys.maxsize)
     if suffix_of(path) == ".tsv":
-        yield from csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
+        tabs = layout.delimiter or "\t"
+        yield from _stripped(csv.DictReader(file, layout.header, delimiter=tabs, quoting=csv.QUOTE_NONE))
         return
     # Not strict, one extra quotation mark would join all rows up to the next one.
     table = csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",", strict=True)
     try:
-        yield from table
+        yield from _stripped(table)
     except csv.Error as error:
         raise UserError(
             f"{path}: up to line {table.reader.line_num} its quotation marks do not pair ({error}): write a "
             "quotation mark inside a quoted text twice"
         ) from error
+
+
+def _stripped(table: "csv.DictReader[str]") -> "csv.DictReader[str]":
+    """The table without blanks around the names of its columns."""
+    table.fieldnames = [name.strip() for name in table.fieldnames or ()]
+    return table
 
 
 def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:

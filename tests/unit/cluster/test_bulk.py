@@ -10,10 +10,13 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from isobatch import load
+from isobatch.cluster.bulk import answer_rows, finish, kept_in, part_of
 from isobatch.cluster.cli import app
+from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.models.predict import BATCH, predict
 from isobatch.deployments.models.ramps import save_ramps
 from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.prepare.data import Row
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
 from tests.helpers.tiny_words import word_network
@@ -107,15 +110,13 @@ def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkey
     ("change", "sentence"),
     [
         (("--full",), "b.csv.part holds answers with another full (False, now True): --force starts again"),
+        (("--dtype", "bfloat16"), "b.csv.part holds answers with another dtype (None, now bfloat16): --force"),
         ((), "the first 32 rows are not those that b.csv.part answers: --force starts again"),
     ],
 )
 def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:
-    from isobatch.cluster.bulk import answer_rows, part_of
-    from isobatch.deployments.folders import content_of
-    from isobatch.deployments.prepare.data import Row
-
-    job = {"file": "others.csv", "network": content_of(here / "my-bert"), "scores": "winner", "full": False}
+    network = content_of(here / "my-bert")
+    job = {"file": "others.csv", "network": network, "scores": "winner", "full": False, "dtype": None}
     others = [Row(number, f"another {number}", None) for number in range(1, 33)]
     answer_rows(others, lambda values: [{"label": 0}] * len(values), part_of(Path("b.csv")), job, 32)
     result = run("--model", "my-bert", "--device", "cpu", "--out", "b.csv", *change)
@@ -159,3 +160,32 @@ def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch:
     for cursor in {cursor for cursor, _ in sizes}:
         here = [size for at, size in sizes if at == cursor]
         assert sum(size < BATCH for size in here) <= 1, "only the last batch is not full"
+
+
+def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) -> None:
+    listed = {"first": [0, 2], "second": [1, 2]}
+
+    def answer(values: Any) -> list[Any]:
+        return [
+            {"name": "c", "scores": [{"label": label, "name": "abc"[label], "score": 0.5} for label in listed[value]]}
+            for value in values
+        ]
+
+    part, out = tmp_path / "a.csv.part", tmp_path / "a.csv"
+    answer_rows([Row(1, "first", None), Row(2, "second", None)], answer, part, {}, 1)
+    finish(part, out)
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
+
+
+def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Path) -> None:
+    part = tmp_path / "a.csv.part"
+    answer_rows([Row(1, "a", None)], lambda values: [{"label": 0}], part, {"full": False}, 1)
+    assert kept_in(part, {"full": False, "dtype": "float16"})[0] == 1
+
+
+def test_two_commands_do_not_write_one_file(here: Path) -> None:
+    with locked(Path("a.csv")):
+        assert "another isobatch predict writes a.csv" in str(run("--model", "my-bert", "--out", "a.csv").exception)
+    answered("--out", "a.csv")

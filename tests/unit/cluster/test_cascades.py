@@ -196,4 +196,5 @@ def test_without_labels_agreement_is_promised(here: Path) -> None:
     code, said = run(LINE)
     assert code == 0, said
     assert "agreement with the last network is promised" in said
-    assert "--metric mcc needs" in run(LINE + " --metric mcc --force")[1]
+    for metric in ("mcc", "accuracy"):
+        assert f"--metric {metric} needs" in run(f"{LINE} --metric {metric} --force")[1]

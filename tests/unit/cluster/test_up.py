@@ -46,9 +46,16 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(here: Path)
     assert steps() == ["made"] * 3
     assert steps() == ["before"] * 3
     assert "done before; no input leaves early" in run().output  # so few rows show no promise
+    old = {name: (Path(f"my-bert-up/{name}.json"), Path(f"old-{name}.json")) for name in ("up", "plan")}
+    texts = {name: path.read_text() for name, (path, _) in old.items()}
+    for path, kept in old.values():
+        kept.hardlink_to(path)
     assert steps("--slo-ms", "15000") == ["before", "before", "made"]
+    assert texts == {name: kept.read_text() for name, (_, kept) in old.items()}, "files are replaced whole"
     assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 15.0
     Path("reviews.csv").write_text(Path("others.csv").read_text())
+    assert steps("--slo-ms", "15000") == ["made"] * 3
+    Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
     assert steps("--slo-ms", "15000") == ["made"] * 3
     served = serve_file(Path("my-bert-up"), {})["applications"]
     assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.own_cores import LEFT_SHARE, OwnCores, as_computing, divided
+from isobatch.deployments.own_cores import LEFT_SHARE, OwnCores, as_computing, divided, usable_cores
 
 # A process that starts another one, as Ray's process of a node does; both end when their input does.
 STARTER = """
@@ -120,3 +120,23 @@ def test_a_thread_has_its_name_back_when_it_no_longer_computes() -> None:
     with as_computing():
         assert comm.read_text().strip() == "isobatch-launch"
     assert comm.read_text() == before
+
+
+@several
+@pytest.mark.parametrize(
+    ("limit", "most"), [("100000 100000\n", 1), ("50000 100000\n", 1), ("150000 100000\n", 1), ("max 100000\n", 1024)]
+)
+def test_a_container_has_as_many_cores_as_its_limit_says(tmp_path: Path, limit: str, most: int) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(limit)
+    assert usable_cores(path) == min(most, len(os.sched_getaffinity(0)))
+
+
+@several
+def test_only_cores_that_this_process_may_use_count(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        assert usable_cores(tmp_path / "none") == 1
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -1,15 +1,17 @@
 """The load generator against a small server: open loop, with latency counted from when a request was due."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from experiments.replan.timeline import PersistentLoad
 from isobatch.cluster.load.generator import BROKEN, LoadGenerator, LoadRecord, run_noting_polls
-from isobatch.cluster.load.report import Summary, summary
+from isobatch.cluster.load.report import Summary, summary, write
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Found = TypeVar("Found")
@@ -183,3 +185,13 @@ def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:
     found = summary(record, 100, tokens=(10, 40))
     assert (found.offered_tokens_per_s, found.good_tokens_per_s) == (100 / 3, 90 / 3)
     assert summary(record, 100).offered_tokens_per_s is None
+
+
+def test_a_report_is_written_whole(tmp_path: Path) -> None:
+    """The one before is replaced, not written over: what is half written is never at its place."""
+    path, before = tmp_path / "report.json", tmp_path / "before.json"
+    path.write_text("before")
+    before.hardlink_to(path)
+    write(summary(LoadRecord(*[np.zeros(1)] * 4, np.array([200]), np.zeros(1)), 100), path)
+    assert before.read_text() == "before"
+    assert json.loads(path.read_text())["requests"] == 1

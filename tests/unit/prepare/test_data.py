@@ -113,6 +113,22 @@ def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
     assert [row.value for row in rows(pairs, Columns(text="sentence"))] == ["me"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("a.csv", "text, Label \na,1\n", PLAIN),
+        ("a.csv", " text, label\na,1\n", Columns(text="text", label="label")),
+        ("a.tsv", "text\t label\na\t1\n", Columns(label="label")),
+        ("a.csv", "a,1\n", Columns(label="label", layout=Layout(("text", " label")))),
+        ("a.jsonl", '{"text": "a", "label ": "1"}\n', PLAIN),
+    ],
+)
+def test_blanks_around_the_names_of_columns_do_not_count(
+    tmp_path: Path, name: str, text: str, columns: Columns
+) -> None:
+    assert read(written(tmp_path, name, text), columns) == [("a", "1")]
+
+
 def test_no_pair_is_looked_for_where_the_network_reads_single_texts(tmp_path: Path) -> None:
     for header, text in (("question,context", "question"), ("text,context", "text"), ("query,passage,text", "text")):
         path = written(tmp_path, "a.csv", f"{header},label\n" + "a," * header.count(",") + "b,1\n")

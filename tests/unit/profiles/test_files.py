@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from isobatch.profiles.curves import curve_table
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError, read_text
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.files import Profile, load, save, write_whole
 from isobatch.profiles.latency import LatencyTable
 
 V100 = datasheet_table(distilbert(), "v100")
@@ -152,3 +153,17 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_text(path)
     assert str(caught.value) == f"{path} is not a text file (UTF-8)"
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
+    file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
+    link.symlink_to(file)
+    write_whole(link, "a text")
+    assert link.is_symlink()
+    assert file.read_text() == "a text\n"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    write_whole(pipe, "a text")
+    assert pipe.is_fifo()
+    assert os.read(reader, 99) == b"a text\n"
+    os.close(reader)
