@@ -192,6 +192,6 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     path, before = tmp_path / "report.json", tmp_path / "before.json"
     path.write_text("before")
     before.hardlink_to(path)
-    write(summary(LoadRecord(*[np.zeros(1)] * 4, np.array([200]), np.zeros(1)), 100), path)
+    write(summary(LoadRecord(*[np.zeros(1)] * 3, np.ones(1), np.array([200]), np.ones(1)), 100), path)
     assert before.read_text() == "before"
     assert json.loads(path.read_text())["requests"] == 1
