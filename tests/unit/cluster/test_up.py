@@ -42,7 +42,9 @@ def steps(*arguments: str) -> list[str]:
     return ["before" if "done before" in line else "made" for line in ends]
 
 
-def test_each_result_is_kept_and_only_what_has_changed_is_made_again(here: Path) -> None:
+def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert steps() == ["made"] * 3
     assert steps() == ["before"] * 3
     assert "done before; no input leaves early" in run().output  # so few rows show no promise
@@ -57,6 +59,8 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(here: Path)
     assert steps("--slo-ms", "15000") == ["made"] * 3
     Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
     assert steps("--slo-ms", "15000") == ["made"] * 3
+    monkeypatch.setattr(command, "this_machine", lambda: "another")
+    assert steps("--slo-ms", "15000") == ["before", "made", "made"]
     served = serve_file(Path("my-bert-up"), {})["applications"]
     assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]
     assert served[1]["name"] == "controller"
