@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from isobatch.cluster.cli import app
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
@@ -134,7 +136,8 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
     files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
-    assert f"isobatch deploy {out}" in ran("serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", out)
+    told = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
+    assert f"isobatch deploy {out}" in told.stderr
     again = serve_file(out, {})
     assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]

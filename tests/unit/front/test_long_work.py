@@ -95,7 +95,7 @@ def test_tokenize_is_refused_if_its_client_has_gone_before_its_turn(folder: Path
 
 async def test_long_work_that_waited_until_too_late_is_not_done() -> None:
     work, end, took_s = LongWork(1, clock := Clock(100.0)), threading.Event(), list[float]()
-    first = asyncio.create_task(work.run(end.wait, 0.0, took_s.append))
+    first = asyncio.create_task(work.run(end.wait, 0.0, learn=took_s.append))
     await asyncio.sleep(0)
     late = asyncio.create_task(work.run(lambda: pytest.fail("it was done"), clock.now_s + 1.0))
     early = asyncio.create_task(work.run(lambda: "done", clock.now_s + 3.0))
