@@ -72,8 +72,8 @@ class Controller:
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
-        enough = observed.answered >= self.patience.enough_inputs
-        return is_refusing(observed) and (enough if self.peek else self._may_relieve(now_s))
+        may_end_peek = observed.answered >= self.patience.enough_inputs
+        return is_refusing(observed) and (may_end_peek if self.peek else self._may_relieve(now_s))
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""

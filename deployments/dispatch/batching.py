@@ -208,9 +208,8 @@ class Queue:
 
     def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
         """Remove the tickets that an order of its own chose; the first one where it chose none that waits here."""
-        going = set(chosen)
-        taken = [ticket for ticket in self._tickets if ticket in going] or self._tickets[:1]
-        going = set(taken)
+        going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
+        taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
         return self._gone(taken)
 
