@@ -161,12 +161,18 @@ def looking(app: Fluid, loop: ControlLoop) -> None:
     assert loop.controller.peek
 
 
-def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
+def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
+    """An application whose plan changes for looks only, and the plan before this one."""
     asked = question(HARD)
-    app = Fluid(asked, few := batches(first_plan(asked), 4))
+    app = Fluid(asked, before := batches(first_plan(asked), 4))
     app.truth = lambda at_s: HARD
     loop = control_loop(app, least_gain=9.0)
     looking(app, loop)
+    return app, loop, before
+
+
+def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
+    app, loop, few = opened_for_a_look()
     app.now_s += 2
     event = asyncio.run(loop.force())
     assert (event.what, event.before) == ("rolled out", few), "not the one with all ramps open"
@@ -187,11 +193,7 @@ def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
 
 
 def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one():
-    asked = question(HARD)
-    app = Fluid(asked, first := batches(first_plan(asked), 4))
-    app.truth = lambda at_s: HARD
-    loop = control_loop(app, least_gain=9.0)
-    looking(app, loop)
+    app, loop, first = opened_for_a_look()
     opened = app.running
     app.fails = lambda plan: app.running == opened
     run(app, loop, 30)
