@@ -59,5 +59,5 @@ def test_goodput_stays_where_it_was_and_comes_back(large: str) -> None:
     assert in_time / (flooded_s - calm_s) > 0.5 * answered / (calm_s - began_s)
     assert ask(large, "GET", "/stats")[1]["latency_ms"]["p99"] <= 1e3 * SLO_S, "nothing is answered late"
 
-    calm = under(large, 0.2 * best_per_s, 4.0)
-    assert (calm.status[calm.due_s > 2.0] == 200).mean() > 0.9
+    calm = asyncio.run(generator(large).by_clients(8, 4.0))  # as much as the cores can do now
+    assert (calm.status[calm.reached_s > 2.0] == 200).mean() > 0.9
