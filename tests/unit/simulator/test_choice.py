@@ -66,11 +66,23 @@ def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypat
         return run(world, rate_per_s, inputs, seed)
 
     monkeypatch.setattr("isobatch.cluster.simulator.sustained.run", counted)
-    hurried = replace(HASTY, last_inputs=100_000, out_of_time=lambda: True, hurries=lambda: True)
+    hurried = replace(HASTY, last_inputs=100_000, fits=lambda inputs: False)
     found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
     assert found.tried == 0
-    assert found.after_per_s > 0
-    assert max(counts) < hurried.last_inputs / 10
+    assert sum(counts) < 0.2 * hurried.last_inputs
+    lasts = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
+    assert found.after_per_s == pytest.approx(lasts, rel=0.08)
+
+
+def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
+    left = [60_000.0]
+
+    def fits(inputs: float) -> bool:
+        left[0] -= 1_000
+        return inputs <= left[0]
+
+    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, replace(HASTY, most=1e9, fits=fits))
+    assert 0 < found.tried < 60
 
 
 def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:
