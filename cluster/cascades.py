@@ -164,10 +164,10 @@ class Tryout:
         """The mean and the 99th percentile, in seconds; None where no plan keeps the deadline."""
         if row.plan is None:
             return None
-        profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s
+        facts, seconds = self._facts(row.profile), SIMULATED / rate_per_s
         times_s = arrivals("poisson", rate_per_s, seconds, seed=0)
         blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
-        report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
+        report = simulate(World(row.plan, facts, self.slo_s), [(times_s, blocks)], seconds)
         return report.tally.mean_s, report.tally.quantile_s(0.99)
 
     def with_simulated_plan(self, row: Contender) -> Contender:

@@ -21,6 +21,7 @@ from rich.status import Status
 from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
+from isobatch.cluster.simulator.candidates import Find
 from isobatch.cluster.simulator.cells import world_of
 from isobatch.cluster.simulator.cores import Cores
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, inputs_of, sustained_in
@@ -141,7 +142,7 @@ if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
 
 # Simulates a plan and others near it; None: no plan is simulated.
-Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
+Simulate = Callable[[Plan, Problem, Objective, Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
 ROUGH_RUNS = 10  # that find what a plan sustains at both ends of an interval, about
@@ -298,7 +299,7 @@ def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | N
         live.allow(1.0)
         return None
 
-    def simulate(plan: Plan, facts: Problem, objective: Objective, find: choice.Find) -> choice.SimulatedChoice | None:
+    def simulate(plan: Plan, facts: Problem, objective: Objective, find: Find) -> choice.SimulatedChoice | None:
         live.allow(CHOOSING)
         if choice.why_not_simulated(facts, objective):
             return None
@@ -361,6 +362,6 @@ def plan_result(
     if better:
         chosen, objective = better.plan, replace(objective, slo_s=None)
     if chosen is None:
-        raise UserError(reason(facts, objective))
+        raise UserError(reason(facts, replace(objective, slack=0.0) if simulate else objective))
     plan = facts.annotated(chosen)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -68,7 +68,7 @@ def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = No
     profile, slo_s = profile_of(config), config.slo_ms / 1e3
     survival = profile.exits_of(graph.facts.length).planning_survival(opened(graph.plan))
     facts = graph.facts.surviving(survival)  # of all inputs, whether or not a ramp lets them leave
-    return World(graph.plan, facts, slo_s, limits, jitter, host, config.front_replicas, profile.lengths)
+    return World(graph.plan, facts, slo_s, limits, jitter, host, config.front_replicas)
 
 
 def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:

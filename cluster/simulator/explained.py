@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from isobatch.cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort, within_limits
+from isobatch.cluster.simulator.candidates import LIMITS, within_limits
+from isobatch.cluster.simulator.plan_choice import BestSoFar, SimulationEffort
 from isobatch.cluster.simulator.sustained import SHORT_SLOS
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective

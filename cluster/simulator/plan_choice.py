@@ -38,6 +38,7 @@ TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written
 FIRST_RUNS = 4  # how many short runs the first plan takes, about
 LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
 PASSES = 0.3  # a run of n SLOs passes a rate that is this share of 1 / n too high, because queues grow slowly
+LASTING_SLOS = 60.0  # from which that is no more than chance
 GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
@@ -65,7 +66,7 @@ class SimulationEffort:
     inputs: int = 5_000
     slos: float = 30
     last_inputs: int = 15_000  # inputs of the runs that make the promise
-    last_slos: float = 60
+    last_slos: float = LASTING_SLOS
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
@@ -263,16 +264,16 @@ class BestSoFar:
         """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others.
 
         That of a fleet that is simulated as a cell is the rate of a cell twice as large. In a hurry, it is the rate
-        with the inputs that chose the plan, less what short runs pass.
+        with the inputs that chose the plan. What short runs pass too much is taken off.
         """
         world = self._world(best, larger=1 if self._hurries else 2)
         is_whole = world.share == 1 and world.slo_s == self.slo_s
-        if self._hurries:
-            error, times = None, 1 - PASSES / self._last_runs()[1]
-        else:
+        times, error = 1 - PASSES * max(0.0, 1 / self._last_runs()[1] - 1 / LASTING_SLOS), None
+        if not self._hurries:
             last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED)
             ratio = last_per_s / after_per_s if last_per_s else 1.0
-            error, times = abs(ratio - 1), sqrt(ratio) if is_whole else ratio
+            error = abs(ratio - 1)
+            times *= sqrt(ratio) if is_whole else ratio
         devices, of_devices = (sum(each.devices().values()) for each in (world.plan, best))
         cell = None if is_whole else CellError(devices, of_devices, error, world.slo_s / self.slo_s)
         before_per_s, after_per_s = times * before_per_s, times * after_per_s

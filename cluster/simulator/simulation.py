@@ -19,7 +19,6 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.lengths import Lengths
 
 # Arrival times in seconds, the block after which each input is sure, and, for texts of different lengths, their tokens.
 Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
@@ -44,7 +43,6 @@ class World:
     jitter: float = 0.0  # standard deviation of the logarithm of a launch's time
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
-    lengths: Lengths | None = None  # of texts without given tokens, where plans count tokens
     full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
     share: float = 1.0  # the share of a larger fleet that this is a cell of, which gets this share of its inputs
 
@@ -141,7 +139,7 @@ class Simulation:
         """Take the next chunk of inputs; returns whether there was one."""
         self._times_s, sure_after, *tokens = next(self._chunks, NO_INPUTS)
         self._needs, count = sure_after + 1, len(sure_after)
-        length, lengths = self.world.facts.length, self.world.lengths
+        length, lengths = self.world.facts.length, self.world.facts.lengths
         if length and tokens:
             self._weights = tokens[0]
         elif length and lengths:

@@ -10,6 +10,7 @@ from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, SIMULATED_PER_S, LivePlan
 from isobatch.cluster.commands.tune import tuned_with
 from isobatch.cluster.simulator import plan_choice
+from isobatch.cluster.simulator.candidates import Find
 from isobatch.deployments.own_cores import usable_cores
 from isobatch.optimizer import Objective, Placement, Plan, Problem, Split
 from isobatch.optimizer.effort import Effort
@@ -85,7 +86,7 @@ def test_ctrl_c_ends_the_searches_of_tune_and_candidates_of_simulations_need_no_
             signal.raise_signal(signal.SIGINT)
         return side_by_side(facts, objective, gap, effort=effort)
 
-    def simulated(plan: Plan, facts: Problem, objective: Objective, find: plan_choice.Find, effort: Any) -> Any:
+    def simulated(plan: Plan, facts: Problem, objective: Objective, find: Find, effort: Any) -> Any:
         assert find(facts, objective)
         return plan_choice.SimulatedChoice(plan, 1.0, 1.0, tried=1)
 

@@ -76,7 +76,7 @@ def test_a_cell_answers_as_many_in_time_as_the_whole_fleet(load: float, slow: in
     rate_per_s = load * evaluate(plan, problem).goodput_per_s
     of_whole, of_cell = (run(each, rate_per_s, inputs, 3) for each, inputs in ((whole, 14_000), (cell, 8_000)))
     assert good_later(of_cell) == pytest.approx(good_later(of_whole), abs=0.03)
-    assert of_cell.tally.quantile_s(0.5) == pytest.approx(of_whole.tally.quantile_s(0.5), rel=0.1)
+    assert of_cell.tally.quantile_s(0.5) == pytest.approx(of_whole.tally.quantile_s(0.5), rel=0.15)
 
 
 def good_later(report: Report) -> float:

@@ -24,6 +24,7 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.lengths import Lengths
 from tests.helpers.simulated_fleet import BLOCKS, FAST, HASTY, TWO, facts
 
 Item = TypeVar("Item")
@@ -56,6 +57,15 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
     kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
     assert found.after_per_s > 1.05 * found.before_per_s
+
+
+def test_a_promise_covers_texts_longer_than_the_mean() -> None:
+    alike = replace(facts(fast=1), length=10)
+    mixed = replace(alike, lengths=Lengths((2, 2, 2, 2, 42)))
+    of_alike, of_mixed = (best_simulated(planned(each, TIGHT), each, TIGHT, FIND, HASTY) for each in (alike, mixed))
+    assert of_mixed.after_per_s < 0.9 * of_alike.after_per_s
+    kept = confirmed_rate_per_s(World(of_mixed.plan, mixed, 0.02), of_mixed.after_per_s, 4000, 5, 20)
+    assert kept > 0.9 * of_mixed.after_per_s
 
 
 def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
