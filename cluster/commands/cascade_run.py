@@ -30,7 +30,7 @@ from isobatch.deployments.progress import busy, show
 from isobatch.deployments.tasks import CLASSIFICATION
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import save
+from isobatch.profiles.files import save, write_whole
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.cascade import CascadeOptions
@@ -147,7 +147,7 @@ def _write(
     save(profile, out / PROFILE)
     assert taken.plan, "This is a bug: a combination without a plan is never taken."
     plan = replace(taken.plan, model=profile.model, weights=profile.weights)
-    (out / PLAN).write_text(plan.to_json() + "\n")
+    write_whole(out / PLAN, plan.to_json())
     console.print(sentence(taken, rules), highlight=False)
     console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other model", highlight=False)
 

@@ -17,7 +17,7 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import differ
+from isobatch.profiles.files import differ, write_whole
 from isobatch.profiles.promise import RULES
 from isobatch.profiles.text_profile import PROJECT, DecoderProfile, load_text_profile
 
@@ -34,7 +34,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     with Console(stderr=True).status("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:
-        out.write_text(choice.plan.to_json() + "\n")
+        write_whole(out, choice.plan.to_json())
     if options.as_json:
         shares = {name: getattr(choice.run, name) for name in ("ttft_kept", "tpot_kept")}
         figures = {"tokens_per_s": tokens_per_s(choice.plan), **shares, "ceiling_tokens_per_s": choice.ceiling_per_s}

@@ -213,6 +213,7 @@ class ServeWorkers:
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
+        self._name = uuid4().hex  # by which replicas know this front when it connects again
         self._connected: dict[str, _Connected] = {}  # by replica
         self._connecting: dict[str, asyncio.Task[None]] = {}  # by replica
         self._handles: dict[str, Any] = {}  # by group
@@ -353,7 +354,7 @@ class ServeWorkers:
                 f"it runs other weights ({address.weights}) than this front knows ({self._weights}): every node needs "
                 "the same files"
             )
-        connection = await connect_to(self._wire, address, lambda: self._lose(group, name))
+        connection = await connect_to(self._wire, address, lambda: self._lose(group, name), self._name)
         return _Connected(group, connection, address.device_id)
 
     def _lose(self, group: str, name: str) -> None:

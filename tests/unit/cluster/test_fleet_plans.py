@@ -161,11 +161,14 @@ def test_an_application_that_no_single_device_sustains_cannot_be_parked_where_re
 
 
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
+    Path("serve.yaml").write_text("old")
+    Path("kept").hardlink_to("serve.yaml")
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
     limits = {"one_machine": False, "slack": 0.2, "max_batch": 64}
     assert [each["args"] for each in controllers(content)] == [{"application": "queries", **limits}]
     assert not arbiters(content)
+    assert Path("kept").read_text() == "old", "the file is replaced whole"
 
 
 @pytest.fixture

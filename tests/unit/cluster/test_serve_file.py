@@ -136,8 +136,11 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
     files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
+    out.write_text("old")
+    (tmp_path / "kept").hardlink_to(out)
     told = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
     assert f"isobatch deploy {out}" in told.stderr
+    assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
     again = serve_file(out, {})
     assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
