@@ -36,7 +36,6 @@ from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
-from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name, stopwatch_for
 from isobatch.profiles.model import Batch
 
@@ -98,13 +97,6 @@ class BenchRequest:
 
 
 @dataclass(frozen=True)
-class PreparedBench:
-    bench: Bench
-    table: LatencyTable
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RecordedInputs:
     """Real inputs, and the label of each as a number, where the file has labels."""
 
@@ -112,7 +104,8 @@ class RecordedInputs:
     labels: np.ndarray[Any, np.dtype[np.int64]] | None
 
 
-def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
+def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> tuple[Bench, tuple[str, ...]]:
+    """A bench with one table, and notes on its measurement."""
     backends.compute_with(request.threads)
     int8 = request.dtype == backends.INT8
     int8_demo = int8 and request.model == DEMO_NAME
@@ -151,7 +144,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
 
     if request.data:
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
-    return PreparedBench(Bench(model, profile, kind, source, watch, largest, make_ready=ready), table, notes)
+    return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
 
 
 def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
