@@ -108,9 +108,9 @@ class Controller:
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not served_alike(plan, self.running):
             self.running = plan
-            self.known.count_in_units_of(plan)
+            self.known.problem = self.known.problem.in_units_of(plan)
             self._trial = self.peek = None
-            self._relief.set_best(None)
+            self._relief.best = None
             self._record("began", "a plan runs that this controller did not roll out", now_s)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:
@@ -127,7 +127,7 @@ class Controller:
             self.record.kept_share = self._trial.kept_share
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
-            self._relief.set_best(None)  # the best plan was for other devices
+            self._relief.best = None  # the best plan was for other devices
         if self.keeper and event.what not in ("looking", "looked"):  # a peek leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
@@ -157,8 +157,8 @@ class Controller:
             event = replace(event, worse=self._worse)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
-            self._relief.wait_until(now_s + tried * self.patience.replan_every_s / EARLY)
-            self._relief.set_best(None if blameless else self.running)  # until the next decision
+            self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
+            self._relief.best = None if blameless else self.running  # until the next decision
         what: What = "stayed" if peeked or blameless or event.what in THRESHOLDS else "failed"
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
@@ -176,7 +176,7 @@ class Controller:
         if self.present.limit(budget):
             self._devices_changed = True
             self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
-            self._relief.set_best(None)
+            self._relief.best = None
         if why:
             self._record("granted", why, now_s)
 
@@ -277,7 +277,7 @@ class Controller:
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices):
             self._devices_changed = True
-            self._relief.set_best(None)
+            self._relief.best = None
         if self._trial:
             self._trial.add(observed)
         return observed
@@ -347,7 +347,7 @@ class Controller:
         try:
             better, verdict = snapshot.decide(forced)
             if snapshot.weighs_goodput:
-                self._relief.set_best(snapshot.most.plan)
+                self._relief.best = snapshot.most.plan
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         running = snapshot.running

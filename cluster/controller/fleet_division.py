@@ -104,7 +104,9 @@ class Asked:
         counts = tuple(each.count for each in devices)
         known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
-        plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
+        plans = [
+            _with(each, rate_per_s=max(each.application.rate_per_s or 0.0, LEAST_ASKED * most)) for each, most in able
+        ]
         starts_s = [standings[each.application.name].start_s for each in plans]
         stays_s = [AGAIN_S if is_quick(start_s) else config.replan_every_s for start_s in starts_s]
         shares = [min(1.0, start_s / stay_s) for start_s, stay_s in zip(starts_s, stays_s, strict=True)]
@@ -121,12 +123,14 @@ class Asked:
             plans = [
                 replace(each, held=part) for each, part in zip(self._with_needs(own, relaxed), present, strict=True)
             ]
+            # One that lacks no more than its reserve has what it needs, so that devices do not always move.
+            without_reserve = [_with(each, least_per_s=each.application.least_per_s / (1 + RESERVE)) for each in plans]
             try:
                 after = best_division(plans, self.devices, goal, known=known).parts
             except UserError:
                 continue
             was, now = (
-                _asked_value([_without_reserve(each) for each in plans], goal, present) if present in known else None,
+                _asked_value(without_reserve, goal, present) if present in known else None,
                 _asked_value(plans, goal, after),
             )
             assert now is not None, "This is a bug: a division gives each application what it needs."
@@ -156,7 +160,7 @@ class Asked:
             reached = min(least, sustained)
             needed = [max(least, lends), max(reached, lends), reached, SOMETHING, 0.0]
             given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
-            plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
+            plans.append(_with(each, least_per_s=needed[given_up]))
         return plans
 
     def _parts(self, budgets: Mapping[str, Budget]) -> tuple[KindCounts, ...]:
@@ -188,15 +192,9 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
     )  # fmt: skip
 
 
-def _without_reserve(plans: PartPlans) -> PartPlans:
-    """An application that lacks no more than its reserve has what it needs, so that devices do not always move."""
-    asks = plans.application
-    return replace(plans, application=replace(asks, least_per_s=asks.least_per_s / (1 + RESERVE)))
-
-
-def _asking(plans: PartPlans, least_per_s: float) -> PartPlans:
-    asks = plans.application
-    return replace(plans, application=replace(asks, rate_per_s=max(asks.rate_per_s or 0.0, least_per_s)))
+def _with(plans: PartPlans, **terms: float) -> PartPlans:
+    """The same plans for an application that asks for something else."""
+    return replace(plans, application=replace(plans.application, **terms))
 
 
 def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:

@@ -139,7 +139,8 @@ class PromiseKeeper:
             if self.tuned and self.worse <= 1.0 and not self.crowded:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
-        if self.terms.strict and (self.crowded or self.tuned) and self._is_unwatched(seen):
+        unwatched = self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
+        if self.terms.strict and (self.crowded or self.tuned) and unwatched:
             self.crowded = self.tuned = False
             why = "no audit has ended for ten minutes, so the agreement is unknown"
             return self._change("recovered", why, plan, facts)
@@ -222,9 +223,6 @@ class PromiseKeeper:
         times = disagreement / self._expected(plan)
         own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
         return 1.0 if own <= DOUBT_ALLOWANCE * (1 - self.promised) else max(1.0, times)
-
-    def _is_unwatched(self, seen: Observed) -> bool:
-        return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
 
     def _for_plan(
         self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float

@@ -115,15 +115,10 @@ class Events:
     def numbered(self, number: int) -> Event | None:
         return self._events.get(number)
 
-    @property
-    def next_number(self) -> int:
-        return max(self._events, default=0) + 1
-
-    def add(self, event: Event) -> Event:
+    def add(self, event: Event) -> None:
         self._events[event.number] = event
         self._events.pop(event.number - KEEP_EVENTS, None)
         self._journal.append(event)
-        return event
 
 
 class TrackRecord:
@@ -146,7 +141,8 @@ class TrackRecord:
 
     @property
     def number(self) -> int:
-        return self.events.next_number
+        """That of the next event."""
+        return self.events.last.number + 1 if self.events.last else 1
 
     @property
     def paused(self) -> bool:
