@@ -157,15 +157,11 @@ def tried(
     return trial
 
 
-class Scored(NamedTuple):
-    """How well a network answers with some ramps active, whatever the load."""
+def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> tuple[float | None, float]:
+    """The accuracy with these ramps, and the share of the blocks that an input runs on average.
 
-    accuracy: float | None
-    mean_depth: float  # the share of the blocks that an input runs
-
-
-def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
-    """The score over every input of the source, each once. Trials answer different numbers of inputs."""
+    Every input of the source is answered once. Trials answer different numbers of inputs.
+    """
     blocks, labels = np.zeros((2, len(source.inputs)), np.int64)
     for start in range(0, len(source.inputs), SCORED_AT_ONCE):
         some = source.inputs[start : start + SCORED_AT_ONCE]
@@ -181,7 +177,7 @@ def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
                 break
             batch = launched.survivors
     right = None if source.labels is None else float(np.mean(labels == source.labels))
-    return Scored(right, float(np.mean(blocks + 1)) / model.num_blocks)
+    return right, float(np.mean(blocks + 1)) / model.num_blocks
 
 
 def parts(

@@ -59,8 +59,6 @@ class _CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
-    """The options for a network that classifies."""
-
     ramp: Annotated[Kind, "light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear)."] = "light"
     own_exits: Annotated[bool, "The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."] = False
     exit_names: Annotated[Path | None, "A JSON file with the names of other exits (docs/prepare.md)."] = None
@@ -97,8 +95,6 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderPrepareOptions(TextFileOptions, _CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
-
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help=f"For a decoder: tokens to write after each text; {MAX_TOKENS} if not given."),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
@@ -192,7 +193,7 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
     )  # fmt: skip
 
 
-def _with(plans: PartPlans, **terms: float) -> PartPlans:
+def _with(plans: PartPlans, **terms: Any) -> PartPlans:
     """The same plans for an application that asks for something else."""
     return replace(plans, application=replace(plans.application, **terms))
 

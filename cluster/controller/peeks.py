@@ -5,20 +5,12 @@ become easy again.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.optimizer.plan import Placement, Plan, Split
 
 PEEKS_PER_HOLD = 3  # peeks while a plan is expected to hold: between two peeks, exits at closed ramps are unknown
-
-
-@dataclass(frozen=True)
-class Peek:
-    """A look with all ramps open, after which the plan `before` runs again. `number` is that of its event."""
-
-    before: Plan
-    number: int
 
 
 class PeekSchedule:

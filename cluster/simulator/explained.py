@@ -88,7 +88,8 @@ def changes(facts: Problem, objective: Objective) -> list[Improvement]:
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []
-    better = [Improvement(what, _planned_per_s(*changed) / now_per_s) for what, *changed in _changes(facts, objective)]
+    then = [(what, _planned_per_s(changed, aim)) for what, changed, aim in _changes(facts, objective)]
+    better = [Improvement(what, per_s / now_per_s) for what, per_s in then]
     return sorted((each for each in better if each.times > 1 + WORTH), key=lambda each: -each.times)
 
 

@@ -56,7 +56,7 @@ class TableDevices:
         self.follow(plan)
 
     def follow(self, plan: Plan, benched: Collection[str] = ()) -> None:
-        """Switch to this plan. Benched replicas work only where others do not suffice, in the last group of their kind."""
+        """Switch to this plan. Benched replicas work only where others do not suffice, in their kind's last group."""
         free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
         posts = [self._post(pipeline, placement) for pipeline in plan.pipelines for placement in pipeline.placements]
         names = group_names(plan, self.facts)
