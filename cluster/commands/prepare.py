@@ -188,10 +188,8 @@ def _prepare_classifier(
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
         gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
-        these = (
-            f"for networks that give an input {gives.get(metric, 'one label')}; for this one: {', '.join(task.metrics)}"
-        )
-        raise UserError(f"--metric {metric} is {these}")
+        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
+        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
     if task.several:
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):

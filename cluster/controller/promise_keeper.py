@@ -81,12 +81,8 @@ class PromiseKeeper:
         self._complained_s = -inf  # when a broken promise without an exit table was last reported
         self._before = self._stance
 
-    def agreement(self, now_s: float) -> Agreement | None:
-        """The agreement of the last minutes, since thresholds changed."""
-        return self.lately(now_s).agreement
-
     def lately(self, now_s: float) -> RecentAgreement:
-        """The same, with the state of the promise."""
+        """The agreement of the last minutes, since thresholds changed, and the state of the promise."""
         return recent_agreement([self._watch], now_s, self.promised)
 
     @property
@@ -154,7 +150,7 @@ class PromiseKeeper:
         `windows` have passed since thresholds changed. They were tightened `tightened` times recently, each of which
         doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected.
         """
-        self._before, agreement = self._stance, self.agreement(seen.ended_s)
+        self._before, agreement = self._stance, self.lately(seen.ended_s).agreement
         if self.crowded and self._is_enough(seen, plan, facts, full_share):
             self.crowded = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
