@@ -70,8 +70,8 @@ class Snapshot:
 
     def decide(self, forced: bool = False) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
+        pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.parked:
-            pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal(forced=True)[0].plan, verdict
         better, verdict = self._by_goal(forced)
@@ -81,9 +81,7 @@ class Snapshot:
             verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
         else:
             verdict = self._unless_objected(better.plan, replace(verdict, moves=moves), forced)
-        if self.pinned and not lost_devices(self.pinned, self.counts):
-            return self.pinned, self._as_pinned(self.pinned, verdict)
-        return better.plan, verdict
+        return (pinned, self._as_pinned(pinned, verdict)) if pinned else (better.plan, verdict)
 
     @property
     def weighs_goodput(self) -> bool:
