@@ -1,7 +1,5 @@
 """`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
