@@ -55,9 +55,9 @@ def bench(
             model, data, device, dtype, backend, length, largest, budget, threads, max_rows,
             reading.data_columns, pairs_of(labels),
         )  # fmt: skip
-        measured, notes = setup.make(request, status.update)
-        rows = list(measured.compare(slos, seconds, rounds=1, progress=status.update))
-    model, (table,), gains = measured.profile.model, measured.profile.tables, measured.gains(slos)
+        made, notes = setup.make(request, status.update)
+        rows = list(made.compare(slos, seconds, rounds=1, progress=status.update))
+    model, (table,), gains = made.profile.model, made.profile.tables, made.gains(slos)
     compare.write(rows, model, table, out, gains)
     if as_json:
         print(out.read_text(), end="")

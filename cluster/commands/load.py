@@ -122,7 +122,7 @@ def _end(
         if body:
             console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
     console.print(written)
-    if summary.failed:
+    if report.is_failure(summary.outcomes):
         raise typer.Exit(1)
 
 
