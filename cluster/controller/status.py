@@ -180,9 +180,8 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
 
 def brief(event: Event) -> dict[str, Any]:
     """An event with its plans as text."""
-    fields = event.as_json()
-    del fields["corrections"], fields["asked"], fields["paused"]
-    return fields | {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
+    plans = {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
+    return {name: getattr(event, name) for name in EventStatus.model_fields} | plans
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
