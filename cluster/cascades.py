@@ -182,12 +182,11 @@ class Tryout:
         return problem(profile, self.devices, links_between(self.devices), length=profile.length)
 
     def _row(self, made: CalibratedCombination, combination: Combination, chosen: Indices) -> Contender:
-        profile = self._profile(made, [self.timed[number] for number in combination.members], chosen, combination)
+        profile = self._profile(made, combination, chosen)
         return Contender(made, chosen, made.figures(chosen), made.hopeful(chosen), profile, self._plan(profile))
 
-    def _profile(
-        self, made: CalibratedCombination, levels: Sequence[Timed], chosen: Indices, combination: Combination
-    ) -> Profile:
+    def _profile(self, made: CalibratedCombination, combination: Combination, chosen: Indices) -> Profile:
+        levels = [self.timed[number] for number in combination.members]
         tokens, num_labels = self.tokens[combination.members[0]], made.members[0].head.shape[1]
         return Profile(
             " > ".join(member.name for member in made.members),

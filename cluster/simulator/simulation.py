@@ -111,12 +111,11 @@ class Simulation:
         self.tally.flush()
         return Report(self.tally, self.plan, self.world.facts)
 
-    def follow(self, plan: Plan, load_s: float = 0.0) -> None:
-        """Switch to another plan; replicas whose splits change need `load_s` first."""
+    def follow(self, plan: Plan) -> None:
         if _launching(plan) != _launching(self.plan):
             self.tally.start_launches(self.now_s)
         self.plan = plan
-        self._devices.follow(plan, self.now_s, load_s, self._loop.dispatcher.benched(self.now_s))
+        self._devices.follow(plan, self._loop.dispatcher.benched(self.now_s))
         self._loop.dispatcher.reroute(self._route(), self._devices.groups())
         self._loop.tick(self.now_s)
 

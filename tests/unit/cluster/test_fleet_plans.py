@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experiments.planner.networks import bert_base, distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
-from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, KubernetesPlace, objects
+from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.datasheet import datasheet_table
@@ -116,7 +116,7 @@ def test_the_serve_file_serves_every_application_with_its_controller(
     for each in served(content):
         assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
-    _, service = objects(content, KubernetesPlace("image:1", "rwx"))
+    _, service = objects(content, "image:1", "rwx", {})
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
     asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
