@@ -132,7 +132,6 @@ class TextReply:
         return self.shape.delta(self.echoes[index]) if self.echoes else self.shape.opening
 
     def whole(self, index: int, piece: TextPiece) -> dict[str, Any]:
-        """A choice with its whole text."""
         echo = self.echoes[index] if self.echoes else ""
         return self.choice(index, self.shape.text(echo + piece.text), piece)
 
