@@ -262,6 +262,6 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
     with replacing(options.out) as draft:
         copy(source, draft)
-        (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+        rules.write(draft / RULES)
     console.print(str(report), highlight=False, soft_wrap=True)
     console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")

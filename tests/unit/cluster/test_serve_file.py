@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
 from isobatch.deployments.config import AppConfig, checked
-from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL
 from isobatch.optimizer.plan import read_plan
-from isobatch.profiles.errors import MOST_YAML_BYTES, UserError
+from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
 from isobatch.profiles.files import load, save
 from isobatch.profiles.text_profile import load_text_profile
 from tests.helpers.commands import ran
@@ -70,7 +71,7 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("exits.json", "[]", read_rules, "Input should be an object"),
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
-        ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "NaN", partial(read_model, model=DecoderRules), "should be a finite number"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
          lambda path: check_index(path.parent), "'../../etc/passwd', which is not a file of this directory"),
     ],
