@@ -23,6 +23,7 @@ from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.promise import promise_in
 from tests.helpers.exit_tables import exit_table
+from tests.helpers.simulated_fleet import HASTIER
 from tests.unit.prepare.conftest import Run, reviews, rules_in
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -110,6 +111,7 @@ def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint:
 def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     prepared, out = tmp_path / "prepared", tmp_path / "tuned"
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
