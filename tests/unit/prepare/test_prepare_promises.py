@@ -123,7 +123,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
 
     def tune(*more: str) -> str:
         options = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
-        options += ["--slo-ms", "60000"]
+        options += ["--slo-ms", "60000", "--gap", "0.05"]
         done = CliRunner().invoke(cli.app, [*map(str, [*options, "--out", out]), *more], catch_exceptions=False)
         assert done.exit_code == 0
         return done.output
@@ -150,4 +150,4 @@ def test_a_plan_and_thresholds_are_chosen_together(
         with pytest.raises(UserError, match=r"is of network, whose weights are others: profile .*prepared first"):
             tune("--force")
     save(measured, tmp_path / "profile.json")
-    tune("--force")
+    tune("--force", "--believed")
