@@ -1,6 +1,7 @@
 """Replicas send survivors to each other over sockets: every answer is right, and no survivors stay held."""
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -294,6 +295,15 @@ def test_each_replica_that_stands_by_takes_a_device_of_its_own(tmp_path: Path) -
         take_device(tmp_path / "app", 2)
     taken[0][1].close()
     assert take_device(tmp_path / "app", 2)[0] == 0, "its replica has ended"
+
+
+def test_users_of_one_machine_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of another user cannot be written."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("node_id", "application_name"):
+        monkeypatch.setattr(f"isobatch.deployments.replica.serve_replica.{name}", lambda: "it")
+    ServeReplica(CONFIG.model_copy(update={"standby": {"cpu": 1}}), "cpu", "")
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"isobatch-standby-{os.getuid()}"]
 
 
 async def test_only_a_launch_can_hang() -> None:
