@@ -306,7 +306,7 @@ def test_users_of_one_machine_have_folders_of_their_own(tmp_path: Path, monkeypa
     assert [folder.name for folder in tmp_path.iterdir()] == [f"isobatch-standby-{os.getuid()}"]
 
 
-async def test_only_a_launch_can_hang() -> None:
+async def test_a_healthy_replica_in_a_warm_up_is_no_replica_that_hangs() -> None:
     """A healthy replica in a long warm-up is not ended, though an order waits behind it."""
     goes_on = threading.Event()
 
@@ -334,6 +334,20 @@ async def test_only_a_launch_can_hang() -> None:
     goes_on.set()
     assert await launched == 1
     await eventually(lambda: workers.computes_for_s("it") == 0.0)
+    await workers.close()
+
+
+async def test_a_warm_up_that_goes_on_for_ever_counts_as_hung() -> None:
+    workers, end = LocalWorkers({"it": SplitReplica(Toy())}, warm_within_s=0.01), threading.Event()
+
+    def work() -> None:
+        end.wait(60)
+
+    warming = asyncio.ensure_future(workers.between_launches("it", work))
+    await eventually(lambda: workers.computes_for_s("it") > 0.0)
+    end.set()
+    await warming
+    assert workers.computes_for_s("it") == 0.0
     await workers.close()
 
 
