@@ -78,9 +78,13 @@ def _configs(content: ServeFile) -> list[ServedConfig]:
 
 
 def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
-    """The number of devices of each kind: what the file grants an application, or else what its plan runs on."""
-    devices = Counter[str]()
+    """The number of devices of each kind: what the file grants an application, or else what its plan runs on.
+
+    Applications share devices on which their replicas stand by.
+    """
+    devices, standby = Counter[str](), Counter[str]()
     for config in configs:
+        standby |= Counter(getattr(config, "standby", {}))  # the larger count of each kind
         granted = getattr(config, "devices", None)
         if isinstance(granted, dict):
             devices.update(granted)
@@ -92,7 +96,7 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
     for kind, count in devices.items():
         whole, sharers = whole_kind(kind)
         wholes[whole] += ceil(count / sharers)
-    return wholes
+    return wholes | standby
 
 
 def _inside(content: ServeFile) -> ServeFile:

@@ -22,7 +22,7 @@ from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.deployments.front.stats import state_of
 from isobatch.deployments.graph import Graph
 from isobatch.deployments.planning import summary
-from isobatch.deployments.ray_facts import wire_of
+from isobatch.deployments.ray_facts import kind_in, wire_of
 from isobatch.deployments.replica.loading import weights_in
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 from isobatch.deployments.transport.exchange import Exchange
@@ -176,7 +176,7 @@ class Follower:
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
         self._replicas[fleet] = list(replicas)
         self._ids |= replicas
-        self._kinds |= dict.fromkeys(replicas, fleet.rpartition(".")[2])
+        self._kinds |= dict.fromkeys(replicas, kind_in(fleet))
         if self._driver:
             self._reroute()
 

@@ -45,6 +45,8 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
     (tmp_path / "config.json").write_text('{"problem_type": "regression", "id2label": {"0": "score"}}')
     serve_file(tmp_path, {})
+    (tmp_path / "config.json").write_text('{"problem_type": "regression", "id2label": null, "num_labels": 1}')
+    serve_file(tmp_path, {})
 
 
 @pytest.mark.parametrize(
