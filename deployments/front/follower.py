@@ -284,13 +284,16 @@ class ServeWorkers:
 
     @contextmanager
     def _lent(self, order: Order) -> Iterator[Order]:
-        """The order as it is sent: with small inputs as one part, or with references to large ones held here."""
+        """The order as it is sent: with small inputs as one part, or with references to large ones held here.
+
+        Replicas need no words, which could be longer than a message may be.
+        """
         packed = [part for part in order.parts if isinstance(part, Packed)]
         sent = structs.replace(order, by_value_bytes=self._by_value_bytes)
         if sum(part.size_bytes for part in packed) <= self._by_value_bytes:
             yield structs.replace(sent, parts=(join(packed),)) if len(packed) == len(order.parts) else sent
             return
-        held = [self._holdings.hold(part, order.hold_s) for part in packed]
+        held = [self._holdings.hold(join([part]), order.hold_s) for part in packed]
         shares = iter([Share(batch, np.arange(len(batch))) for batch in held])
         try:
             parts = tuple(next(shares) if isinstance(part, Packed) else part for part in sent.parts)
