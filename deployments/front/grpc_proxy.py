@@ -11,6 +11,7 @@ import contextlib
 import csv
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from isobatch.deployments.front.headers import CLIENT, STARTED
@@ -36,6 +37,7 @@ from isobatch.deployments.front.proxy import (
     RETRY_S,
     Burden,
     ProxyLimit,
+    Refusals,
     allowed_connections,
     asks_little,
     haproxy_reply,
@@ -63,6 +65,7 @@ IDLE_S = 300  # the time for which a client may be silent in a call
 LONGEST_FOLDER = 72  # characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder
 # HAProxy's names for the front in the backends with a limit.
 _SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
+REFUSED = "refused"  # the table in which HAProxy counts the inferences that it refused
 _STARTS_WITHIN_S = 30.0  # the time for HAProxy to start, for instance on a busy machine
 _ENDS_WITHIN_S = 0.3  # the time for HAProxy to end after a signal
 _RESTART_AFTER_S = 0.5  # the wait before HAProxy is started again
@@ -94,6 +97,20 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+class RefusedCalls(Refusals):
+    """Counts the inferences that HAProxy itself refused. In its statistics they are successes: their status is 200."""
+
+    command = f"show table {REFUSED}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(REFUSED, 0)  # this HAProxy starts with the front
+
+    def read(self, table: str, servers: Collection[str]) -> None:
+        count = re.search(r"gpc0=(\d+)", table)
+        self.add(REFUSED, int(count[1]) if count else 0)
+
+
 class GrpcProxy(threading.Thread):
     """A thread that runs HAProxy. The front must listen on `socket` before `open`.
 
@@ -109,7 +126,7 @@ class GrpcProxy(threading.Thread):
         self._command = [sys.executable, "-I", "-S", "-c", _RUN_TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
         self._drain_s = drain_s
-        self.limit = ProxyLimit(self._admin, burden, lambda: _SERVERS)
+        self.limit = ProxyLimit(self._admin, burden, lambda: _SERVERS, refusals=RefusedCalls())
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -222,6 +239,7 @@ frontend calls
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
     http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request track-sc2 int(0) table {REFUSED} if infers
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
@@ -237,6 +255,7 @@ frontend calls
     http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-header grpc-retry-pushback-ms %[var(txn.retry_ms)] if {{ var(txn.retry_ms) -m found }}
+    http-after-response sc-inc-gpc0(2) if {{ status ge 500 }}
     http-after-response set-status 200 if refused
     use_backend {LONG} if infers {{ req.body_len gt {WHOLE_BYTES} }}
     use_backend {FEW} if infers {asks_little(QUEUED)}
@@ -253,6 +272,8 @@ backend inferences
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock maxconn {STREAMS}
+backend {REFUSED}
+    stick-table type integer size 1 store gpc0
 backend {QUESTIONS}
     timeout queue {QUESTIONS_MS}
     server front unix@{folder}/front.sock maxconn {QUESTIONS_AT_ONCE}

@@ -37,6 +37,9 @@ async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: t
         assert len(told) > 1, "not all come back at once"
         assert all(1000 <= int(each) <= 1000 * RETRY_S for each in told)
         assert service.burden().inside == 1, "it has seen none of them"
+        while (seen := (await service.stats())["requests"]["refused"]) < 20:
+            await asyncio.sleep(0.02)
+        assert seen == 20, "but it counts them"
         held.set()
         assert await admitted
 
