@@ -101,7 +101,8 @@ def begin_packing(batch: Batch) -> Packed | Packing:
 def joined(parts: Iterable[Packed | Other]) -> Iterator[Packed | Other]:
     """The same parts, with packed neighbours joined, except where devices of two kinds computed in two precisions."""
     for precision, neighbours in groupby(parts, lambda part: part.precision if isinstance(part, Packed) else None):
-        yield from neighbours if precision is None else [join(cast(list[Packed], list(neighbours)))]
+        alike = list(neighbours)
+        yield from alike if precision is None else [join(cast(list[Packed], alike))]
 
 
 def join(parts: Sequence[Packed]) -> Packed:
