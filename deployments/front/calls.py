@@ -237,8 +237,9 @@ class CallConnection(asyncio.Protocol):
         except Exception as error:
             log.exception("%s could not be answered", call.path)
             refused = RefusedError(500, f"{call.path.rpartition('/')[2]} failed: {type(error).__name__}")
-        if alarm:
-            alarm.cancel()
+        finally:
+            if alarm:
+                alarm.cancel()
         if not self._transport.is_closing():
             call.end(last, refused)
 

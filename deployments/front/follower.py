@@ -28,7 +28,7 @@ from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, join
+from isobatch.deployments.transport.packed import Packed, join, joined
 from isobatch.deployments.transport.replica_connection import ReplicaAddress, ReplicaConnection, connect_to
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ
@@ -285,13 +285,16 @@ class ServeWorkers:
 
     @contextmanager
     def _lent(self, order: Order) -> Iterator[Order]:
-        """The order as it is sent: with small inputs as one part, or with references to large ones held here."""
+        """The order as it is sent: with small inputs as one part, or with references to large ones held here.
+
+        Replicas need no words, which could be longer than a message may be.
+        """
         packed = [part for part in order.parts if isinstance(part, Packed)]
         sent = structs.replace(order, by_value_bytes=self._by_value_bytes)
         if sum(part.size_bytes for part in packed) <= self._by_value_bytes:
-            yield structs.replace(sent, parts=(join(packed),)) if len(packed) == len(order.parts) else sent
+            yield structs.replace(sent, parts=tuple(joined(order.parts)))
             return
-        held = [self._holdings.hold(part, order.hold_s) for part in packed]
+        held = [self._holdings.hold(join([part]), order.hold_s) for part in packed]
         shares = iter([Share(batch, np.arange(len(batch))) for batch in held])
         try:
             parts = tuple(next(shares) if isinstance(part, Packed) else part for part in sent.parts)

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,12 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from math import ceil
 from pathlib import Path
 
-from isobatch.deployments.front.headers import CLIENT, STARTED
+from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, LONGEST_MS, STARTED
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
+    CUT_MS,
     FEW,
     LONG,
     MOST,
@@ -36,6 +39,7 @@ from isobatch.deployments.front.proxy import (
     RETRY_S,
     Burden,
     ProxyLimit,
+    Refusals,
     allowed_connections,
     asks_little,
     haproxy_reply,
@@ -56,13 +60,16 @@ STREAMS = 1024  # streams of all clients that are open at once: more would keep 
 STREAMS_OF_ONE_ADDRESS = STREAMS // 2  # streams from one address
 # Bytes of a call that has arrived completely before it takes a place. Longer ones have places of their own.
 WHOLE_BYTES = 61_440
+ANSWERED_S = 10  # the time for the front to answer a call about the server
 QUESTION_BYTES = 16_384  # bytes of a call about the server, which always arrives completely before it takes a place
+PARAMETERS_BYTES = 4096  # of an inference, which begins with names and parameters
 # The time after which a connection without a call is closed. Clients connect again by themselves.
 KEEP_ALIVE_S = 30
 IDLE_S = 300  # the time for which a client may be silent in a call
 LONGEST_FOLDER = 72  # characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder
 # HAProxy's names for the front in the backends with a limit.
 _SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
+REFUSED = "refused"  # the table in which HAProxy counts the inferences that it refused
 _STARTS_WITHIN_S = 30.0  # the time for HAProxy to start, for instance on a busy machine
 _ENDS_WITHIN_S = 0.3  # the time for HAProxy to end after a signal
 _RESTART_AFTER_S = 0.5  # the wait before HAProxy is started again
@@ -83,7 +90,7 @@ _ERRORS = {
     501: (12, "the proxy before the front does not support this call"),
     502: (14, _ENDED),
     503: (14, _CROWDED),
-    504: (14, _ENDED),
+    504: (14, "the front did not answer in time: try again later"),
 }
 # Runs a program that the kernel kills when the thread that started it ends.
 _RUN_TIED = """
@@ -94,22 +101,45 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+class RefusedCalls(Refusals):
+    """Counts the inferences that HAProxy itself refused. In its statistics they are successes: their status is 200."""
+
+    command = f"show table {REFUSED}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(REFUSED, 0)  # this HAProxy starts with the front
+
+    def read(self, table: str, servers: Collection[str]) -> None:
+        count = re.search(r"gpc0=(\d+)", table)
+        self.add(REFUSED, int(count[1]) if count else 0)
+
+
 class GrpcProxy(threading.Thread):
     """A thread that runs HAProxy. The front must listen on `socket` before `open`.
 
-    `limit`: of the calls that the front runs at once; as many requests of streams may run.
+    `limit`: of the calls that the front runs at once; as many requests of streams may run. `slo_ms`: HAProxy ends
+    inferences without a deadline of their own soon after this time; None: it ends none.
     """
 
-    def __init__(self, program: str, host: str, port: int, drain_s: float, burden: Callable[[], Burden]) -> None:
+    def __init__(
+        self,
+        program: str,
+        host: str,
+        port: int,
+        drain_s: float,
+        burden: Callable[[], Burden],
+        slo_ms: float | None = None,
+    ) -> None:
         super().__init__(name="grpc-proxy", daemon=True)
         self._folder = Path(tempfile.mkdtemp(prefix="grpc-", dir=_parent_folder()))
         self.socket, self._admin = self._folder / "front.sock", self._folder / "admin.sock"
         configuration, self._output = self._folder / "haproxy.cfg", self._folder / "output"
-        configuration.write_text(_configuration(self._folder, host, port))
+        configuration.write_text(_configuration(self._folder, host, port, slo_ms))
         self._command = [sys.executable, "-I", "-S", "-c", _RUN_TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
         self._drain_s = drain_s
-        self.limit = ProxyLimit(self._admin, burden, lambda: _SERVERS)
+        self.limit = ProxyLimit(self._admin, burden, lambda: _SERVERS, refusals=RefusedCalls())
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -179,12 +209,14 @@ class GrpcProxy(threading.Thread):
         return "and its output cannot be read"
 
 
-def _configuration(folder: Path, host: str, port: int) -> str:
+def _configuration(folder: Path, host: str, port: int, slo_ms: float | None) -> str:
     connections, started, retry_ms = allowed_connections(CONNECTIONS), STARTED.decode(), 1000 * (RETRY_S - 1)
     address = f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}"
     http_error = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
     errors = "\n".join(http_error.format(status, *error) for status, error in _ERRORS.items())
     clients = "\n".join(f"    {line}" for line in of_clients(connections, _HEALTH))
+    deadlines = "" if slo_ms is None else "\n".join(f"    {line}" for line in _deadlines(slo_ms))
+    ends = f"http-request set-timeout server var(txn.within_ms),add({CUT_MS}) if {{ var(txn.within_ms) -m found }}"
     return f"""# isobatch: complete, where the program is a script that edits what Serve writes
 global
     nbthread 1
@@ -222,11 +254,13 @@ frontend calls
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
     http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request track-sc2 int(0) table {REFUSED} if infers
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
     http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {too_slow()}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
+{deadlines}
     http-response set-var(txn.status) res.fhdr(grpc-status)
     http-response set-var(txn.message) res.fhdr(grpc-message)
     http-response set-var(txn.retry_ms) res.fhdr(grpc-retry-pushback-ms) if {{ status 408 }}
@@ -237,6 +271,7 @@ frontend calls
     http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-header grpc-retry-pushback-ms %[var(txn.retry_ms)] if {{ var(txn.retry_ms) -m found }}
+    http-after-response sc-inc-gpc0(2) if {{ status ge 500 }}
     http-after-response set-status 200 if refused
     use_backend {LONG} if infers {{ req.body_len gt {WHOLE_BYTES} }}
     use_backend {FEW} if infers {asks_little(QUEUED)}
@@ -244,19 +279,42 @@ frontend calls
     use_backend streams if streams
     default_backend {QUESTIONS}
 backend {FEW}
+    {ends}
     server front unix@{folder}/front.sock maxconn {MOST}
 backend {LONG}
+    {ends}
     server front unix@{folder}/front.sock maxconn {MOST}
 backend inferences
+    {ends}
     stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock maxconn {MOST}
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock maxconn {STREAMS}
+backend {REFUSED}
+    stick-table type integer size 1 store gpc0
 backend {QUESTIONS}
     timeout queue {QUESTIONS_MS}
+    timeout server {ANSWERED_S}s
     server front unix@{folder}/front.sock maxconn {QUESTIONS_AT_ONCE}
 """
+
+
+def _deadlines(slo_ms: float) -> list[str]:
+    """Rules that find the deadline of an inference, soon after which HAProxy ends it: the front may hang.
+
+    A client with a grpc-timeout ends its call itself. A message may bring its own `timeout`, whose value HAProxy cannot
+    read: it ends no call with that word among its parameters, nor one that may be compressed.
+    """
+    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER})", int(LONGEST_MS)
+    return [
+        f"acl own_deadline req.hdr({DEADLINE_HEADER}) -m found",
+        "acl own_deadline req.hdr(grpc-timeout) -m found",
+        "acl own_deadline req.hdr(grpc-encoding) -m found",
+        f"acl own_deadline req.body,bytes(0,{PARAMETERS_BYTES}),hex -m sub {b'timeout'.hex().upper()}",
+        f"http-request set-var(txn.within_ms) {deadline_ms} if infers {{ {deadline_ms} 1:{longest_ms} }}",
+        f"http-request set-var(txn.within_ms) int({ceil(slo_ms)}) if infers !own_deadline",
+    ]
 
 
 def _parent_folder() -> str:

@@ -45,10 +45,13 @@ def check_port(host: str, port: int) -> None:
 
 
 @asynccontextmanager
-async def serve(served: GuardedNetwork, methods: Callable[[Callable[[], int]], Methods]) -> AsyncIterator[None]:
+async def serve(
+    served: GuardedNetwork, methods: Callable[[Callable[[], int]], Methods], slo_ms: float | None = None
+) -> AsyncIterator[None]:
     """Serve during this context, and answer all admitted requests at its end. Without a port, there is no server.
 
-    `methods` gets a function that returns how many requests of streams may be in the front at once.
+    `methods` gets a function that returns how many requests of streams may be in the front at once. `slo_ms`: the
+    deadline of inferences without one of their own; None: they have none.
     """
     if served.config.grpc_port is None:
         yield
@@ -56,7 +59,7 @@ async def serve(served: GuardedNetwork, methods: Callable[[Callable[[], int]], M
     config, program = served.config, haproxy_program()
     if program is None:
         raise UserError("grpc_port: HAProxy is missing: reinstall ray[serve], which contains it")
-    proxy = GrpcProxy(program, config.grpc_host, served.config.grpc_port, config.drain_s, served.burden)
+    proxy = GrpcProxy(program, config.grpc_host, served.config.grpc_port, config.drain_s, served.burden, slo_ms)
     served.proxies.watch(proxy.limit)
     answering = {f"/{SERVICE}/{name}": method for name, method in methods(lambda: proxy.limit.value).items()}
 

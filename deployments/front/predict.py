@@ -93,7 +93,7 @@ class Predict:
         """The written reply. `names`, if given, gets the names of its labels, by input."""
 
         def read() -> Content[bytes]:
-            content = content_of(headers, body)
+            content = content_of(headers, body, self._service.sizes)
             form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
             given = form[-1].read(content)
             return given if names is None else replace(given, write=partial(self._named, names, given.write))

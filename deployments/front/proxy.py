@@ -76,6 +76,7 @@ QUESTIONS = "questions"
 # The places of that backend.
 QUESTIONS_AT_ONCE = 8
 QUESTIONS_MS = 2000  # the time that such a request waits in HAProxy
+CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
 HEALTH_MS = 1000  # health checks go before other requests that arrived up to this time before them
 RETRY_S = 4  # the longest time after which a refused client should retry; each gets a random whole number of seconds
 FILES_OF_ONE = 2.5  # file handles of a connection in HAProxy: its two sides, and a pipe for one in four
@@ -210,6 +211,8 @@ class Refusals:
     14
     """
 
+    command = "show stat -1 6 -1"  # to HAProxy
+
     def __init__(self) -> None:
         self._errors: dict[str, int] = {}  # by backend, at the last reading
         self._share = 0.0
@@ -219,7 +222,7 @@ class Refusals:
         return int(self._share)
 
     def read(self, stats: str, servers: Collection[str]) -> None:
-        """Read HAProxy's statistics; `servers` are its names for the front."""
+        """Read HAProxy's reply to `command`; `servers` are its names for the front."""
         servers_of = Counter(server.partition("/")[0] for server in servers)
         rows: dict[str, list[dict[str, str]]] = {name: [] for name in servers_of if not name.endswith(f":{QUESTIONS}")}
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
@@ -227,12 +230,14 @@ class Refusals:
         for backend, backend_rows in rows.items():
             # The errors that come from HAProxy itself, and not from a server of the backend.
             signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
-            errors = sum(signed)
-            before = self._errors.get(backend, errors)
-            self._errors[backend] = errors
-            new = errors - before if errors >= before else errors
             fronts = sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in backend_rows)  # without backups
-            self._share += new * servers_of[backend] / max(1, fronts)
+            self.add(backend, sum(signed), servers_of[backend] / max(1, fronts))
+
+    def add(self, backend: str, errors: int, share: float = 1.0) -> None:
+        """Add this front's share of the errors that are new since the last reading."""
+        before = self._errors.get(backend, errors)
+        self._errors[backend] = errors
+        self._share += share * (errors - before if errors >= before else errors)
 
 
 class ProxyLimit(threading.Thread):
@@ -244,14 +249,19 @@ class ProxyLimit(threading.Thread):
     """
 
     def __init__(
-        self, path: Path, burden: Callable[[], Burden], servers: Callable[[], list[str]], slo_ms: float | None = None
+        self,
+        path: Path,
+        burden: Callable[[], Burden],
+        servers: Callable[[], list[str]],
+        slo_ms: float | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         super().__init__(name="proxy-limit", daemon=True)
         self._path, self._burden, self._find_servers, self._slo_ms = path, burden, servers, slo_ms
         self._limit, self._sent_limit = Limit(), 0
         self._servers: list[str] = []  # HAProxy's names for the front, at the last repetition
         self._repeated_s = self._counted_s = self._trimmed_s = 0.0
-        self._refusals = Refusals()
+        self._refusals = refusals or Refusals()
         self._ended = threading.Event()
 
     @property
@@ -283,7 +293,7 @@ class ProxyLimit(threading.Thread):
     def _count(self) -> None:
         self._counted_s = time.monotonic()
         with suppress(OSError):
-            self._refusals.read(haproxy_reply(self._path, "show stat -1 6 -1"), self._servers)
+            self._refusals.read(haproxy_reply(self._path, self._refusals.command), self._servers)
 
     def _send(self, limit: int, find_servers: bool = True) -> None:
         try:

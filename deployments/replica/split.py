@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace as replace_fields
@@ -17,7 +16,7 @@ from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.transport.holdings import Claim, Holdings, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, begin_packing, pack, unpack, unpack_on
+from isobatch.deployments.transport.packed import Packed, begin_packing, joined, pack, unpack, unpack_on
 from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
 
 if TYPE_CHECKING:
@@ -46,14 +45,12 @@ class SplitReplica:
         held there. The caller drops these when the launch ends."""
         assert self.gpu, "This is a bug: a CPU reads parts where they are."
         parts, keys = list[Packed | Share](), list[str]()
-        for kind, group in groupby(order.parts, type):
-            if kind is Packed:
-                batch = unpack_on(self.gpu, cast(list[Packed], list(group)))
-                claim = self.holdings.hold(batch, order.hold_s)
+        for part in joined(order.parts):
+            if isinstance(part, Packed):
+                claim = self.holdings.hold(unpack_on(self.gpu, [part]), order.hold_s)
                 keys.append(claim.key)
-                parts.append(Share(claim, np.arange(len(batch))))
-            else:
-                parts += group
+                part = Share(claim, np.arange(len(part)))
+            parts.append(part)
         return replace_fields(order, parts=tuple(parts)), keys
 
     def run(self, order: Order) -> Iterator[Departed | Stayed]:
@@ -107,7 +104,8 @@ class SplitReplica:
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
         """The inputs of all parts in one batch. The parts are freed when this returns."""
-        batches = list(_unpacked([self._state(part) if isinstance(part, Share) else part for part in parts]))
+        states = [self._state(part) if isinstance(part, Share) else part for part in parts]
+        batches = [unpack([state]) if isinstance(state, Packed) else state for state in joined(states)]
         return batches[0] if len(batches) == 1 else self._model.merge(batches)
 
     def _state(self, share: Share) -> Batch | Packed:
@@ -123,18 +121,3 @@ class SplitReplica:
         if packing.size_bytes > order.by_value_bytes:
             return self.holdings.hold(packing, order.hold_s)
         return pack(packing)
-
-
-def _unpacked(states: Iterable[Batch | Packed]) -> Iterator[Batch]:
-    """All states as batches. Neighbours in host memory are joined there first; a batch on the device stays there."""
-    packed: list[Packed] = []
-    for state in states:
-        if isinstance(state, Packed):
-            packed.append(state)
-            continue
-        if packed:
-            yield unpack(packed)
-            packed = []
-        yield state
-    if packed:
-        yield unpack(packed)

@@ -6,9 +6,10 @@ half the processor time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Integers = NDArray[np.int64]
+Other = TypeVar("Other")
 
 
 class Packed(Message, frozen=True, weakref=True):
@@ -46,6 +48,12 @@ class Packed(Message, frozen=True, weakref=True):
         """
         own = sum(array.nbytes for array in self.arrays.values()) + self.memory.nbytes
         return own + (self.ahead.size_bytes if self.ahead else 0)
+
+    @property
+    def precision(self) -> object:
+        """Equal for parts whose arrays have the same types."""
+        types = [array.dtype for array in self.arrays.values()]
+        return types, self.bfloat16, self.ahead and self.ahead.precision
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,15 @@ def begin_packing(batch: Batch) -> Packed | Packing:
     return Packing(cursor, len(batch), batch.size_bytes, result) if on_gpu else result()
 
 
+def joined(parts: Iterable[Packed | Other]) -> Iterator[Packed | Other]:
+    """The same parts, with packed neighbours joined, except where devices of two kinds computed in two precisions."""
+    for precision, neighbours in groupby(parts, lambda part: part.precision if isinstance(part, Packed) else None):
+        alike = list(neighbours)
+        yield from alike if precision is None else [join(cast(list[Packed], alike))]
+
+
 def join(parts: Sequence[Packed]) -> Packed:
-    """Join the parts, in order."""
+    """Join the parts, in order. They have one precision."""
     first = parts[0]
     if len(parts) == 1:
         return msgspec.structs.replace(first, truncated=frozenset(), words=None) if first.words else first

@@ -31,11 +31,11 @@ def calm() -> Burden:
 
 
 @contextmanager
-def proxy(port: int, burden: Callable[[], Burden] = calm) -> Iterator[GrpcProxy]:
+def proxy(port: int, burden: Callable[[], Burden] = calm, slo_ms: float | None = None) -> Iterator[GrpcProxy]:
     """HAProxy without a front."""
     program = haproxy_program()
     assert program
-    it = GrpcProxy(program, "127.0.0.1", port, 1.0, burden)
+    it = GrpcProxy(program, "127.0.0.1", port, 1.0, burden, slo_ms)
     try:
         it.open()
         yield it

@@ -32,7 +32,8 @@ LEAST_PACED = 8  # the least number of places, however few requests were answere
 
 def serving(service: Service) -> AbstractAsyncContextManager[None]:
     """Serve this network over gRPC during the context."""
-    return grpc_server.serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods())
+    slo_ms = service.config.slo_ms
+    return grpc_server.serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods(), slo_ms)
 
 
 class _Inferences:

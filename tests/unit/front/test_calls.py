@@ -1,7 +1,9 @@
 """A connection from HAProxy on which calls of gRPC come as HTTP/1.1."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 from isobatch.deployments.front.calls import Call, CallConnection, Method
 
@@ -45,6 +47,28 @@ async def test_a_client_that_goes_after_a_long_message_is_noticed() -> None:
     await asyncio.wait_for(read.wait(), 5)
     haproxy.close()
     await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_nothing_remains_of_a_call_that_its_client_cancelled() -> None:
+    """Its deadline may be hours away."""
+    tasks = list["weakref.ref[asyncio.Task[None]]"]()
+
+    async def infer(call: Call) -> bytes:
+        task = asyncio.current_task()
+        assert task
+        tasks.append(weakref.ref(task))
+        await asyncio.sleep(60)
+        return b""
+
+    haproxy = await connected(infer)
+    await asyncio.get_running_loop().sock_sendall(haproxy, call_with("grpc-timeout: 2H"))
+    async with asyncio.timeout(5):
+        while not tasks:
+            await asyncio.sleep(0.01)
+        haproxy.close()
+        while tasks[0]():
+            await asyncio.sleep(0.01)
+            gc.collect()
 
 
 async def test_trailers_of_a_client_are_no_metadata_of_this_call_or_of_the_next() -> None:

@@ -37,6 +37,9 @@ async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: t
         assert len(told) > 1, "not all come back at once"
         assert all(1000 <= int(each) <= 1000 * RETRY_S for each in told)
         assert service.burden().inside == 1, "it has seen none of them"
+        while (seen := (await service.stats())["requests"]["refused"]) < 20:
+            await asyncio.sleep(0.02)
+        assert seen == 20, "but it counts them"
         held.set()
         assert await admitted
 
@@ -165,6 +168,37 @@ def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, 
 
     with proxy(free_port):
         asyncio.run(act())
+
+
+def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    """Streams go on, and an inference whose message has a deadline of its own."""
+    monkeypatch.setattr(grpc_proxy, "ANSWERED_S", 1)
+    inference = message("ModelInferRequest")
+    timeout = {"key": "timeout", "value": {"int64_param": 10**9}}
+    timed, stream_path = inference(parameters=[timeout]).SerializeToString(), f"/{SERVICE}/ModelStreamInfer"
+
+    async def hang(call: Call) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    async def act() -> None:
+        loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, stream_path), hang)
+        with proxy(free_port, slo_ms=200) as haproxy:
+            await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), haproxy.socket)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
+                infer, stream = channel.unary_unary(INFER), channel.stream_stream(stream_path)()
+                await stream.write(REQUEST)
+                waiting = [asyncio.ensure_future(each) for each in (infer(timed), stream.read())]
+                ended = [infer(REQUEST), infer(REQUEST, metadata=[("x-deadline-ms", "300")])]
+                for call in (*ended, channel.unary_unary(LIVE)(b"")):
+                    refused = await refusal(call)
+                    assert (refused.code().name, "not answer in time" in refused.details()) == ("UNAVAILABLE", True)
+                assert not any(call.done() for call in waiting)
+                stream.cancel()
+                for call in waiting:
+                    call.cancel()
+
+    asyncio.run(act())
 
 
 def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:

@@ -157,6 +157,17 @@ def test_a_bomb_is_never_decoded(client: DocumentedClient) -> None:
     assert time.thread_time() - began_s < 0.5
 
 
+def test_a_form_of_too_many_parts_is_not_read(client: DocumentedClient) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n1\r\n'
+    replies = [
+        client.post("/predict", content=part * count + b"--x--", headers={"Content-Type": FORM}) for count in (8, 9)
+    ]
+    assert [reply.json()["error"] for reply in replies] == [
+        "'inputs' is empty: give one input or a list of them",
+        "5 inputs in one request: 4 are allowed",
+    ]
+
+
 def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
     names, decode = list[str](), ImageEncoder.__call__
 

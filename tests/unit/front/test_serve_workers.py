@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.replica.serve_replica import ServeReplica
+from isobatch.deployments.transport.connection import MESSAGE_LIMIT_BYTES
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.deployments.transport.replica_connection import ReplicaAddress
+from isobatch.profiles.model import Words
 from tests.helpers.toy_model import Toy
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -81,8 +84,8 @@ class Scene:
             self.serve.replicas[name]._orders.warm_up = partial(warm_up, name)
         return warmed
 
-    async def runs_on(self, replica: str) -> bool:
-        return [1 async for _ in self.workers.run(replica, ORDER)] != []
+    async def runs_on(self, replica: str, order: Order = ORDER) -> bool:
+        return [1 async for _ in self.workers.run(replica, order)] != []
 
 
 @asynccontextmanager
@@ -119,6 +122,14 @@ async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(mo
         stage.serve.tell()
         await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
         assert await stage.runs_on("c")
+
+
+async def test_words_of_large_inputs_stay_in_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be longer than a message may be."""
+    words = (Words("x" * MESSAGE_LIMIT_BYTES, (), (), ()),)
+    large = replace(pack(Toy().encode([[3, 1]] * (CONFIG.by_value_bytes // 8))), words=words)
+    async with staged(monkeypatch) as stage:
+        assert await stage.runs_on("a", Order(1, frozenset(), (large,)))
 
 
 async def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:

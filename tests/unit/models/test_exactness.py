@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from isobatch.deployments.models import TorchModel
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.model import Batch, Exits
 from tests.helpers.backend_parity import assert_same, batch_for
 from tests.helpers.tiny_networks import (
@@ -181,6 +184,19 @@ def test_half_precision_equals_the_uncut_network(name: str, dtype: torch.dtype) 
     near = torch.finfo(dtype).eps if name in ROUNDED else 1e-3
     for cuts in ([], [1], [1, 2]):
         assert np.abs(run_in_splits(model, batch, cuts) - expected).max() <= near * scale
+
+
+def test_survivors_in_two_precisions_get_their_own_answers() -> None:
+    """They may come to one launch, where a GPU computes in another precision than a CPU."""
+    model, half, parts, expected = network("bert"), network("bert", dtype=torch.bfloat16), [], []
+    for before, each in zip([model, model, half, half], random_inputs("bert", 4, seed=2), strict=True):
+        survivors = before.run(each, 1, ()).survivors
+        assert survivors
+        parts.append(pack(survivors))
+        expected += list(run_in_splits(model, each, [1]))
+    departed, _ = SplitReplica(model).run(Order(model.num_blocks, frozenset(), tuple(parts)))
+    assert isinstance(departed, Departed)
+    assert np.abs(departed.exits.logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", TEXT)
