@@ -106,7 +106,7 @@ def choose_plan(profile: DecoderProfile, fleet: Sequence[Device], goal: Decoding
     ceiling = sum(count * max(best.ceiling_per_s, best.most_per_s / BUSY * output) for count, best in used)
     cost = sum(count * best.facts.device.price_per_hour for count, best in used)
     tokens = trial.texts_per_s * output
-    promise = Promise(trial.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / ceiling))
+    promise = Promise(trial.texts_per_s, goal.ttft_s, cost, max(0.0, ceiling / tokens - 1))
     plan = replace(promising(plan, tokens), promise=promise)
     return DecodingChoice(plan, trial.run, ceiling, sum(best.num_ways for best in bests))
 

@@ -49,7 +49,8 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
     assert run.run.tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
-    assert found.plan.decoding.tokens_per_s <= found.ceiling_per_s
+    assert found.plan.promise.gap == pytest.approx(found.ceiling_per_s / found.plan.decoding.tokens_per_s - 1)
+    assert found.plan.promise.gap > 0
 
 
 def test_a_plan_promises_no_more_tokens_than_the_front_passes_on() -> None:
