@@ -213,7 +213,9 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
     lengths = list(map(facts.profile.length, workload.prompts, workload.outputs))
     too_long = sum(length > facts.profile.reads for length in lengths)
     if too_long == len(lengths) or too_long > (1 - goal.share_in_time) * len(lengths):
-        return f"{too_long} of {len(lengths)} texts have more than the {facts.profile.reads} tokens that the network reads"
+        return (
+            f"{too_long} of {len(lengths)} texts have more than the {facts.profile.reads} tokens that the network reads"
+        )
     needed = facts.table.weights_bytes
     room = USED_MEMORY * device.memory_bytes
     if needed > room:
