@@ -251,10 +251,10 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
     expected = sum(sustained(counts) < goal.texts_per_s for counts in possible)
     if cheapest := cheapest_kept(possible, cost_per_hour, kept, expected):
         return cheapest
-    most = [best.count for best in bests]
-    devices = ", ".join(f"{count} {best.kind}" for count, best in zip(most, bests, strict=True))
+    all_ = [best.count for best in bests]
+    devices = ", ".join(f"{best.count} {best.kind}" for best in bests)
     raise UserError(
-        f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about {sustained(most):.4g} within {_limits(goal)}"
+        f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about {sustained(all_):.4g} within {_limits(goal)}"
     )
 
 

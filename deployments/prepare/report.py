@@ -60,8 +60,8 @@ def _counts_of_one(truth: Labels, full: Labels, exits: Labels) -> NDArray[np.int
 
 def _counts_of_several(truth: Labels, full: Labels, exits: Labels) -> NDArray[np.int64]:
     """The same where an input may have several labels."""
-    truth, full, exits = (each > 0 for each in (truth, full, exits))
-    each = (truth, full, exits, truth & full, truth & exits, truth & full & exits)
+    members, before, after = (each > 0 for each in (truth, full, exits))
+    each = (members, before, after, members & before, members & after, members & before & after)
     return np.array([flags.sum(axis=0) for flags in each])
 
 
