@@ -90,7 +90,8 @@ def simulate_texts(
         group = groups[0]
         if len(groups) > 1:
             for replica in replicas:
-                replica.run_until(text.due_s)
+                if replica.names and replica.clock.now_s < text.due_s:  # others have nothing to do, and are many
+                    replica.run_until(text.due_s)
             group = groups[emptiest_first([sum(len(each.names) for each in group) for group in groups], shares)[0]]
         candidates = random.sample(group, min(len(group), CANDIDATES))
         for replica in candidates:
