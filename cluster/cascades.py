@@ -164,10 +164,10 @@ class Tryout:
         """The mean and the 99th percentile, in seconds; None where no plan keeps the deadline."""
         if row.plan is None:
             return None
-        profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s
+        facts, seconds = self._facts(row.profile), SIMULATED / rate_per_s
         times_s = arrivals("poisson", rate_per_s, seconds, seed=0)
         blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
-        report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
+        report = simulate(World(row.plan, facts, self.slo_s), [(times_s, blocks)], seconds)
         return report.tally.mean_s, report.tally.quantile_s(0.99)
 
     def with_simulated_plan(self, row: Contender) -> Contender:
@@ -182,12 +182,11 @@ class Tryout:
         return problem(profile, self.devices, links_between(self.devices), length=profile.length)
 
     def _row(self, made: CalibratedCombination, combination: Combination, chosen: Indices) -> Contender:
-        profile = self._profile(made, [self.timed[number] for number in combination.members], chosen, combination)
+        profile = self._profile(made, combination, chosen)
         return Contender(made, chosen, made.figures(chosen), made.hopeful(chosen), profile, self._plan(profile))
 
-    def _profile(
-        self, made: CalibratedCombination, levels: Sequence[Timed], chosen: Indices, combination: Combination
-    ) -> Profile:
+    def _profile(self, made: CalibratedCombination, combination: Combination, chosen: Indices) -> Profile:
+        levels = [self.timed[number] for number in combination.members]
         tokens, num_labels = self.tokens[combination.members[0]], made.members[0].head.shape[1]
         return Profile(
             " > ".join(member.name for member in made.members),

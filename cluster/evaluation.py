@@ -54,6 +54,7 @@ from isobatch.profiles.model import Words
 from isobatch.profiles.promise import RULES, ExitPromise
 from isobatch.profiles.ranking import RankedLists
 
+Predicted = Sequence[PredictedAnswer]
 SCORE_NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
@@ -89,14 +90,12 @@ class Evaluation:
         return json.dumps({"schema_version": 1, **asdict(self), "classes": classes}, indent=2)
 
 
-def _compared(exits: Sequence[PredictedAnswer], num_blocks: int, agreement: Interval) -> Evaluation:
+def _compared(exits: Predicted, num_blocks: int, agreement: Interval) -> Evaluation:
     """What is known without labels."""
     return Evaluation(len(exits), agreement, _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits])))
 
 
-def evaluated(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[np.int64] | None, num_blocks: int
-) -> Evaluation:
+def evaluated(full: Predicted, exits: Predicted, truth: NDArray[np.int64] | None, num_blocks: int) -> Evaluation:
     """`full` and `exits` are the answers without exits and with them, to the same inputs."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
     known = _compared(exits, num_blocks, _share(full_answers == early))
@@ -112,7 +111,7 @@ def evaluated(
 
 
 def evaluated_words(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, given: Indices | None,
+    full: Predicted, exits: Predicted, truth: Indices | None, given: Indices | None,
     num_blocks: int, names: Sequence[str],
 ) -> Evaluation:  # fmt: skip
     """The same where words are answered: shares of a text's words, and every text counts alike.
@@ -145,9 +144,7 @@ def _with_accuracy(known: Evaluation, in_full: NDArray[np.float64], with_exits: 
     return replace(known, full_accuracy=before, accuracy=after, lost=lost)
 
 
-def evaluated_labels(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
-) -> Evaluation:
+def evaluated_labels(full: Predicted, exits: Predicted, truth: Indices | None, num_blocks: int) -> Evaluation:
     """The same where inputs have several labels: shares of an input's labels that are rightly given or not given."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
     known = _compared(exits, num_blocks, _of_losses((full_answers == early).mean(axis=1)))
@@ -164,7 +161,7 @@ def evaluated_labels(
 
 
 def evaluated_scores(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[Any] | None,
+    full: Predicted, exits: Predicted, truth: NDArray[Any] | None,
     lists: Indices | None, num_blocks: int, tolerance: float, are_numbers: bool,
 ) -> Evaluation:  # fmt: skip
     """The same where inputs have a score. `lists`: the number of each document's list, whose relevance is the truth."""
@@ -183,9 +180,7 @@ def evaluated_scores(
     return replace(known, scores=scores)
 
 
-def evaluated_pixels(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
-) -> Evaluation:
+def evaluated_pixels(full: Predicted, exits: Predicted, truth: Indices | None, num_blocks: int) -> Evaluation:
     """The same where pixels are labelled: shares of a picture's pixels, of those that have a label in `truth`."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
     known = _compared(exits, num_blocks, _of_losses((full_answers == early).mean(axis=1)))
@@ -204,9 +199,8 @@ def evaluated_pixels(
 
 
 def evaluated_points(
-    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Floats | None, num_blocks: int,
-    task: Keypoints, tolerance: float,
-) -> Evaluation:  # fmt: skip
+    full: Predicted, exits: Predicted, truth: Floats | None, num_blocks: int, task: Keypoints, tolerance: float
+) -> Evaluation:
     """The same where points are found: shares of a picture's points that are near, of those that `truth` has (PCK)."""
     in_full, early = (task.on_maps(np.array([each.label for each in answers])) for answers in (full, exits))
     known = _compared(exits, num_blocks, _of_losses(are_near(in_full, early, tolerance).mean(axis=1)))
@@ -320,7 +314,7 @@ def served(
         raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 
 
-def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: ServedModel) -> None:
+def check_same_network(url: str, answers: Predicted, network: ServedModel) -> None:
     """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
     labels, num_blocks = network.labels, network.num_blocks
     for each in answers:

@@ -110,8 +110,8 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
             profile.table(kind)  # raises if it has no table for this kind
         return [device(kind, count) for kind, count in config.devices.items()]
     counts = dict(has() if has else resources.devices_on(ray_facts.nodes()))
-    if config.cpus_per_replica:  # the front takes a CPU, and each replica on the CPU its share
-        counts["cpu"] = int((counts.get("cpu", 0) - 1) / config.cpus_per_replica)
+    if config.cpus_per_replica:  # each front takes a CPU, and each replica on the CPU its share
+        counts["cpu"] = int((counts.get("cpu", 0) - config.front_cpus) / config.cpus_per_replica)
     devices = [device(kind, count) for kind, count in counts.items() if kind in profile.kinds and count > 0]
     if not devices:
         raise UserError(

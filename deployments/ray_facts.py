@@ -28,7 +28,7 @@ _NODE_ANSWERS_WITHIN_S = 120.0  # the node may have to start a process first
 _REPLICA_ANSWERS_WITHIN_S = 10.0
 _AUTOSCALER_ANSWERS_WITHIN_S = 5.0
 _REQUESTED = "asked:"  # followed by an application's name: the key of its request to the autoscaler
-_FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
+_FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.(?P<kind>.+)")  # the name of an application of replicas
 
 # Nodes
 
@@ -256,6 +256,15 @@ def front_of(name: str) -> str:
     """
     fleet = _FLEET.fullmatch(name)
     return fleet["front"] if fleet else name
+
+
+def kind_in(name: str) -> str:
+    """The kind of device of an application of replicas.
+
+    >>> kind_in("shop.de.3f9a01.a100-1g.10gb")
+    'a100-1g.10gb'
+    """
+    return _FLEET.sub(r"\g<kind>", name)
 
 
 def declared_applications() -> list[dict[str, Any]]:

@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from isobatch.deployments.own_cores import usable_cores
+
 _HAPROXY_SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"
 
 SETTINGS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+    "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, usable_cores())),
     # HAProxy's report of each request to Ray would take about 50 us, and the front counts requests anyway.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     # Adds a middleware that answers predictions without Serve's handling of requests, which takes longer than our own.

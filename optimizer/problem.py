@@ -9,6 +9,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import ORIGINS, LatencyTable
+from isobatch.profiles.lengths import Lengths
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Problem:
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
+    lengths: Lengths | None = None  # those whose mean `length` is; None: all inputs are alike
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
     exits: ExitProfile | None = None  # if set, scores and simulations take the survival of their plan's ramps from here
     keeps_open: bool = False  # a plan opens all ramps at which inputs leave, or none
@@ -135,4 +137,5 @@ def problem(
         survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
     known = exits if exits and exits.sure and exits.survival[-1] < 1 else None
-    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, profile.edges, known)
+    lengths = profile.lengths if profile.length == length else None
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, lengths, profile.edges, known)

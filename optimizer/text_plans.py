@@ -96,6 +96,10 @@ class DecodingFacts:
         workload = self.profile.workload
         return int(self.kv_bytes(goal) // (self.position_bytes * (workload.prompt + workload.output)))
 
+    def longest_held(self, goal: DecodingGoal) -> int:
+        """The tokens of the longest text that fits into the memory for KV; with an encoder, its source has KV, too."""
+        return self.kv_bytes(goal) // (self.position_bytes * (1 + self.profile.has_encoder)) - PAGE
+
 
 def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
     """The blocks before which the network may be cut: behind each ramp, or at its end, which is no cut."""
@@ -220,7 +224,7 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
     room = USED_MEMORY * device.memory_bytes
     if needed > room:
         return f"the weights need {needed / 1e9:.3g} GB, and {device.kind} has {room / 1e9:.3g} GB"
-    positions = sum(workload.longest) + PAGE
+    positions = max(map(sum, zip(workload.prompts, workload.outputs, strict=True))) + PAGE
     if facts.profile.has_encoder:  # the encoder may read as many tokens as are written
         prompt, output = workload.longest
         positions = 2 * (max(prompt, output + 1) + PAGE)

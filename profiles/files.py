@@ -196,15 +196,16 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all of a text or nothing: a crash leaves the old file."""
+    """Write all of a text or nothing: a crash leaves the old file. The file ends with one line break."""
+    text = text.removesuffix("\n") + "\n"
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
-        path.write_text(text + "\n")
+        path.write_text(text)
         return
     path = path.resolve()  # a link stays one
     beside = path.with_suffix(path.suffix + ".part")
     try:
         with naming_target(beside, path):
-            beside.write_text(text + "\n")
+            beside.write_text(text)
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -18,6 +18,10 @@ class FilePart(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def write(self, path: Path) -> None:
+        """Write a file that holds only this part."""
+        path.write_text(self.model_dump_json(indent=2) + "\n")
+
 
 class ExitPromise(FilePart):
     """Other inputs of the same kind lose no more than `max_loss`, with probability `confidence`."""

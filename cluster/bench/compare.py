@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Scored, Source, scored, tried
+from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from isobatch.cluster.load.workloads import arrivals, highest
 from isobatch.deployments.dispatch.route import Route, route_of
 from isobatch.optimizer import Objective, evaluate, optimize, problem
@@ -43,6 +43,7 @@ LOOSER = (1.0, 1.6, 2.5)  # plans are made for these multiples of the SLO
 ROOMY_BYTES = 1 << 50  # a memory that limits no plan
 UNLIMITED_GBIT_PER_S = 1e30  # a link that delays no launch
 SPAN = 4  # a trial should last at least this many times the SLO
+BestPlan = tuple[Plan | None, DeviceTrial]  # the best of a system's plans (None: no plan keeps the SLO), and its trial
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,6 @@ def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str
 
 
 @dataclass(frozen=True)
-class BestPlan:
-    """The best of a system's plans (None: no plan keeps the SLO), and its trial."""
-
-    plan: Plan | None
-    trial: DeviceTrial
-
-
-@dataclass(frozen=True)
 class Bench:
     """A network on one device, with its profile and inputs for it."""
 
@@ -141,7 +134,8 @@ class Bench:
         return {slo_ms: gain for slo_ms, each in objectives.items() for gain in batch_gains(facts, each)}
 
     def _best(self, ways: Sequence[Plan], facts: Problem, slo_s: float, seconds: float, seed: int) -> BestPlan:
-        best = BestPlan(None, DeviceTrial(seconds, slo_s))
+        best: Plan | None = None
+        trial = DeviceTrial(seconds, slo_s)
         for plan in ways:
             route = route_of(plan, facts.for_plan(plan), [GROUP])
 
@@ -149,16 +143,15 @@ class Bench:
                 due_s = arrivals("poisson", rate, max(seconds, self.least / rate), seed)
                 return tried(route, self.model, self.stopwatch, self.source, slo_s, due_s)
 
-            trial = sustained(at, best.trial.goodput_per_s, MOST * evaluate(plan, facts).goodput_per_s)
-            best = BestPlan(plan, trial) if trial else best
-        return best
+            if better := sustained(at, trial.goodput_per_s, MOST * evaluate(plan, facts).goodput_per_s):
+                best, trial = plan, better
+        return best, trial
 
     def _row(
         self, system: str, slo_ms: float, runs: Sequence[BestPlan], facts: Problem, bound: float,
-        score: Callable[[tuple[int, ...]], Scored],
+        score: Callable[[tuple[int, ...]], tuple[float | None, float]],
     ) -> ComparedSystem:  # fmt: skip
-        median_run = sorted(runs, key=lambda run: run.trial.goodput_per_s)[len(runs) // 2]
-        plan, trial = median_run.plan, median_run.trial
+        plan, trial = sorted(runs, key=lambda run: run[1].goodput_per_s)[len(runs) // 2]
         if plan is None:
             return ComparedSystem(system, slo_ms, 0.0, 0.0, bound, None, None, None, None, "nothing keeps this SLO")
         promised_per_s, times = evaluate(plan, facts).goodput_per_s, (trial.latency_ms(0.5), trial.latency_ms(0.99))

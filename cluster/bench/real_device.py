@@ -21,7 +21,7 @@ from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
 from isobatch.deployments.dispatch.route import Route, stops
 from isobatch.profiles.measure import Stopwatch
-from isobatch.profiles.model import Batch, Exits, Label, Launched, SplitModel
+from isobatch.profiles.model import Batch, Launched, SplitModel
 
 GROUP = DEVICE = "device"  # the only group, with the only replica
 SCORED_AT_ONCE = 32  # inputs of a launch that scores answers
@@ -33,13 +33,6 @@ class Offered(NamedTuple):
 
     batch: Batch
     due_s: float
-    number: int  # its index among the source's inputs
-
-
-class Computed(NamedTuple):
-    offered: Offered
-    label: Label
-    block: int
 
 
 @dataclass(frozen=True)
@@ -57,10 +50,7 @@ class DeviceTrial:
     seconds: float
     slo_s: float
     offered: int = 0
-    labels: NDArray[np.int64] | None = None  # of the source's inputs, where they are known
     latencies_s: list[float] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    right: list[bool] = field(default_factory=list)
     ended_s: float = 0.0  # when the last answer was given
     gone: int = 0  # inputs that got no answer
 
@@ -90,17 +80,9 @@ class DeviceTrial:
     def latency_ms(self, share: float) -> float | None:
         return 1e3 * float(np.quantile(self.latencies_s, share)) if self.latencies_s else None
 
-    @property
-    def accuracy(self) -> float | None:
-        return float(np.mean(self.right)) if self.right else None
-
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
-        each: Computed
-        for each in departure.answers:
-            self.latencies_s.append(now_s - each.offered.due_s)
-            self.blocks.append(each.block)
-            if self.labels is not None:
-                self.right.append(each.label == int(self.labels[each.offered.number]))
+        for due_s in departure.answers:
+            self.latencies_s.append(now_s - due_s)
             self.ended_s = now_s
 
     def refuse(self, at_s: float, weight: int) -> None:
@@ -120,7 +102,7 @@ class RealDevice:
 
     def __init__(self, model: SplitModel, stopwatch: Stopwatch) -> None:
         self._model, self._stopwatch = model, stopwatch
-        self._offered: dict[Ticket, Offered] = {}  # inputs inside
+        self._due_s: dict[Ticket, float] = {}  # of the inputs inside
         self._free_s = 0.0
 
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
@@ -131,7 +113,8 @@ class RealDevice:
             ends_s += took_s
             leaving, rows = rows[launched.exits.rows].tolist(), np.delete(rows, launched.exits.rows)
             if leaving:
-                departures.append(Departure(ends_s, stop, leaving, self._answers(launch, leaving, launched.exits)))
+                due_s = [self._due_s.pop(launch.tickets[row]) for row in leaving]
+                departures.append(Departure(ends_s, stop, leaving, due_s))
             survivors = launched.survivors
         self._free_s = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
@@ -142,16 +125,12 @@ class RealDevice:
         return group
 
     def _places(self, launch: Launch) -> Sequence[Place]:
-        """The batches of a launch's inputs. New inputs are unpacked, and remembered until they leave."""
+        """The batches of a launch's inputs. When new ones were due is remembered until they leave."""
         if launch.cursor:
             return launch.places
-        self._offered |= {ticket: place.payload for ticket, place in zip(launch.tickets, launch.places, strict=True)}
-        return [Place(place.payload.batch, place.row) for place in launch.places]
-
-    def _answers(self, launch: Launch, rows: Sequence[int], exits: Exits) -> list[Computed]:
-        offered = [self._offered.pop(launch.tickets[row]) for row in rows]
-        labels = (label for label, _ in exits.answers())
-        return [Computed(*each) for each in zip(offered, labels, exits.blocks.tolist(), strict=True)]
+        offered: list[Offered] = [place.payload for place in launch.places]
+        self._due_s |= {ticket: each.due_s for ticket, each in zip(launch.tickets, offered, strict=True)}
+        return [Place(each.batch, 0) for each in offered]
 
 
 def tried(
@@ -161,7 +140,7 @@ def tried(
 
     The trial ends early once too many inputs are late.
     """
-    trial = DeviceTrial(float(due_s[-1]), slo_s, len(due_s), source.labels)
+    trial = DeviceTrial(float(due_s[-1]), slo_s, len(due_s))
     dispatcher = Dispatcher(route, {GROUP: [DEVICE]}, Limits(retries=0))
     loop = EventLoop(dispatcher, RealDevice(model, stopwatch), trial, slo_s)
     look_each = -(-len(due_s) // LOOKS)
@@ -170,8 +149,7 @@ def tried(
         for number, due in enumerate(due_s.tolist()):
             if number % look_each == 0 and trial.hopeless:
                 return
-            row = number % len(source.inputs)
-            yield due, Place(Offered(source.inputs[row], due, row), 0), 1, False
+            yield due, Place(Offered(source.inputs[number % len(source.inputs)], due), 0), 1, False
 
     loop.arrive(offered())
     if not trial.hopeless:
@@ -179,15 +157,11 @@ def tried(
     return trial
 
 
-class Scored(NamedTuple):
-    """How well a network answers with some ramps active, whatever the load."""
+def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> tuple[float | None, float]:
+    """The accuracy with these ramps, and the share of the blocks that an input runs on average.
 
-    accuracy: float | None
-    mean_depth: float  # the share of the blocks that an input runs
-
-
-def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
-    """The score over every input of the source, each once. Trials answer different numbers of inputs."""
+    Every input of the source is answered once. Trials answer different numbers of inputs.
+    """
     blocks, labels = np.zeros((2, len(source.inputs)), np.int64)
     for start in range(0, len(source.inputs), SCORED_AT_ONCE):
         some = source.inputs[start : start + SCORED_AT_ONCE]
@@ -203,7 +177,7 @@ def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
                 break
             batch = launched.survivors
     right = None if source.labels is None else float(np.mean(labels == source.labels))
-    return Scored(right, float(np.mean(blocks + 1)) / model.num_blocks)
+    return right, float(np.mean(blocks + 1)) / model.num_blocks
 
 
 def parts(

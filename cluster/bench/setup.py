@@ -1,11 +1,12 @@
 """Turns a user's request into a network on a backend, with its table, its exits and its inputs."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isobatch.cluster.bench.compare import Bench
@@ -36,7 +37,6 @@ from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
-from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name, stopwatch_for
 from isobatch.profiles.model import Batch
 
@@ -97,22 +97,8 @@ class BenchRequest:
     labels: Mapping[str, str] = field(default_factory=dict)  # labels of the head by the file's labels
 
 
-@dataclass(frozen=True)
-class PreparedBench:
-    bench: Bench
-    table: LatencyTable
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RecordedInputs:
-    """Real inputs, and the label of each as a number, where the file has labels."""
-
-    values: list[Any]
-    labels: np.ndarray[Any, np.dtype[np.int64]] | None
-
-
-def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
+def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> tuple[Bench, tuple[str, ...]]:
+    """A bench with one table, and notes on its measurement."""
     backends.compute_with(request.threads)
     int8 = request.dtype == backends.INT8
     int8_demo = int8 and request.model == DEMO_NAME
@@ -124,11 +110,11 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
-    recorded = _recorded(request, folder)
-    network = exact if recorded else with_recorded_exits(exact)
+    values, labels = _recorded(request, folder)
+    network = exact if values else with_recorded_exits(exact)
     progress("choosing the backend")
     model = backends.on_backend(network, folder, request.backend, int8=int8)
-    length = request.length if recorded is None else _typical_length(model, recorded)
+    length = _typical_length(model, values) if values else request.length
     inputs = sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
@@ -138,11 +124,11 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     # Without a replica, a launch costs no more than a stop.
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
     progress("counting exits")
-    exits = _counted(model, folder, recorded) if recorded else _known_exits(request.model, exact)
+    exits = _counted(model, folder, values) if values else _known_exits(request.model, exact)
     profile = Profile(folder.name, (table,), exits)
     source = _drawn(inputs, exits)
-    if recorded:
-        source = Source([model.encode([value]) for value in recorded.values], recorded.labels)
+    if values:
+        source = Source([model.encode([value]) for value in values], labels)
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
 
     def ready(plan: Plan) -> None:
@@ -151,32 +137,33 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
 
     if request.data:
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
-    return PreparedBench(Bench(model, profile, kind, source, watch, largest, make_ready=ready), table, notes)
+    return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
 
 
-def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
+def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Any], NDArray[np.int64] | None]:
+    """Real inputs, if there are any, and the label of each as a number, where the file has labels."""
     if request.data is None and request.model == DEMO_NAME:
         images, labels = demo_digits(request.max_rows)
-        return RecordedInputs(list(images), labels)
+        return list(images), labels
     if request.data is None:
-        return None
+        return [], None
     sample = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
     if not sample:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)
-    return RecordedInputs([row.value for row in sample], labels_of(sample, request.data, names))
+    return [row.value for row in sample], labels_of(sample, request.data, names)
 
 
-def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
+def _typical_length(model: BackedModel, values: Sequence[Any]) -> int:
     """A long length among the inputs (the 90th percentile): a profile for it promises too little, not too much."""
-    lengths = model.encode(recorded.values[:INVENTED]).lengths
+    lengths = model.encode(values[:INVENTED]).lengths
     return 1 if lengths is None else int(np.quantile(lengths, 0.9))
 
 
-def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
+def _counted(model: BackedModel, folder: Path, values: Sequence[Any]) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
     backends.make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
-    return count_exits(model, in_batches(model, recorded.values)).exits
+    return count_exits(model, in_batches(model, values)).exits
 
 
 def _known_exits(name: str, exact: TorchModel) -> ExitProfile:

@@ -55,16 +55,15 @@ def bench(
             model, data, device, dtype, backend, length, largest, budget, threads, max_rows,
             reading.data_columns, pairs_of(labels),
         )  # fmt: skip
-        made = setup.make(request, status.update)
-        rows = list(made.bench.compare(slos, seconds, rounds=1, progress=status.update))
-    title = f"{made.bench.profile.model}: {made.table.source}"
-    gains = made.bench.gains(slos)
-    compare.write(rows, made.bench.profile.model, made.table, out, gains)
+        made, notes = setup.make(request, status.update)
+        rows = list(made.compare(slos, seconds, rounds=1, progress=status.update))
+    model, (table,), gains = made.profile.model, made.profile.tables, made.gains(slos)
+    compare.write(rows, model, table, out, gains)
     if as_json:
         print(out.read_text(), end="")
         return
-    console.print(compare.table(rows, title))
-    notes = (*made.notes, *compare.unkept(rows, made.table), *compare.too_short(slos, seconds))
+    console.print(compare.table(rows, f"{model}: {table.source}"))
+    notes += (*compare.unkept(rows, table), *compare.too_short(slos, seconds))
     for note in (*compare.plan_lines(rows), *compare.gain_lines(gains), *notes):
         console.print(note, highlight=False)
     console.print(f"written to {out}")

@@ -11,7 +11,7 @@ from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CascadeOptions:
+class CascadeOptions:
     models: Annotated[
         list[str], typer.Argument(help="Directories or hub ids, from the smallest to the largest; prepared or not.")
     ]
@@ -38,13 +38,8 @@ class _CascadeOptions:
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class CascadeOptions(ReadingOptions, _CascadeOptions):
-    """The options of the command, and those for the file."""
-
-
-@with_options(options=CascadeOptions)
-def cascade(options: CascadeOptions) -> None:
+@with_options(options=CascadeOptions, reading=ReadingOptions)
+def cascade(options: CascadeOptions, reading: ReadingOptions) -> None:
     """Combine small and large networks, and write the combination that serves most within the allowed loss.
 
     Each network runs once over the data. Each network alone, each with its exits, and all their cascades are planned
@@ -55,4 +50,4 @@ def cascade(options: CascadeOptions) -> None:
     from isobatch.cluster.commands.cascade_run import run
 
     above_0("--slo-ms", options.slo_ms)
-    run(options)
+    run(options, reading)

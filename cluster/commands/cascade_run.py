@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
 from isobatch.cluster.commands import Metric, share
-from isobatch.cluster.commands.shared_options import label_names
+from isobatch.cluster.commands.cascade import CascadeOptions
+from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
@@ -30,10 +30,7 @@ from isobatch.deployments.progress import busy, show
 from isobatch.deployments.tasks import CLASSIFICATION
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import save
-
-if TYPE_CHECKING:
-    from isobatch.cluster.commands.cascade import CascadeOptions
+from isobatch.profiles.files import save, write_whole
 
 RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the rate that the last network alone sustains
 COLUMNS = (
@@ -42,7 +39,7 @@ COLUMNS = (
 LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 
-def run(options: "CascadeOptions") -> None:
+def run(options: CascadeOptions, reading: ReadingOptions) -> None:
     policy = options.policy if ":" in options.policy else f"isobatch.deployments.exits:{options.policy}"
     check_policy(Ramps(ExitRules(policy=policy)), "--policy")
     metric: Metric = options.metric or "accuracy"
@@ -51,7 +48,7 @@ def run(options: "CascadeOptions") -> None:
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
-    rows = options.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
+    rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
     names = label_names(checkpoint.label_names(folders[-1]), options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
     if sample.labels is None:
@@ -113,7 +110,7 @@ def _truth(sample: Sample, candidates: list[Candidate]) -> torch.Tensor:
 
 
 def _trial(
-    console: Console, options: "CascadeOptions", candidates: list[Candidate], sample: Sample, terms: ComparisonTerms,
+    console: Console, options: CascadeOptions, candidates: list[Candidate], sample: Sample, terms: ComparisonTerms,
     kinds: tuple[Device, ...],
 ) -> Tryout:  # fmt: skip
     compute_with(options.threads)
@@ -147,7 +144,7 @@ def _write(
     save(profile, out / PROFILE)
     assert taken.plan, "This is a bug: a combination without a plan is never taken."
     plan = replace(taken.plan, model=profile.model, weights=profile.weights)
-    (out / PLAN).write_text(plan.to_json() + "\n")
+    write_whole(out / PLAN, plan.to_json())
     console.print(sentence(taken, rules), highlight=False)
     console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other model", highlight=False)
 

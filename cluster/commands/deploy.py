@@ -106,14 +106,15 @@ def kubernetes(
     """
     import sys
 
-    from isobatch.cluster.serving.kubernetes import KubernetesPlace, as_yaml, files, labels, objects
+    from isobatch.cluster.serving.kubernetes import as_yaml, files, labels, objects
     from isobatch.cluster.serving.serve_file import serve_file
 
-    content, place = serve_file(file, {}), KubernetesPlace(image, storage_class, labels(nodes or ()))
+    content = serve_file(file, {})
+    text = as_yaml(objects(content, image, storage_class, labels(nodes or ())))
     if out:
-        out.write_text(as_yaml(objects(content, place)))
+        out.write_text(text)
     else:
-        print(as_yaml(objects(content, place)), end="")
+        print(text, end="")
     for here, there in files(content).items():
         print(f"the image needs {here} as {there}", file=sys.stderr)
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from isobatch.cluster.serving.capacity import Gpu, gpus_by_driver
 from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.own_cores import usable_cores
 from isobatch.profiles.errors import UserError
 
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
@@ -199,7 +200,7 @@ def _room(folder: Path, least_bytes: int) -> CheckResult:
 
 
 LOOKS: dict[str, Callable[[], CheckResult]] = {
-    "python": lambda: (f"{sys.version.split()[0]}, {os.cpu_count()} processors", ""),
+    "python": lambda: (f"{sys.version.split()[0]}, {usable_cores()} processors", ""),
     "packages": _packages,
     "devices": _devices,
     "onnx runtime": _onnx_runtime,

@@ -1,7 +1,5 @@
 """`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -124,7 +122,7 @@ def _end(
         if body:
             console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
     console.print(written)
-    if summary.failed:
+    if report.is_failure(summary.outcomes):
         raise typer.Exit(1)
 
 

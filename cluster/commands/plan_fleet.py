@@ -322,7 +322,7 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
         content.append(_arbiter(planned, members))
         soon = standby or any(each.entry.park_after_s for each, _ in members)
         content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S} if soon else {}
-    out.write_text(yaml.safe_dump({"applications": content}))
+    write_whole(out, yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 
 

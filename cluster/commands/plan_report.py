@@ -167,7 +167,7 @@ def _promise(result: PlanResult) -> Table:
         table.add_row(f"  {part}", f"{seconds * 1e3:.1f} ms")
     table.add_row("cost", f"${score.cost_per_hour:,.2f} per hour")
     if score.cost_per_hour:
-        table.add_row("inputs per dollar", f"{score.goodput_per_s * 3600 / score.cost_per_hour:,.0f}")
+        table.add_row("inputs per dollar", f"{_goodput_per_s(result.plan, score) * 3600 / score.cost_per_hour:,.0f}")
     if result.plan.promise and not result.score.broken:
         gap = result.plan.promise.gap
         proved = "yes, proved" if gap == 0 else f"within {gap:.2%}, proved"

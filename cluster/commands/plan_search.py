@@ -3,7 +3,6 @@
 Meanwhile the best plan so far is shown on a line that changes, until the time is over or Ctrl-C is pressed.
 """
 
-import os
 import signal
 import sys
 import threading
@@ -22,10 +21,12 @@ from rich.status import Status
 from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
+from isobatch.cluster.simulator.candidates import Find
 from isobatch.cluster.simulator.cells import world_of
 from isobatch.cluster.simulator.cores import Cores
-from isobatch.cluster.simulator.sustained import SHORT_SLOS, sustained_in
+from isobatch.cluster.simulator.sustained import SHORT_SLOS, inputs_of, sustained_in
 from isobatch.cluster.simulator.tails import Tails
+from isobatch.deployments.own_cores import usable_cores
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.effort import EFFORT
@@ -43,6 +44,7 @@ from isobatch.profiles.files import Profile
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
+SIMULATED_PER_S = 15_000  # inputs that a core of 2021 simulates in a second
 
 
 class LivePlan:
@@ -85,6 +87,11 @@ class LivePlan:
         if self._stopped:
             return 0.0
         return None if self._seconds == inf else max(0.0, self._seconds - (self._clock() - self._began_s))
+
+    def fits(self, inputs: float) -> bool:
+        """Whether so many inputs can be simulated in the time that is left."""
+        left_s = self.left_s
+        return left_s is None or inputs <= left_s * usable_cores() * SIMULATED_PER_S
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
@@ -135,9 +142,10 @@ if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
 
 # Simulates a plan and others near it; None: no plan is simulated.
-Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
+Simulate = Callable[[Plan, Problem, Objective, Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
+ROUGH_RUNS = 10  # that find what a plan sustains at both ends of an interval, about
 
 
 def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
@@ -215,22 +223,32 @@ def searched(
         last,
         not_simulated="" if last.simulated else why_not,
         batch_gains=(*batch_gains(last.facts, within),),
-        between_per_s=_between_per_s(last, within.slo_s),
+        between_per_s=_between_per_s(last, within.slo_s, live),
     )
 
 
-def _between_per_s(result: PlanResult, slo_s: float | None) -> tuple[float, float] | None:
-    """What the plan sustains if all estimated times are at the long end of their interval, and at the short end."""
-    facts, promised = result.facts, result.plan.promise
-    if promised is None or not any(facts.table(kind).interval for kind in result.plan.devices()):
+def _between_per_s(result: PlanResult, slo_s: float | None, live: LivePlan) -> tuple[float, float] | None:
+    """What the plan sustains if all estimated times are at the long end of their interval, and at the short end.
+
+    It is simulated, as the promise was, where there is time; otherwise the promise changes as the estimate does.
+    """
+    plan, facts, promised = result.plan, result.facts, result.plan.promise
+    if promised is None or not any(facts.table(kind).interval for kind in plan.devices()):
         return None
     problems = [replace(facts, tables=tuple(table.at_end_of_interval(end) for table in facts.tables)) for end in (1, 0)]
-    if result.simulated and slo_s:
-        with Cores(min(len(problems), os.cpu_count() or 1)) as cores:
-            low, high = cores.each(partial(_roughly_sustained_per_s, result.plan, slo_s), problems)
+    if result.simulated and slo_s and live.fits(ROUGH_RUNS * _rough_inputs(plan, facts, slo_s)):
+        with Cores(min(len(problems), usable_cores())) as cores:
+            low, high = cores.each(partial(_roughly_sustained_per_s, plan, slo_s), problems)
     else:
-        low, high = (evaluate(result.plan, each).goodput_per_s for each in problems)
+        times = promised.goodput_per_s / evaluate(plan, facts).goodput_per_s
+        low, high = (times * evaluate(plan, each).goodput_per_s for each in problems)
     return min(low, promised.goodput_per_s), max(high, promised.goodput_per_s)
+
+
+def _rough_inputs(plan: Plan, facts: Problem, slo_s: float) -> int:
+    """The inputs of one run in a small cell."""
+    world = world_of(plan, facts, slo_s, choice.HURRIED_CELL, 2 * choice.HURRIED_CELL)
+    return inputs_of(world, evaluate(plan, facts).goodput_per_s, FEWEST_INPUTS, SHORT_SLOS)
 
 
 def _roughly_sustained_per_s(plan: Plan, slo_s: float, facts: Problem) -> float:
@@ -281,13 +299,13 @@ def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | N
         live.allow(1.0)
         return None
 
-    def simulate(plan: Plan, facts: Problem, objective: Objective, find: choice.Find) -> choice.SimulatedChoice | None:
+    def simulate(plan: Plan, facts: Problem, objective: Objective, find: Find) -> choice.SimulatedChoice | None:
         live.allow(CHOOSING)
         if choice.why_not_simulated(facts, objective):
             return None
         effort = replace(
             _hurried(options.seconds), out_of_time=live.is_over, in_time=in_time, better=live.better,
-            hurries=live.is_stopped,
+            fits=live.fits,
         )  # fmt: skip
         if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
             effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))
@@ -344,6 +362,6 @@ def plan_result(
     if better:
         chosen, objective = better.plan, replace(objective, slo_s=None)
     if chosen is None:
-        raise UserError(reason(facts, objective))
+        raise UserError(reason(facts, replace(objective, slack=0.0) if simulate else objective))
     plan = facts.annotated(chosen)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -10,14 +10,14 @@ from rich.table import Table
 from isobatch.cluster.commands import check_writable
 from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
 from isobatch.deployments.decoding.config import cached_profile
-from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
-from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import differ
+from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.files import differ, write_whole
 from isobatch.profiles.promise import RULES
 from isobatch.profiles.text_profile import PROJECT, DecoderProfile, load_text_profile
 
@@ -34,7 +34,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     with Console(stderr=True).status("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:
-        out.write_text(choice.plan.to_json() + "\n")
+        write_whole(out, choice.plan.to_json())
     if options.as_json:
         shares = {name: getattr(choice.run, name) for name in ("ttft_kept", "tpot_kept")}
         figures = {"tokens_per_s": tokens_per_s(choice.plan), **shares, "ceiling_tokens_per_s": choice.ceiling_per_s}
@@ -111,7 +111,7 @@ def profile_for(source: Path, file: Path | None, exits: str) -> DecoderProfile:
 def _steps(source: Path, exits: str) -> str:
     """The commands that a plan of a network without a profile needs, in order."""
     rules = source / RULES
-    if exits != PROJECT or (rules.exists() and read_decoder_rules(rules).project):
+    if exits != PROJECT or (rules.exists() and read_model(rules, DecoderRules).project):
         return f"isobatch profile {source}"
     return (
         f"isobatch prepare {source} --data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"

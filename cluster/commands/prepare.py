@@ -59,8 +59,6 @@ class _CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
-    """The options for a network that classifies."""
-
     ramp: Annotated[Kind, "light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear)."] = "light"
     own_exits: Annotated[bool, "The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."] = False
     exit_names: Annotated[Path | None, "A JSON file with the names of other exits (docs/prepare.md)."] = None
@@ -97,8 +95,6 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderPrepareOptions(TextFileOptions, _CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
-
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help=f"For a decoder: tokens to write after each text; {MAX_TOKENS} if not given."),
@@ -192,10 +188,8 @@ def _prepare_classifier(
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
         gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
-        these = (
-            f"for networks that give an input {gives.get(metric, 'one label')}; for this one: {', '.join(task.metrics)}"
-        )
-        raise UserError(f"--metric {metric} is {these}")
+        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
+        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
     if task.several:
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):
@@ -268,6 +262,6 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
     with replacing(options.out) as draft:
         copy(source, draft)
-        (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+        rules.write(draft / RULES)
     console.print(str(report), highlight=False, soft_wrap=True)
     console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")

@@ -35,8 +35,6 @@ class ProfileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
-    """The options for a network that classifies."""
-
     backend: Annotated[str, "As `backend:` of `isobatch serve`, which should be equal. auto: the fastest."] = "torch"
     data: Annotated[Path | None, f"Recorded inputs, over which exits are counted: {READS}."] = None
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000

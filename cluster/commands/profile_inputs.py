@@ -6,12 +6,13 @@ With --links, what moving survivors costs is added to a profile that has the tim
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.commands.profile import ClassifierProfileOptions
 from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     in_batches,
@@ -31,9 +32,10 @@ from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
+from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
-from isobatch.deployments.prepare.sample import sampled
+from isobatch.deployments.prepare.sample import not_trained_on, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
 from isobatch.deployments.sources import title_of
@@ -45,15 +47,12 @@ from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
 from isobatch.profiles.picture import name
-
-if TYPE_CHECKING:
-    from isobatch.cluster.commands.profile import ClassifierProfileOptions
-
+from isobatch.profiles.promise import RULES
 
 COUNTED = "exits: counted over "  # begins the note on exits of the user's own inputs
 
 
-def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
+def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     model, data, out = options.model, options.data, options.out
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
@@ -64,7 +63,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
-    recorded = _recorded(console, source, data, options) if data else []
+    recorded, origin = _recorded(console, source, data, options) if data else ([], "")
     exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
     weights = weights_of(source)
     if before:
@@ -94,7 +93,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
         partly = f"exits: WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
         over = partly if interrupted else f"{COUNTED}{counted.inputs} inputs"
-        exit_notes = (f"{over} of {data.name}",)
+        exit_notes = (f"{over} of {origin}",)
         if lengths:
             span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
             exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)
@@ -146,15 +145,22 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> list[Any]:
-    """A sample of a file's inputs, read before anything is timed, so that a wrong file is refused at once."""
-    values = sampled((row.value for row in options.rows_for(source, console, data)), options.max_rows)
-    if not values:
+def _recorded(console: Console, source: Path, data: Path, options: ClassifierProfileOptions) -> tuple[list[Any], str]:
+    """A sample of a file's inputs, and what it is of. It is read before anything is timed, so that a wrong file is
+    refused at once.
+
+    Of the file that ramps were trained on, it has only rows that they were not trained on: ramps are surer of others.
+    """
+    values: Iterable[Any] = (row.value for row in options.rows_for(source, console, data))
+    notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
+    if notes.get("data") == origin and "tested_on" in notes:
+        values, origin = not_trained_on(values, notes), f"{origin} that ramps were not trained on"
+    if not (chosen := sampled(values, options.max_rows)):
         raise UserError(f"{data} holds no inputs")
-    return values
+    return chosen, origin
 
 
-def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
+def profile_links(options: ClassifierProfileOptions, source: Path) -> None:
     out, console = options.out, Console(soft_wrap=True, markup=False, highlight=False)
     _check_whole(options.kind)
     if not out.exists():

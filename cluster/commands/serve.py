@@ -22,6 +22,7 @@ from rich.text import Text
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import check_writable, key_headers
 from isobatch.deployments.sources import local
+from isobatch.profiles.files import write_whole
 
 if TYPE_CHECKING:
     from isobatch.cluster.serving.local import LocalRay
@@ -95,7 +96,7 @@ def write(content: dict[str, Any], out: Path) -> None:
     import yaml
 
     check_writable(out)
-    out.write_text(yaml.safe_dump(content, sort_keys=False))
+    write_whole(out, yaml.safe_dump(content, sort_keys=False))
     runs = f"isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster"
     print(f"written to {out}: {runs}", file=sys.stderr)  # standard output may be JSON
 
@@ -107,6 +108,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
     from isobatch.cluster.serving.ports import check_port
+    from isobatch.deployments.own_cores import usable_cores
     from isobatch.deployments.resources import gpus_here
 
     # This console keeps the current stdout, which is redirected while Ray stops.
@@ -116,7 +118,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     base = url(http)
     _on_signals(_interrupt)
     more = local_nodes(content)
-    check_processors(content, (os.cpu_count() or 1) + sum(node.cpus for node in more))
+    check_processors(content, usable_cores() + sum(node.cpus for node in more))
     check_gpus(content, gpus_here)
     check_place(http["host"], http["port"])
     for grpc in files.grpc_addresses(content):

@@ -52,8 +52,6 @@ DeviceHere = Annotated[str, typer.Option(callback=_here, help="Where networks co
 
 @dataclass(frozen=True, kw_only=True)
 class TextFileOptions:
-    """The options for a file of texts."""
-
     text_column: Annotated[str | None, "Column of the texts; if not given, found by common names."] = None
     columns: Annotated[str | None, "Names for the columns of a file without a header: label,title,text"] = None
     delimiter: Annotated[str | None, "Character between columns; by default a comma, in tsv a tab."] = None

@@ -26,8 +26,6 @@ class CommonOptions(ArrivalOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierSimulationOptions(CommonOptions):
-    """The options for a network that classifies."""
-
     mix: Annotated[
         str,
         "Share of easy inputs (the half that leaves first) from some second on, as SECONDS:SHARE,... "
@@ -48,8 +46,6 @@ class ClassifierSimulationOptions(CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TextSimulationOptions(CommonOptions):
-    """The options for a network that writes texts."""
-
     prompts: Annotated[Path | None, "Prompts, one a line, in turn. None: as long as measured."] = None
 
 

@@ -4,8 +4,6 @@ A picture of the running application shows the same as the page at `/`, from the
 it shows what happened since.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

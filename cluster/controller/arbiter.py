@@ -65,7 +65,7 @@ class Arbiter:
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
     _parked: dict[str, Grant] = field(default_factory=dict)  # with standby: and the device of their next inputs
-    _asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
+    asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
     _woken: dict[str, Grant] = field(default_factory=dict)  # applications whose plan may still use that device
     _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`
     _why: str = ""
@@ -84,12 +84,12 @@ class Arbiter:
         if self._decided_s is None:
             self._decided_s, self._present, self._aims = now_s, dict(present), dict(self.budgets)
             self._park(standings, present, self._parked_before(standings, present))
-            self._asleep = frozenset(self._parked)
+            self.asleep = frozenset(self._parked)
         asleep = self._park(standings, present)
         awake = {name: each for name, each in standings.items() if name not in asleep}
         if reason := self._reason(awake, asleep, present, now_s):
             self._decided_s, self._present = now_s, dict(present)
-            self._refusing, self._asleep = _refusing(awake), asleep
+            self._refusing, self.asleep = _refusing(awake), asleep
             self._decide(reason, awake, present, now_s)
         return dict(self._grants(standings, present))
 
@@ -101,11 +101,6 @@ class Arbiter:
     def parked(self) -> Collection[str]:
         """Applications without a device of their own."""
         return self._parked.keys()
-
-    @property
-    def asleep(self) -> Collection[str]:
-        """Those of them that have no inputs."""
-        return self._asleep
 
     @property
     def is_moving(self) -> bool:
@@ -147,7 +142,7 @@ class Arbiter:
                 self._ids.pop(name, None)
                 self._woken.pop(name, None)
         self.budgets |= dict.fromkeys(self._parked, self.config.nothing)
-        unknown = {name for name in self._asleep if name not in standings or not standings[name].had_inputs}
+        unknown = {name for name in self.asleep if name not in standings or not standings[name].had_inputs}
         return frozenset(self._parked.keys() & (quiet | unknown))
 
     def _uses_of(self, name: str, standing: Standing) -> Budget:
@@ -180,8 +175,8 @@ class Arbiter:
         changed = {kind: present[kind] - count for kind, count in self._present.items() if present[kind] != count}
         if changed:
             return ", ".join(f"{abs(by)} {kind} {'came' if by > 0 else 'are gone'}" for kind, by in changed.items())
-        if asleep != self._asleep:
-            changes = {"no inputs arrive": asleep - self._asleep, "inputs arrive again": self._asleep - asleep}
+        if asleep != self.asleep:
+            changes = {"no inputs arrive": asleep - self.asleep, "inputs arrive again": self.asleep - asleep}
             return ", ".join(f"{what} for {', '.join(sorted(names))}" for what, names in changes.items() if names)
         quick = all(is_quick(each.start_s) for each in standings.values())
         late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
@@ -208,7 +203,7 @@ class Arbiter:
 
         Its controller could not free them.
         """
-        waiting = self._parked.keys() - self._asleep  # their devices are on the way, even if they are silent now
+        waiting = self._parked.keys() - self.asleep  # their devices are on the way, even if they are silent now
         held = {n: self._aims[n] if n in standings or n in waiting else has for n, has in self.budgets.items()}
         uses = self._uses | dict.fromkeys(self._parked, self.config.nothing)
         absent = [_both(max, has, uses[name]) for name, has in held.items() if name not in standings]

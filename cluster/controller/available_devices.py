@@ -95,7 +95,8 @@ class DeviceRequests:
         waiting = {kind for kind, request in self._requests.items() if request.missing}
         for kind in sorted(self.most, key=lambda kind: kind not in waiting):
             count, has = min(self.most[kind], devices.get(kind, 0)), present.get(kind, 0)
-            if now_s < self._one_kind_until_s and self._others_missing(kind):
+            others_missing = any(request.missing for other, request in self._requests.items() if other != kind)
+            if now_s < self._one_kind_until_s and others_missing:
                 count = min(count, has)
             before = self._requests.get(kind)
             self._requests[kind] = (
@@ -112,9 +113,6 @@ class DeviceRequests:
         elif missing:
             (kind,) = missing
             self._limit(kind, self._requests[kind].count - 1, now_s)
-
-    def _others_missing(self, kind: str) -> bool:
-        return any(request.missing for other, request in self._requests.items() if other != kind)
 
     def _limit(self, kind: str, count: int, now_s: float) -> None:
         self._limits[kind] = count, now_s + self._again_after_s

@@ -211,17 +211,16 @@ class ControlLoop:
     async def _execute(self, step: NextStep) -> Event:
         self.decided[step.event.what] += 1
         self._report(step.event)
-        if step.plan and self.controller.record.paused and step.event.what != "looked":
-            why = "the controller was paused meanwhile"
-            self.controller.failed(step, why, self._clock(), blameless=True, tried=False)
-        elif step.plan and (taken := self._taken(step.event, step.plan)):
-            self.controller.failed(step, taken, self._clock(), blameless=True, tried=False)
+        if step.plan and (obstacle := self._obstacle(step.event, step.plan)):
+            self.controller.failed(step, obstacle, self._clock(), blameless=True, tried=False)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event
 
-    def _taken(self, event: Event, plan: Plan) -> str:
-        """Why the arbiter no longer allows a plan that was chosen before it took devices; empty: it does."""
+    def _obstacle(self, event: Event, plan: Plan) -> str:
+        """Why a person or the arbiter no longer allows the plan that was chosen; empty: they do."""
+        if self.controller.record.paused and event.what != "looked":
+            return "the controller was paused meanwhile"
         parked, budget = self.controller.window.parked, self.controller.present.budget
         if parked and event.what != "waking":
             return "the application was parked meanwhile"

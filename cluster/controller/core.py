@@ -22,7 +22,7 @@ from isobatch.cluster.controller.decide import (
     served_alike,
 )
 from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
-from isobatch.cluster.controller.peeks import Peek, PeekSchedule
+from isobatch.cluster.controller.peeks import PeekSchedule
 from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import DONE, THRESHOLDS, Event, Events, NextStep, What
@@ -53,7 +53,7 @@ class Controller:
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
         self._trial: Trial | None = None
-        self.peek: Peek | None = None  # all ramps are open until the next look
+        self.peek: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
         self._peeks, self._relief = PeekSchedule(patience, now_s), OverloadRelief()
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
@@ -66,7 +66,7 @@ class Controller:
         if self.keeper:
             self.keeper.resume(last.worse, self.running, self.record.gave_way)
         if last.what == "looking" and served_alike(self.known.cost_model().with_all_ramps(last.before), self.running):
-            self.peek = Peek(last.before, last.number)
+            self.peek = last
         else:
             self.record.resume(last, self.running, now_s)
 
@@ -108,9 +108,9 @@ class Controller:
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not served_alike(plan, self.running):
             self.running = plan
-            self.known.count_in_units_of(plan)
+            self.known.problem = self.known.problem.in_units_of(plan)
             self._trial = self.peek = None
-            self._relief.set_best(None)
+            self._relief.best = None
             self._record("began", "a plan runs that this controller did not roll out", now_s)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:
@@ -127,11 +127,11 @@ class Controller:
             self.record.kept_share = self._trial.kept_share
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
-            self._relief.set_best(None)  # the best plan was for other devices
+            self._relief.best = None  # the best plan was for other devices
         if self.keeper and event.what not in ("looking", "looked"):  # a peek leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
-            self.peek = Peek(event.before, event.number)
+            self.peek = event
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
@@ -149,7 +149,7 @@ class Controller:
         event, peeked = step.event, step.event.what in ("looking", "looked")
         if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
             self._peeks.peeked_s = now_s
-            self.peek = Peek(event.before, event.number) if event.what == "looked" else None
+            self.peek = event if event.what == "looked" else None
         if event.what == "rolling back":  # tried once; its failure says nothing against the previous plan
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
@@ -157,8 +157,8 @@ class Controller:
             event = replace(event, worse=self._worse)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
-            self._relief.wait_until(now_s + tried * self.patience.replan_every_s / EARLY)
-            self._relief.set_best(None if blameless else self.running)  # until the next decision
+            self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
+            self._relief.best = None if blameless else self.running  # until the next decision
         what: What = "stayed" if peeked or blameless or event.what in THRESHOLDS else "failed"
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
@@ -176,7 +176,7 @@ class Controller:
         if self.present.limit(budget):
             self._devices_changed = True
             self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
-            self._relief.set_best(None)
+            self._relief.best = None
         if why:
             self._record("granted", why, now_s)
 
@@ -225,15 +225,15 @@ class Controller:
         trial = self._trial
         if not trial or trial.observed is None or trial.observed.seconds < self.patience.replan_every_s / 2:
             return None
-        result = trial.judge(self.known.promises_per_s, self.patience.least_loss)
-        if result and result.failed and not self.record.paused and not lost_devices(trial.before, self.present.counts):
-            self.record.add_gain(trial.number, result.gain)
-            why, before = f"worse than the previous plan: {result.why}", self._with_thresholds(trial.before)
+        verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)
+        if verdict and verdict.moves and not self.record.paused and not lost_devices(trial.before, self.present.counts):
+            self.record.add_gain(trial.number, verdict.gain)
+            why, before = f"worse than the previous plan: {verdict.why}", self._with_thresholds(trial.before)
             event = replace(self._event(now_s, trial.observed), what="rolling back", why=why, after=before)
             self.record.add(event)
             return NextStep(before, event)
         if trial.observed.seconds >= self.patience.replan_every_s:
-            self.record.add_gain(trial.number, result.gain if result else None)
+            self.record.add_gain(trial.number, verdict.gain if verdict else None)
             self._trial = None
         return None
 
@@ -277,7 +277,7 @@ class Controller:
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices):
             self._devices_changed = True
-            self._relief.set_best(None)
+            self._relief.best = None
         if self._trial:
             self._trial.add(observed)
         return observed
@@ -347,7 +347,7 @@ class Controller:
         try:
             better, verdict = snapshot.decide(forced)
             if snapshot.weighs_goodput:
-                self._relief.set_best(snapshot.most.plan)
+                self._relief.best = snapshot.most.plan
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         running = snapshot.running

@@ -307,15 +307,6 @@ def weigh_values(
     return Verdict(moves, f"{compared}; {sustains}", saved)
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """The result of a trial. `gain` is None where too few inputs arrived to measure a gain."""
-
-    gain: float | None
-    failed: bool
-    why: str
-
-
 @dataclass
 class Trial:
     """Judges whether the new plan answers as many inputs in time as the previous plan would have, of the same arrivals.
@@ -337,8 +328,11 @@ class Trial:
             return
         self.observed = merged([self.observed, observed]) if self.observed else observed
 
-    def judge(self, sustained_per_s: Callable[[Plan], float], least_loss: float) -> TrialResult | None:
-        """`sustained_per_s` is the present cost model. None: too few inputs arrived to judge."""
+    def judge(self, sustained_per_s: Callable[[Plan], float], least_loss: float) -> Verdict | None:
+        """Whether to return to the previous plan; None: too few inputs arrived to judge.
+
+        `sustained_per_s` is the present cost model. The verdict has a gain where enough inputs arrived to measure it.
+        """
         if self.observed is None or self.observed.arrivals < TRIAL_ARRIVALS:
             return None
         arrivals, achieved = self.observed.arrivals_per_s, self.observed.goodput_per_s
@@ -347,4 +341,4 @@ class Trial:
         chance = 2 / (expected * self.observed.seconds) ** 0.5 if expected else 1.0  # two deviations of a count
         failed = -gain > least_loss + chance
         why = f"{rate(achieved)} were answered in time; that plan would have answered {rate(expected)}"
-        return TrialResult(gain if failed or arrivals > BUSY * sustained_per_s(self.before) else None, failed, why)
+        return Verdict(failed, why, gain if failed or arrivals > BUSY * sustained_per_s(self.before) else None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
@@ -104,13 +105,15 @@ class Asked:
         counts = tuple(each.count for each in devices)
         known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
-        plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
-        starts_s = [standings[each.application.name].start_s for each in plans]
-        stays_s = [AGAIN_S if is_quick(start_s) else config.replan_every_s for start_s in starts_s]
-        shares = [min(1.0, start_s / stay_s) for start_s, stay_s in zip(starts_s, stays_s, strict=True)]
-        return cls(
-            config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
-        )
+        plans = [
+            _with(each, rate_per_s=max(each.application.rate_per_s or 0.0, LEAST_ASKED * most)) for each, most in able
+        ]
+
+        def lost_share(name: str) -> float:
+            start_s = standings[name].start_s
+            return min(1.0, start_s / (AGAIN_S if is_quick(start_s) else config.replan_every_s))
+
+        return cls(config, devices, [replace(each, lost_share=lost_share(each.application.name)) for each in plans])
 
     def better(self, held: Mapping[str, Budget]) -> tuple[dict[str, Budget], str] | None:
         """The budgets of a division that is worth its changes, and why; None: the present one stays."""
@@ -125,10 +128,10 @@ class Asked:
                 after = best_division(plans, self.devices, goal, known=known).parts
             except UserError:
                 continue
-            was, now = (
-                _asked_value([_without_reserve(each) for each in plans], goal, present) if present in known else None,
-                _asked_value(plans, goal, after),
-            )
+            # One that lacks no more than its reserve has what it needs, so that devices do not always move.
+            without_reserve = [_with(each, least_per_s=each.application.least_per_s / (1 + RESERVE)) for each in plans]
+            was = _asked_value(without_reserve, goal, present) if present in known else None
+            now = _asked_value(plans, goal, after)
             assert now is not None, "This is a bug: a division gives each application what it needs."
             if was is not None and now - was < self.config.least_gain * abs(was):
                 return None
@@ -156,7 +159,7 @@ class Asked:
             reached = min(least, sustained)
             needed = [max(least, lends), max(reached, lends), reached, SOMETHING, 0.0]
             given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
-            plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
+            plans.append(_with(each, least_per_s=needed[given_up]))
         return plans
 
     def _parts(self, budgets: Mapping[str, Budget]) -> tuple[KindCounts, ...]:
@@ -172,10 +175,9 @@ class Asked:
         budgets = dict[str, Budget]()
         for each, part in zip(self.plans, parts, strict=True):
             usable = {device.kind for device in each.application.facts.devices}
-            counts = {device.kind: count for device, count in zip(self.devices, part, strict=True)}
-            budgets[each.application.name] = self.config.nothing | {
-                kind: counts[kind] for kind in counts if kind in usable
-            }
+            counts = zip(self.devices, part, strict=True)
+            mine = {device.kind: count for device, count in counts if device.kind in usable}
+            budgets[each.application.name] = self.config.nothing | mine
         return budgets
 
 
@@ -188,15 +190,9 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
     )  # fmt: skip
 
 
-def _without_reserve(plans: PartPlans) -> PartPlans:
-    """An application that lacks no more than its reserve has what it needs, so that devices do not always move."""
-    asks = plans.application
-    return replace(plans, application=replace(asks, least_per_s=asks.least_per_s / (1 + RESERVE)))
-
-
-def _asking(plans: PartPlans, least_per_s: float) -> PartPlans:
-    asks = plans.application
-    return replace(plans, application=replace(asks, rate_per_s=max(asks.rate_per_s or 0.0, least_per_s)))
+def _with(plans: PartPlans, **terms: Any) -> PartPlans:
+    """The same plans for an application that asks for something else."""
+    return replace(plans, application=replace(plans.application, **terms))
 
 
 def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:
@@ -206,11 +202,10 @@ def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[Ki
         worth, asks = each.worth(goal, part), each.application
         if worth is None:
             return None
-        worths.append(
-            worth
-            if goal == "cost"
-            else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part) * each.running_share(part)), 0.0)
-        )
+        if goal != "cost":
+            reached_per_s = each.goodput_per_s(part) * each.running_share(part)
+            worth = asks.worth(goal, min(asks.rate_per_s or 0.0, reached_per_s), 0.0)
+        worths.append(worth)
     return value_of(goal, worths)[0]
 
 

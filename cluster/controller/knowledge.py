@@ -85,9 +85,6 @@ class Knowledge:
         self.estimate = SurvivalEstimate(history, prior, ramps)
         self._patience = patience
 
-    def count_in_units_of(self, running: Plan) -> None:
-        self.problem = self.problem.in_units_of(running)
-
     @property
     def next_problem(self) -> PlanningProblem:
         """The problem with texts as long as they are expected to be."""

@@ -5,20 +5,12 @@ become easy again.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from isobatch.cluster.controller.config import Patience
-from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.plan import Plan, Split
 
 PEEKS_PER_HOLD = 3  # peeks while a plan is expected to hold: between two peeks, exits at closed ramps are unknown
-
-
-@dataclass(frozen=True)
-class Peek:
-    """A look with all ramps open, after which the plan `before` runs again. `number` is that of its event."""
-
-    before: Plan
-    number: int
 
 
 class PeekSchedule:
@@ -49,15 +41,12 @@ def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
     >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
     (0, 1)
     """
-    return plan.with_each(
-        lambda pipeline: replace(
-            pipeline, placements=tuple(_open_ramps(each, ramp_blocks) for each in pipeline.placements)
-        )
-    )
 
+    def opened(split: Split) -> Split:
+        return replace(split, ramps=tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop))
 
-def _open_ramps(placement: Placement, ramp_blocks: Collection[int]) -> Placement:
-    def ramps(split: Split) -> tuple[int, ...]:
-        return tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop)
+    def of_pipeline(pipeline: Plan) -> Plan:
+        placements = (replace(each, splits=tuple(map(opened, each.splits))) for each in pipeline.placements)
+        return replace(pipeline, placements=tuple(placements))
 
-    return replace(placement, splits=tuple(replace(split, ramps=ramps(split)) for split in placement.splits))
+    return plan.with_each(of_pipeline)

@@ -81,12 +81,8 @@ class PromiseKeeper:
         self._complained_s = -inf  # when a broken promise without an exit table was last reported
         self._before = self._stance
 
-    def agreement(self, now_s: float) -> Agreement | None:
-        """The agreement of the last minutes, since thresholds changed."""
-        return self.lately(now_s).agreement
-
     def lately(self, now_s: float) -> RecentAgreement:
-        """The same, with the state of the promise."""
+        """The agreement of the last minutes, since thresholds changed, and the state of the promise."""
         return recent_agreement([self._watch], now_s, self.promised)
 
     @property
@@ -139,7 +135,8 @@ class PromiseKeeper:
             if self.tuned and self.worse <= 1.0 and not self.crowded:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
-        if self.terms.strict and (self.crowded or self.tuned) and self._is_unwatched(seen):
+        unwatched = self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
+        if self.terms.strict and (self.crowded or self.tuned) and unwatched:
             self.crowded = self.tuned = False
             why = "no audit has ended for ten minutes, so the agreement is unknown"
             return self._change("recovered", why, plan, facts)
@@ -153,7 +150,7 @@ class PromiseKeeper:
         `windows` have passed since thresholds changed. They were tightened `tightened` times recently, each of which
         doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected.
         """
-        self._before, agreement = self._stance, self.agreement(seen.ended_s)
+        self._before, agreement = self._stance, self.lately(seen.ended_s).agreement
         if self.crowded and self._is_enough(seen, plan, facts, full_share):
             self.crowded = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
@@ -222,9 +219,6 @@ class PromiseKeeper:
         times = disagreement / self._expected(plan)
         own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
         return 1.0 if own <= DOUBT_ALLOWANCE * (1 - self.promised) else max(1.0, times)
-
-    def _is_unwatched(self, seen: Observed) -> bool:
-        return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
 
     def _for_plan(
         self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float

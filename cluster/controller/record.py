@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import TypeAdapter
 
@@ -60,11 +60,6 @@ class Event:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    @classmethod
-    def read(cls, fields: dict[str, Any]) -> "Event":
-        event: Event = _EVENTS.validate_python(fields)
-        return event
-
     def with_figures(self, observed: Observed, sustained_per_s: float) -> "Event":
         """The event with the figures of the window that led to it; `sustained_per_s` is by the cost model."""
         if not observed.seconds:
@@ -77,10 +72,6 @@ class Event:
             expected_per_s=min(observed.arrivals_per_s, sustained_per_s),
             p99_ms=None if p99_s is None else 1e3 * p99_s,
         )
-
-    def as_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = _EVENTS.dump_python(self, mode="json")
-        return fields
 
 
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
@@ -101,7 +92,7 @@ class Events:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._journal = Journal(path, Event.read, KEEP_EVENTS)
+        self._journal = Journal(path, _EVENTS.validate_python, KEEP_EVENTS)
         self._events = {event.number: event for event in self._journal.entries}
 
     @property
@@ -115,15 +106,10 @@ class Events:
     def numbered(self, number: int) -> Event | None:
         return self._events.get(number)
 
-    @property
-    def next_number(self) -> int:
-        return max(self._events, default=0) + 1
-
-    def add(self, event: Event) -> Event:
+    def add(self, event: Event) -> None:
         self._events[event.number] = event
         self._events.pop(event.number - KEEP_EVENTS, None)
         self._journal.append(event)
-        return event
 
 
 class TrackRecord:
@@ -146,7 +132,8 @@ class TrackRecord:
 
     @property
     def number(self) -> int:
-        return self.events.next_number
+        """That of the next event."""
+        return self.events.last.number + 1 if self.events.last else 1
 
     @property
     def paused(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.control_loop import ControlLoop, Spent
+from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import plan_change
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
@@ -57,12 +57,11 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Replanned:
-    """The report of a finished run, the plans that ran and since when, and the controller's events and effort in it."""
+    """The report of a finished run, the plans that ran and since when, and the controller's events in it."""
 
     report: Report
     plans: tuple[tuple[float, Plan], ...]
     events: tuple[Event, ...]
-    spent: Spent
 
     @property
     def changes(self) -> tuple[Event, ...]:
@@ -82,8 +81,8 @@ def replan(
     devices: Callable[..., TableDevices] = TableDevices,
 ) -> Replanned:
     """Run until every input has ended, with a controller that starts without any history."""
-    driven = _Driven.of(Member(world, problem, inputs, patience), seconds, seed, keeper=keeper, devices=devices)
-    asyncio.run(_drive(driven, seconds, patience.react_every_s, progress))
+    driven = _Driven(Member(world, problem, inputs, patience), seconds, seed, keeper=keeper, devices=devices)
+    asyncio.run(_drive({"": driven}, seconds, patience.react_every_s, None, progress))
     return driven.outcome
 
 
@@ -111,28 +110,21 @@ class ReplannedFleet:
         return [each for each in self.decisions if each.budgets is not None]
 
 
-@dataclass(frozen=True)
 class _Driven:
     """A member while it runs."""
 
-    simulation: Simulation
-    application: Simulated
-    loop: ControlLoop
-
-    @classmethod
-    def of(
-        cls, member: Member, seconds: float, seed: int, *, budget: Mapping[str, int] | None = None,
+    def __init__(
+        self, member: Member, seconds: float, seed: int, *, budget: Mapping[str, int] | None = None,
         keeper: PromiseKeeper | None = None, devices: Callable[..., TableDevices] = TableDevices,
-    ) -> "_Driven":  # fmt: skip
-        simulation = Simulation(member.world, member.inputs, seconds, seed, devices)
-        application, plan = Simulated(simulation, member.patience.start_s, member.stands_by), member.world.plan
-        history, events = History(None), Events(None)
+    ) -> None:  # fmt: skip
+        self.simulation = Simulation(member.world, member.inputs, seconds, seed, devices)
+        self.application = Simulated(self.simulation, member.patience.start_s, member.stands_by)
+        history, events, plan = History(None), Events(None), member.world.plan
         controller = Controller(
             member.problem, member.patience, history, events, plan, 0.0, keeper=keeper, budget=budget
         )  # fmt: skip
-        clock = partial(getattr, simulation, "now_s")
-        loop = ControlLoop(application, controller, clock, time.process_time, report=lambda event: None)
-        return cls(simulation, application, loop)
+        clock = partial(getattr, self.simulation, "now_s")
+        self.loop = ControlLoop(self.application, controller, clock, time.process_time, report=lambda event: None)
 
     async def until(self, now_s: float) -> None:
         if self.simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
@@ -142,7 +134,7 @@ class _Driven:
     @property
     def outcome(self) -> Replanned:
         events = self.loop.controller.record.events.all
-        return Replanned(self.simulation.finish(), tuple(self.application.plans), events, self.loop.spent)
+        return Replanned(self.simulation.finish(), tuple(self.application.plans), events)
 
 
 def replan_fleet(
@@ -157,13 +149,13 @@ def replan_fleet(
 
     With an arbiter these change. All devices of its fleet are present.
     """
-    driven = {name: _Driven.of(each, seconds, seed, budget=each.world.plan.devices()) for name, each in members.items()}
+    driven = {name: _Driven(each, seconds, seed, budget=each.world.plan.devices()) for name, each in members.items()}
     every_s = min(each.patience.react_every_s for each in members.values())
-    decisions, decide_s = asyncio.run(_drive_fleet(driven, seconds, every_s, arbiter, progress))
+    decisions, decide_s = asyncio.run(_drive(driven, seconds, every_s, arbiter, progress))
     return ReplannedFleet({name: each.outcome for name, each in driven.items()}, tuple(decisions), decide_s)
 
 
-async def _drive_fleet(
+async def _drive(
     driven: Mapping[str, _Driven], seconds: float, every_s: float, arbiter: Arbiter | None,
     progress: Callable[[float], None],
 ) -> tuple[list[FleetDecision], float]:  # fmt: skip
@@ -195,10 +187,3 @@ async def _grant(driven: Mapping[str, _Driven], arbiter: Arbiter, now_s: float) 
         await driven[name].loop.grant(grant)
         await driven[name].loop.act()
     return took_s
-
-
-async def _drive(driven: _Driven, seconds: float, every_s: float, progress: Callable[[float], None]) -> None:
-    simulation = driven.simulation
-    while simulation.now_s + every_s <= seconds:
-        await driven.until(simulation.now_s + every_s)
-        progress(simulation.now_s)

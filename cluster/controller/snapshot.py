@@ -70,8 +70,8 @@ class Snapshot:
 
     def decide(self, forced: bool = False) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
+        pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.parked:
-            pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal(forced=True)[0].plan, verdict
         better, verdict = self._by_goal(forced)
@@ -81,9 +81,7 @@ class Snapshot:
             verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
         else:
             verdict = self._unless_objected(better.plan, replace(verdict, moves=moves), forced)
-        if self.pinned and not lost_devices(self.pinned, self.counts):
-            return self.pinned, self._as_pinned(self.pinned, verdict)
-        return better.plan, verdict
+        return (pinned, self._as_pinned(pinned, verdict)) if pinned else (better.plan, verdict)
 
     @property
     def weighs_goodput(self) -> bool:
@@ -200,32 +198,25 @@ class Snapshot:
         return Verdict(not self.known.record.paused, "the devices of the pinned plan are present", must=True)
 
 
+@dataclass
 class OverloadRelief:
     """Holds the plan that runs at once when inputs are refused: the plan of most goodput on the same devices."""
 
-    def __init__(self) -> None:
-        self._best: Plan | None = None  # None: unknown, and searched for when it is needed
-        self._not_before_s = -inf
-
-    def set_best(self, plan: Plan | None) -> None:
-        self._best = plan
-
-    def wait_until(self, time_s: float) -> None:
-        """Propose no plan before this time, because a roll-out has just failed."""
-        self._not_before_s = time_s
+    best: Plan | None = None  # None: unknown, and searched for when it is needed
+    not_before_s: float = -inf  # no plan is proposed before this time, because a roll-out has just failed
 
     def waits(self, now_s: float) -> bool:
-        return now_s < self._not_before_s
+        return now_s < self.not_before_s
 
     def may_help(self, running: Plan, now_s: float) -> bool:
-        return not self.waits(now_s) and not (self._best and served_alike(self._best, running))
+        return not self.waits(now_s) and not (self.best and served_alike(self.best, running))
 
     def propose(self, snapshot: Snapshot) -> tuple[Plan, Verdict] | None:
         """The plan, and why it should run; None where no known plan sustains clearly more."""
         try:
-            plan = self._best or snapshot.most.plan
+            plan = self.best or snapshot.most.plan
         except UserError:
             return None
         verdict = snapshot.relieve_by(plan)
-        self._best = plan if verdict.moves else snapshot.plan
+        self.best = plan if verdict.moves else snapshot.plan
         return (plan, verdict) if verdict.moves else None

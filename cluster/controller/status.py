@@ -19,7 +19,6 @@ from isobatch.deployments.metrics import CONTROLLER, MetricSeries
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.text_plans import tokens_per_s
 from isobatch.profiles.agreement import agreement_text
-from isobatch.profiles.forecast import Forecast
 
 STATUS_VERSION = 1  # grows when a field of `/status` changes its meaning or is removed; new fields leave it
 
@@ -164,7 +163,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "agreement": None if keeper is None else agreement_text(keeper.lately(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.device_requests.waiting_text(now_s),
-        "forecast": _forecast(controller.known.estimate.forecast, _tokens_of_an_input(controller)),
+        "forecast": _forecast(controller),
         "survival": list(controller.known.estimate.survival),
         "full_share": controller.known.estimate.full_share,
         "corrections": controller.known.corrections.as_json,
@@ -181,9 +180,8 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
 
 def brief(event: Event) -> dict[str, Any]:
     """An event with its plans as text."""
-    fields = event.as_json()
-    del fields["corrections"], fields["asked"], fields["paused"]
-    return fields | {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
+    plans = {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
+    return {name: getattr(event, name) for name in EventStatus.model_fields} | plans
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
@@ -206,11 +204,6 @@ def _plan(controller: Controller) -> dict[str, Any]:
     }
 
 
-def _tokens_of_an_input(controller: Controller) -> int | None:
-    """The tokens of one input, where plans count tokens."""
-    return 1 if controller.running.writes_texts else controller.running.length
-
-
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:
     observed = controller.window.observed
     quantiles_s = {share: observed.quantile_s(share) for share in (0.5, 0.99)}
@@ -226,9 +219,10 @@ def _window(controller: Controller, now_s: float) -> dict[str, Any]:
     }
 
 
-def _forecast(forecast: Forecast | None, length: int | None) -> dict[str, Any] | None:
-    if forecast is None:
+def _forecast(controller: Controller) -> dict[str, Any] | None:
+    if (forecast := controller.known.estimate.forecast) is None:
         return None
+    length = 1 if controller.running.writes_texts else controller.running.length  # in tokens, of an input
     return {
         "survival": list(forecast.exits.survival),
         "low": list(forecast.survival_low),

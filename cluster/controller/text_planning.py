@@ -13,7 +13,7 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.goals import GOALS
-from isobatch.optimizer.text_plans import OFF, DecodingGoal, exits_of, splits_at, terms_of, with_terms
+from isobatch.optimizer.text_plans import OFF, DecodingFacts, DecodingGoal, exits_of, splits_at, terms_of, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile, load_text_profile
@@ -98,9 +98,10 @@ class DecoderPlanningProblem:
         return replace(self, lengths=longer)
 
     def _most_output(self, prompt: int) -> int:
-        """The largest number of tokens that may be written after a prompt."""
-        held = [terms_of(each).max_context or self.profile.reads for each in self.running.pipelines]
-        most = min(held)
+        """The largest number of tokens that may be written after a prompt, and for which there is memory."""
+        allowed = (terms_of(each).max_context or self.profile.reads for each in self.running.pipelines)
+        held = (DecodingFacts(self.profile, each).longest_held(self.goal) for each in self.fleet)
+        most = min(*allowed, *held)
         return most - 1 if self.profile.has_encoder else most - prompt
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> DecoderCosts:

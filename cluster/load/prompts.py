@@ -14,7 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from isobatch.cluster.load.generator import BROKEN, Carrier, HttpConnection, LoadGenerator, LoadRecord
-from isobatch.cluster.load.report import counted, is_failure, quantiles
+from isobatch.cluster.load.report import counted, quantiles
 from isobatch.profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
@@ -123,10 +123,6 @@ class TextSummary:
     outcomes: Mapping[str, int]
     ttft_ms: Mapping[str, float]
     tpot_ms: Mapping[str, float]  # of texts with several tokens
-
-    @property
-    def failed(self) -> bool:
-        return is_failure(self.outcomes)
 
 
 def summed(written: Sequence[WrittenText], slo_ms: float) -> TextSummary:

@@ -52,10 +52,6 @@ class Summary:
     offered_tokens_per_s: float | None = None  # where texts of known lengths were sent
     good_tokens_per_s: float | None = None
 
-    @property
-    def failed(self) -> bool:
-        return is_failure(self.outcomes)
-
 
 @dataclass(frozen=True)
 class Lateness:

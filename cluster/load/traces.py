@@ -29,17 +29,11 @@ class CountedArrivals(NamedTuple):
     certain: bool = True  # whether the file itself contains the length of a period
 
 
-class RecordedTimes(NamedTuple):
-    """Ascending times of arrivals, in seconds from the first."""
-
-    s: Floats
-
-
 def description(path: Path, each_s: float | None = None) -> str:
     """A sentence on how a trace's file was understood."""
     recorded = _recorded(path, each_s)
-    if isinstance(recorded, RecordedTimes):
-        return f"{path.name}: {len(recorded.s):,} arrival times in {recorded.s[-1]:,.0f} s"
+    if not isinstance(recorded, CountedArrivals):
+        return f"{path.name}: {len(recorded):,} arrival times in {recorded[-1]:,.0f} s"
     mean = recorded.counts.mean() / recorded.each_s
     hint = "" if recorded.certain else " (assumed, as the file does not say it: --trace-each-s sets it)"
     counts = f"{len(recorded.counts):,} counts, each of {recorded.each_s:g} s{hint}"
@@ -56,10 +50,9 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, e
     recorded = _recorded(path, each_s)
     if isinstance(recorded, CountedArrivals):
         return _counted(recorded, path, rate_per_s, seconds, seed)
-    times = recorded.s
-    if times[-1] == 0:
+    if recorded[-1] == 0:
         raise UserError(f"all arrivals in {path} have the same time: a trace needs at least two different times")
-    gaps = np.diff(times, prepend=times[0] - np.diff(times).mean())
+    gaps = np.diff(recorded, prepend=recorded[0] - np.diff(recorded).mean())
     rate = rate_per_s or float(1 / gaps.mean())
     check(rate, seconds)
     stretched = np.cumsum(np.resize(gaps, round(rate * seconds)) * (1 / (rate * gaps.mean())))
@@ -76,7 +69,8 @@ def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, se
 
 
 @lru_cache(2)
-def _recorded(path: Path, each_s: float | None) -> RecordedTimes | CountedArrivals:
+def _recorded(path: Path, each_s: float | None) -> Floats | CountedArrivals:
+    """Ascending times of arrivals in seconds from the first, or counts of arrivals."""
     if each_s is not None and not each_s > 0:
         raise UserError(f"--trace-each-s {each_s:g} must be above 0")
     try:
@@ -104,13 +98,13 @@ def _text(path: Path) -> str:
         return file.read().decode("utf-8-sig") if file else ""
 
 
-def _parsed(text: str) -> RecordedTimes | CountedArrivals:
+def _parsed(text: str) -> Floats | CountedArrivals:
     first, _, rest = text.partition("\n")
     head = next(csv.reader([first[:LONGEST_HEAD]]), [])
     if "TIMESTAMP" in head:
         column = head.index("TIMESTAMP")
         stamps = np.array([row[column][:26] for row in csv.reader(rest.splitlines())], "datetime64[ns]")
-        return RecordedTimes(np.sort((stamps - stamps.min()).astype(float) / 1e9))
+        return np.sort((stamps - stamps.min()).astype(float) / 1e9)
     if any(name.startswith("minute_") for name in head):
         minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
         rows = [[float(row[index] or 0) for index in minutes] for row in csv.reader(rest.splitlines())]

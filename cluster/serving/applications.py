@@ -8,7 +8,7 @@ from typing import Any
 from isobatch.cluster.serving.haproxy import ready
 from isobatch.cluster.serving.local import LocalRay
 from isobatch.cluster.serving.serve_file import ServeFile, check_apart, name_of
-from isobatch.deployments.ray_facts import serve_client
+from isobatch.deployments.ray_facts import front_of, serve_client
 from isobatch.profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
@@ -66,8 +66,12 @@ def _applications() -> Mapping[str, Any]:
 
 
 def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
-    """The applications that run the splits of these fronts: each is named after its front."""
-    return {name for name in applications if name.startswith(tuple(f"{front}." for front in fronts))}
+    """The applications that run the splits of these fronts: each is named after its front.
+
+    >>> _splits_of(["shop", "shop.de"], ["shop", "shop.de", "shop.3f9a01.v100", "other.3f9a01.v100"])
+    {'shop.3f9a01.v100'}
+    """
+    return {name for name in applications if (front := front_of(name)) != name and front in fronts}
 
 
 def _wait_until_running(

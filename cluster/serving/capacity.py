@@ -52,7 +52,10 @@ def gpus_by_driver() -> list[Gpu]:
     if not (program := shutil.which("nvidia-smi")):
         return []
     query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    result = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S)
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"nvidia-smi has not answered for {error.timeout:g} s: the driver hangs") from error
     if result.returncode:
         raise UserError(f"nvidia-smi: {(result.stdout + result.stderr).strip().partition(chr(10))[0]}")
     return [Gpu(*map(str.strip, line.split(","))) for line in result.stdout.splitlines() if line.strip()]

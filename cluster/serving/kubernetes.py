@@ -7,7 +7,6 @@ fill them in.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,32 +35,25 @@ _GKE_NAMES = {
 CPU = "cpu"
 
 
-@dataclass(frozen=True)
-class KubernetesPlace:
-    """The image and the volume of a cluster, and the labels of its nodes by the kind of their devices."""
-
-    image: str
-    storage_class: str
-    nodes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-
-def objects(content: ServeFile, place: KubernetesPlace) -> list[dict[str, Any]]:
-    """The volume and the RayService, as `kubectl apply` takes them."""
+def objects(
+    content: ServeFile, image: str, storage_class: str, nodes: Mapping[str, tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """The volume and the RayService, as `kubectl apply` takes them. `nodes`: their labels, by the kind of devices."""
     configs = _configs(content)
     volume, service = (yaml.safe_load((PATTERNS / name).read_text()) for name in ("volume.yaml", "kuberay.yaml"))
-    volume["spec"]["storageClassName"] = place.storage_class
+    volume["spec"]["storageClassName"] = storage_class
     spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
     ends_s = int(2 * max(config.drain_s for config in configs) + FORGETS_S)
     spec["serveConfigV2"] = yaml.safe_dump(_inside(content), sort_keys=False)
     spec["rayClusterDeletionDelaySeconds"] = ends_s
     pattern = cluster["workerGroupSpecs"][0]
     cluster["workerGroupSpecs"] = [
-        _group(pattern, kind, count, place) for kind, count in sorted(_devices(configs).items())
+        _group(pattern, kind, count, nodes) for kind, count in sorted(_devices(configs).items())
     ]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         pod["terminationGracePeriodSeconds"] = ends_s
-        pod["containers"][0]["image"] = place.image
+        pod["containers"][0]["image"] = image
     return [volume, service]
 
 
@@ -86,9 +78,13 @@ def _configs(content: ServeFile) -> list[ServedConfig]:
 
 
 def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
-    """The number of devices of each kind: what the file grants an application, or else what its plan runs on."""
-    devices = Counter[str]()
+    """The number of devices of each kind: what the file grants an application, or else what its plan runs on.
+
+    Applications share devices on which their replicas stand by.
+    """
+    devices, standby = Counter[str](), Counter[str]()
     for config in configs:
+        standby |= Counter(getattr(config, "standby", {}))  # the larger count of each kind
         granted = getattr(config, "devices", None)
         if isinstance(granted, dict):
             devices.update(granted)
@@ -100,7 +96,7 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
     for kind, count in devices.items():
         whole, sharers = whole_kind(kind)
         wholes[whole] += ceil(count / sharers)
-    return wholes
+    return wholes | standby
 
 
 def _inside(content: ServeFile) -> ServeFile:
@@ -121,7 +117,7 @@ def _inside(content: ServeFile) -> ServeFile:
     return inside
 
 
-def _group(pattern: dict[str, Any], kind: str, count: int, place: KubernetesPlace) -> dict[str, Any]:
+def _group(pattern: dict[str, Any], kind: str, count: int, nodes: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """Nodes with one device of this kind each."""
     group = deepcopy(pattern)
     group |= {"groupName": kind, "replicas": count, "minReplicas": count, "maxReplicas": count, "labels": {KIND: kind}}
@@ -132,7 +128,7 @@ def _group(pattern: dict[str, Any], kind: str, count: int, place: KubernetesPlac
         for bound in resources.values():
             bound.pop("nvidia.com/gpu", None)
         return group
-    label = place.nodes.get(kind) or ((GKE, _GKE_NAMES[kind]) if kind in _GKE_NAMES else None)
+    label = nodes.get(kind) or ((GKE, _GKE_NAMES[kind]) if kind in _GKE_NAMES else None)
     if label is None:
         raise UserError(f"{kind}: the label of nodes with this device is not known: give --nodes {kind}=LABEL:VALUE")
     pod["nodeSelector"] = dict([label])

@@ -62,7 +62,8 @@ def needs_of(content: ServeFile) -> NodeNeeds:
     configs = [config_of(application) for application in served(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name)) and not is_url(path)]
     models = [config.model for config in configs if config.model and is_url(config.model)]
-    variables = [config.api_key_variable for config in configs if config.api_key_variable]
+    arguments = [each.get("args") or {} for each in content["applications"]]  # controllers have keys, too
+    variables = [name for each in arguments if (name := each.get("api_key_variable"))]
     ports = [int(content["http_options"]["port"]), *(port for _, port in grpc_addresses(content))]
     return NodeNeeds(files, variables, [] if serve_client() else ports, models)
 

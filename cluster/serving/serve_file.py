@@ -369,7 +369,8 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
 def _check_classifier(config: AppConfig) -> None:
     if config.model and config.loader == LOADER:
         content = checkpoint_json(config.folder)
-        check_problem(config.folder, content.get("problem_type"), len(content.get("id2label", ("LABEL_0", "LABEL_1"))))
+        outputs = len(content.get("id2label") or ()) or content.get("num_labels") or 2
+        check_problem(config.folder, content.get("problem_type"), outputs)
     check_weights(config)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible

@@ -19,12 +19,15 @@ WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulat
 SIZE = 1_000  # inputs that come to a cell within an SLO
 LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # sizes that are tried, as multiples of the size
 ALIKE = 0.02  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
+# Pipelines sustain shares of their estimates that differ by about this much: what a cell with other parts of the inputs
+# for each pipeline may err by, if all parts differ.
+PIPELINES_DIFFER = 0.1
 ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, so that queues find room in it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell and what it stands for. `unlike`: the most by which a placement is busier or idler, as a share of time."""
+    """A cell and what it stands for. `unlike`: the most by which it is busier or idler, as a share of time."""
 
     plan: Plan
     share: float
@@ -33,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellError:
-    """How a promise was simulated that was not simulated whole, and how much two cells differ.
+    """How a promise was simulated that was not simulated whole, and how much two cells differ; None: one was simulated.
 
     >>> print(CellError(12, 960, 0.008, 1.0))
     in a cell of 12 of its 960 devices, within 0.8 %
@@ -43,7 +46,7 @@ class CellError:
 
     devices: int
     of_devices: int
-    error: float
+    error: float | None
     slo_share: float
 
     def __str__(self) -> str:
@@ -51,7 +54,7 @@ class CellError:
             [f"in a cell of {self.devices} of its {self.of_devices} devices"] if self.devices < self.of_devices else []
         )
         parts += [f"within {100 * self.slo_share:.0f} % of the SLO"] if self.slo_share < 1 else []
-        return f"{' and '.join(parts)}, within {100 * self.error:.1f} %"
+        return " and ".join(parts) + ("" if self.error is None else f", within {100 * self.error:.1f} %")
 
 
 def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole: float = WHOLE) -> World:
@@ -79,16 +82,22 @@ def _cell_like(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
 
 
 def _cell(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
-    """The fleet with `times` fewer devices. `score`: of the whole fleet."""
+    """The fleet with `times` fewer devices. `score`: of the whole fleet.
+
+    A placement is compared within its pipeline, because each pipeline takes as many inputs as it can.
+    """
     cell = plan.with_each(lambda each: replace(each, placements=tuple(_fewer(one, times) for one in each.placements)))
-    share = evaluate(cell, facts).goodput_per_s / score.goodput_per_s
-    unlike = 0.0
-    for pipeline, its_score in zip(plan.pipelines, score.pipelines or (score,), strict=True):
+    inside = evaluate(cell, facts)
+    cell_share, unlike, moved = inside.goodput_per_s / score.goodput_per_s, 0.0, 0.0
+    scores, scores_inside = score.pipelines or (score,), inside.pipelines or (inside,)
+    for pipeline, its_score, its_inside in zip(plan.pipelines, scores, scores_inside, strict=True):
+        share = its_inside.goodput_per_s / its_score.goodput_per_s
+        moved += abs(share / cell_share - 1) * its_score.goodput_per_s / score.goodput_per_s / 2
         for placement in pipeline.placements:
-            busy = sum(part.busy for part in its_score.splits if part.split in placement.splits)
+            busy = sum(split.busy for split in its_score.splits if split.split in placement.splits)
             busier = placement.replicas * share / _fewer(placement, times).replicas
             unlike = max(unlike, abs(busy * (busier - 1)))
-    return Cell(cell, share, unlike)
+    return Cell(cell, cell_share, unlike + PIPELINES_DIFFER * moved)
 
 
 def _fewer(placement: Placement, times: float) -> Placement:

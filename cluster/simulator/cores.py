@@ -9,6 +9,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import parent_process
 from typing import Protocol, Self, TypeVar
 
+from isobatch.deployments.own_cores import usable_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -23,7 +25,7 @@ class Cores:
     """A process for each core; on a single core, calls run in this process."""
 
     def __init__(self, count: int | None = None) -> None:
-        self._count = count or os.cpu_count() or 1
+        self._count = count or usable_cores()
         self._processes = ProcessPoolExecutor(self._count, initializer=_end_with_parent)
 
     def __enter__(self) -> Self:

@@ -4,11 +4,12 @@ A step is the best plan of a wider family. Its goodput is what that plan sustain
 mechanism that does not pay here shows a loss. What would bring more is the planner's estimate.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from isobatch.cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort, within_limits
+from isobatch.cluster.simulator.candidates import LIMITS, within_limits
+from isobatch.cluster.simulator.plan_choice import BestSoFar, SimulationEffort
 from isobatch.cluster.simulator.sustained import SHORT_SLOS
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
@@ -88,7 +89,8 @@ def changes(facts: Problem, objective: Objective) -> list[Improvement]:
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []
-    better = [Improvement(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
+    then = [(what, _planned_per_s(changed, aim)) for what, changed, aim in _changes(facts, objective)]
+    better = [Improvement(what, per_s / now_per_s) for what, per_s in then]
     return sorted((each for each in better if each.times > 1 + WORTH), key=lambda each: -each.times)
 
 
@@ -97,16 +99,15 @@ def _planned_per_s(facts: Problem, objective: Objective) -> float:
     return evaluate(plan, facts).goodput_per_s if plan else 0.0
 
 
-def _changes(facts: Problem, objective: Objective) -> Iterator[tuple[str, Callable[[], tuple[Problem, Objective]]]]:
+def _changes(facts: Problem, objective: Objective) -> Iterator[tuple[str, Problem, Objective]]:
     assert objective.slo_s
-    longer = replace(objective, slo_s=2 * objective.slo_s)
-    yield "an SLO twice as long", lambda: (facts, longer)
-    yield "batches twice as large", lambda: (facts, replace(objective, max_batch=2 * objective.max_batch))
-    yield "hand-overs that take no time (the most a faster link brings)", lambda: (without_hand_overs(facts), objective)
+    yield "an SLO twice as long", facts, replace(objective, slo_s=2 * objective.slo_s)
+    yield "batches twice as large", facts, replace(objective, max_batch=2 * objective.max_batch)
+    yield "hand-overs that take no time (the most a faster link brings)", without_hand_overs(facts), objective
     free = tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
-    yield "launches and stops that take no time", lambda: (replace(facts, tables=free), objective)
+    yield "launches and stops that take no time", replace(facts, tables=free), objective
     memory = tuple(replace(each, memory_bytes=2 * each.memory_bytes) for each in facts.devices)
-    yield "twice the memory", lambda: (facts.with_devices(memory), objective)
+    yield "twice the memory", facts.with_devices(memory), objective
     for device in facts.devices:
         more = [replace(each, count=each.count + (each is device)) for each in facts.devices]
-        yield f"one more {device.kind}", partial(lambda more: (facts.with_devices(more), objective), more)
+        yield f"one more {device.kind}", facts.with_devices(more), objective

@@ -16,21 +16,18 @@ from itertools import chain, islice, tee
 from math import sqrt
 
 from isobatch.cluster.simulator import sustained
+from isobatch.cluster.simulator.candidates import LIMITS, Find, most_promising_first, other_parts, within_limits
 from isobatch.cluster.simulator.cells import SIZE, CellError, world_of
 from isobatch.cluster.simulator.cores import Each
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer.effort import MOST_GAP, never
 from isobatch.optimizer.model.evaluate import evaluate
-from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import starts
-from isobatch.optimizer.pipelines.spread import joined
 from isobatch.optimizer.plan import Plan, SimulatedTimes
 from isobatch.optimizer.problem import Problem
 
-Find = Callable[[Problem, Objective], Plan | None]
-LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO
 CANDIDATE_GAP = 0.03  # of plans that are only candidates: simulation corrects what estimates miss
 STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most this many times the planner's estimate of its goodput
@@ -38,6 +35,11 @@ COMPARED = 20  # the fewest runs for which the effort suffices, shortened as far
 OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been the best by chance
 LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_SEED make the promise
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
+FIRST_RUNS = 4  # how many short runs the first plan takes, about
+LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
+PASSES = 0.3  # a run of n SLOs passes a rate that is this share of 1 / n too high, because queues grow slowly
+LASTING_SLOS = 60.0  # from which that is no more than chance
+GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
 SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
@@ -51,6 +53,11 @@ def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
     """Do nothing: the default for `SimulationEffort.better`, which is called with each better plan."""
 
 
+def always(inputs: float) -> bool:
+    """The default for `SimulationEffort.fits`."""
+    return True
+
+
 @dataclass(frozen=True)
 class SimulationEffort:
     """How much is simulated: the least number of inputs in a run, and its least duration in SLOs."""
@@ -59,11 +66,11 @@ class SimulationEffort:
     inputs: int = 5_000
     slos: float = 30
     last_inputs: int = 15_000  # inputs of the runs that make the promise
-    last_slos: float = 60
+    last_slos: float = LASTING_SLOS
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-    hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short and small too
+    fits: Callable[[float], bool] = always  # whether so many inputs can be simulated in the time that is left
     better: Callable[[Plan, float, int], None] = ignore
     each: Each = map  # simulates what does not depend on each other
     tails: Tails | None = None  # the latencies that plans must keep; None: any
@@ -121,15 +128,21 @@ class BestSoFar:
     tried: int = 0
     simulated: float = 0.0  # inputs
     _first: Plan = field(init=False)
+    _short_inputs: int = field(init=False)
+    _hurries: bool = field(init=False, default=False)  # whether the runs that make the promise are few, short and small
     _tried: set[Plan] = field(default_factory=set)
     _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
 
     def __post_init__(self) -> None:
         self._first, effort, world = self.best, self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
-        first_per_s = sustained.sustained_in(
-            world, believed_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
-        )
+        slos = min(effort.slos, sustained.SHORT_SLOS)
+        self._short_inputs = sustained.inputs_of(world, believed_per_s, effort.inputs, slos)
+        first_per_s = GUESS * believed_per_s
+        if self._has_time_for(FIRST_RUNS):
+            first_per_s = sustained.sustained_in(
+                world, believed_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
+            )
         self.first_per_s = self.rate_per_s = first_per_s
         self._tried.add(self.best)
         effort.better(self.best, self.rate_per_s, 0)
@@ -156,7 +169,18 @@ class BestSoFar:
         return None
 
     def _is_over(self) -> bool:
-        return self.simulated >= self.effort.most or self.effort.out_of_time()
+        return self.simulated >= self.effort.most or self._is_late()
+
+    def _is_late(self) -> bool:
+        """Whether the time that is left is needed to make the promise."""
+        return self.effort.out_of_time() or not self._has_time_for(0)
+
+    def _has_time_for(self, short_runs: int) -> bool:
+        return self.effort.fits((short_runs + LAST_RUNS) * self._short_inputs)
+
+    def _must_hurry(self) -> bool:
+        inputs = self._last_inputs(self._world(self.best), self.rate_per_s)
+        return not self.effort.fits(LAST_RUNS * inputs)
 
     def improve_by_all(self, plans: Iterator[Plan]) -> None:
         while left := self.improve(plans):
@@ -201,10 +225,10 @@ class BestSoFar:
         A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance.
         In the end a plan with fewer splits is taken if it sustains nearly as much, and no less than any rival.
         """
-        first, best = self._first, self.best
+        first, best, self._hurries = self._first, self.best, self._must_hurry()
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
         if best != first:
-            worse = self.effort.hurries() or self.first_per_s * (1 + SURELY) < after_per_s
+            worse = self._hurries or self.first_per_s * (1 + SURELY) < after_per_s
             before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
@@ -220,7 +244,7 @@ class BestSoFar:
     def _best_of(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
         """The plan that sustains most of other inputs, and its rate; `rate_per_s`: that of `best`."""
         for other in others:
-            if self.effort.out_of_time():
+            if self._is_late():
                 break
             if other != best and (other_per_s := self._rate_above(other, rate_per_s)):
                 best, rate_per_s = other, other_per_s
@@ -230,7 +254,7 @@ class BestSoFar:
         """The plan with the fewest splits that sustains nearly as much as the best one, and its rate."""
         enough_per_s = rate_per_s / (1 + LEAST_GAIN) / (1 + STEP)
         for other in sorted(others, key=num_splits):
-            if num_splits(other) >= num_splits(best) or self.effort.out_of_time():
+            if num_splits(other) >= num_splits(best) or self._is_late():
                 break
             if other_per_s := self._rate_above(other, enough_per_s):
                 return other, other_per_s
@@ -239,15 +263,19 @@ class BestSoFar:
     def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
         """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others.
 
-        That of a fleet that is simulated as a cell is the rate of a cell twice as large.
+        That of a fleet that is simulated as a cell is the rate of a cell twice as large. In a hurry, it is the rate
+        with the inputs that chose the plan. What short runs pass too much is taken off.
         """
-        world = self._world(best, larger=2)
+        world = self._world(best, larger=1 if self._hurries else 2)
         is_whole = world.share == 1 and world.slo_s == self.slo_s
-        last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED) or after_per_s
-        times = last_per_s / after_per_s if after_per_s else 1.0
+        times, error = 1 - PASSES * max(0.0, 1 / self._last_runs()[1] - 1 / LASTING_SLOS), None
+        if not self._hurries:
+            last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED)
+            ratio = last_per_s / after_per_s if last_per_s else 1.0
+            error = abs(ratio - 1)
+            times *= sqrt(ratio) if is_whole else ratio
         devices, of_devices = (sum(each.devices().values()) for each in (world.plan, best))
-        cell = None if is_whole else CellError(devices, of_devices, abs(times - 1), world.slo_s / self.slo_s)
-        times = sqrt(times) if is_whole else times
+        cell = None if is_whole else CellError(devices, of_devices, error, world.slo_s / self.slo_s)
         before_per_s, after_per_s = times * before_per_s, times * after_per_s
         plan = promising(best, planned, self.facts, after_per_s, self._times(world, after_per_s))
         return SimulatedChoice(plan, before_per_s, after_per_s, self.tried, cell)
@@ -264,7 +292,7 @@ class BestSoFar:
     def _last_runs(self) -> tuple[int, float]:
         """The least inputs of a run that makes the promise, and its least duration in SLOs."""
         effort = self.effort
-        if effort.hurries():
+        if self._hurries:
             return effort.inputs, min(effort.last_slos, effort.slos)
         return effort.last_inputs, effort.last_slos
 
@@ -284,7 +312,7 @@ class BestSoFar:
 
     def _beyond_per_s(self, plan: Plan, rate_per_s: float) -> float:
         """A higher rate that the plan sustains, although it lost more at some rate between the two; else 0."""
-        if self.effort.out_of_time():
+        if self._is_late():
             return 0.0
         world, effort = self._world(plan), self.effort
         most_per_s = HOPE * evaluate(plan, self.facts).goodput_per_s
@@ -304,7 +332,7 @@ class BestSoFar:
         )
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
-        size = min(self.effort.cell, HURRIED_CELL) if self.effort.hurries() else self.effort.cell
+        size = min(self.effort.cell, HURRIED_CELL) if self._hurries else self.effort.cell
         return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
 
 
@@ -340,40 +368,11 @@ def best_simulated(
     simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
     others = chain(simple, within_limits(facts, objective, find))
     search.improve_by_all(others)
-    while search.improve(_other_parts(search.best, facts, objective, find)):
+    while search.improve(other_parts(search.best, facts, objective, find)):
         pass
     while search.improve(most_promising_first(search.best, facts, objective)):
         pass
     return search.choose(plan, islice(rivals, RIVALS))
-
-
-def within_limits(facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
-    """The best plans within several limits of the estimated latency."""
-    for limit in LIMITS:
-        if plan := find(facts, objective.within(limit)):
-            yield replace(plan, promise=None)
-
-
-def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
-    """Plans with a new pipeline for idle devices, then plans with one pipeline planned again within another limit."""
-    used, pipelines = plan.devices(), plan.pipelines
-    left = {each.kind: each.count - used.get(each.kind, 0) for each in facts.devices}
-    for kind, count in left.items():
-        for more in within_limits(_of_devices(facts, {kind: count}), objective, find) if count else ():
-            yield joined([*pipelines, more])
-    for index, pipeline in enumerate(pipelines if len(pipelines) > 1 else ()):
-        for other in within_limits(_of_devices(facts, pipeline.devices()), objective, find):
-            yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
-
-
-def most_promising_first(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
-    """The plans one move away, those with the most estimated goodput first."""
-    moved = {each: evaluate(each, facts).goodput_per_s for each in neighbours(plan, facts, objective)}
-    yield from sorted(moved, key=lambda each: -moved[each])
-
-
-def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:
-    return facts.with_devices([replace(facts.device(kind), count=count) for kind, count in counts.items()])
 
 
 def promising(

@@ -12,7 +12,6 @@ from rich.table import Table
 from isobatch.cluster.load.workloads import Floats
 from isobatch.cluster.simulator.table_devices import group_names
 from isobatch.cluster.simulator.tally import LaunchKey, Tally
-from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.picture import BLUE, ORANGE, RED, plain, plain_logarithmic
@@ -56,10 +55,6 @@ class Report:
             }
             for pipeline in self.plan.pipelines
         )
-
-    @property
-    def cost_per_hour(self) -> float:
-        return evaluate(self.plan, self.facts).cost_per_hour
 
     @property
     def arrived(self) -> int:

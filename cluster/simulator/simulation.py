@@ -19,7 +19,6 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.lengths import Lengths
 
 # Arrival times in seconds, the block after which each input is sure, and, for texts of different lengths, their tokens.
 Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
@@ -44,7 +43,6 @@ class World:
     jitter: float = 0.0  # standard deviation of the logarithm of a launch's time
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
-    lengths: Lengths | None = None  # of texts without given tokens, where plans count tokens
     full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
     share: float = 1.0  # the share of a larger fleet that this is a cell of, which gets this share of its inputs
 
@@ -113,12 +111,11 @@ class Simulation:
         self.tally.flush()
         return Report(self.tally, self.plan, self.world.facts)
 
-    def follow(self, plan: Plan, load_s: float = 0.0) -> None:
-        """Switch to another plan; replicas whose splits change need `load_s` first."""
+    def follow(self, plan: Plan) -> None:
         if _launching(plan) != _launching(self.plan):
             self.tally.start_launches(self.now_s)
         self.plan = plan
-        self._devices.follow(plan, self.now_s, load_s, self._loop.dispatcher.benched(self.now_s))
+        self._devices.follow(plan, self._loop.dispatcher.benched(self.now_s))
         self._loop.dispatcher.reroute(self._route(), self._devices.groups())
         self._loop.tick(self.now_s)
 
@@ -141,7 +138,7 @@ class Simulation:
         """Take the next chunk of inputs; returns whether there was one."""
         self._times_s, sure_after, *tokens = next(self._chunks, NO_INPUTS)
         self._needs, count = sure_after + 1, len(sure_after)
-        length, lengths = self.world.facts.length, self.world.lengths
+        length, lengths = self.world.facts.length, self.world.facts.lengths
         if length and tokens:
             self._weights = tokens[0]
         elif length and lengths:

@@ -53,30 +53,20 @@ class TableDevices:
         self._turn_s = host.turn_s if host else 0.0
         self._free_s: dict[str, float] = {}
         self._received_s: dict[str, float] = {}
-        self._posts: dict[str, _Post] = {}
-        self._groups: dict[str, tuple[str, ...]] = {}
         self.follow(plan)
 
-    def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0, benched: Collection[str] = ()) -> None:
-        """Switch to this plan; replicas whose splits change need `load_s` first.
-
-        Benched replicas work only where the others do not suffice, in the last group of their kind.
-        """
+    def follow(self, plan: Plan, benched: Collection[str] = ()) -> None:
+        """Switch to this plan. Benched replicas work only where others do not suffice, in their kind's last group."""
         free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
-        before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
         posts = [self._post(pipeline, placement) for pipeline in plan.pipelines for placement in pipeline.placements]
         names = group_names(plan, self.facts)
         self._posts = dict(zip(names, posts, strict=True))
-        self._groups = dict.fromkeys(names, ())
+        self._groups: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
         last_of_kind = {post.placement.kind: number for number, post in enumerate(posts)}
         for number, (name, post) in enumerate(zip(names, posts, strict=True)):
-            kind, splits = post.placement.kind, post.placement.splits
-            here = tuple(islice(free[kind], None if number == last_of_kind[kind] else post.placement.replicas))
-            self._groups[name] += here
-            for replica in here:
-                free_s = self._free_s.setdefault(replica, 0.0)
-                if now_s and before.get(replica) != splits:
-                    self._free_s[replica] = max(free_s, now_s) + load_s
+            kind = post.placement.kind
+            here = islice(free[kind], None if number == last_of_kind[kind] else post.placement.replicas)
+            self._groups[name] += tuple(here)
         self._largest = max(split.batch_size for each in plan.all_placements for split in each.splits)
 
     def _post(self, pipeline: Plan, placement: Placement) -> _Post:
@@ -101,7 +91,7 @@ class TableDevices:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
-        starts_s = max(arrives_s, self._free_s[replica]) + post.turn_s
+        starts_s = max(arrives_s, self._free_s.get(replica, 0.0)) + post.turn_s
         slower, ends_s = self._random.lognormal(0.0, self._jitter) if self._jitter else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)

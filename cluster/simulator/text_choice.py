@@ -183,9 +183,7 @@ def _highest_trial(
     plan: Plan, profile: DecoderProfile, goal: DecodingGoal, low: float, high: float, seed: int = 0, times: int = 1
 ) -> DecodingTrial | None:
     """The trial at the highest rate between `low` and `high` that keeps the limits. Loose limits are kept at `high`."""
-
-    def at(rate: float) -> DecodingTrial:
-        return trial_at(plan, profile, rate, goal, seed, times)
+    at = partial(trial_at, plan, profile, goal=goal, seed=seed, times=times)
 
     def keeps(trial: DecodingTrial) -> bool:
         return trial.keeps(goal)

@@ -50,11 +50,6 @@ class DecodingRun:
         return [text for text in self.texts if text.status == 200]
 
     @property
-    def tokens_per_s(self) -> float:
-        seconds = max((text.last_s for text in self.answered), default=0.0)
-        return sum(text.tokens for text in self.answered) / seconds if seconds else 0.0
-
-    @property
     def ttft_kept(self) -> float:
         return sum(text.ttft_s <= self.ttft_s for text in self.answered) / max(1, len(self.texts))
 

@@ -52,7 +52,6 @@ class DecoderShape:
     def request(
         self, prompt: Listed[int], max_tokens: int, stop: frozenset[int] = frozenset(), sampling: Sampling = GREEDY
     ) -> TextRequest:
-        """The request for a text after a prompt."""
         if self.start is None:
             return TextRequest(tuple(prompt), max_tokens, stop, sampling)
         return TextRequest((self.start,), max_tokens, stop, sampling, source=tuple(prompt))

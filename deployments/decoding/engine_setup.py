@@ -13,13 +13,13 @@ from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
 from isobatch.deployments.decoding.pages import PagePool, pages_for
-from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults, read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
 from isobatch.deployments.models.loading import one_line_errors, quietly, resolve_device, resolve_dtype
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.promise import RULES
 
 HALVES = ("float16", "bfloat16")
@@ -123,7 +123,7 @@ def usual_dtype(folder: Path, device: str) -> str:
     """
     config = checkpoint_json(folder)
     if (folder / RULES).exists():
-        return read_decoder_rules(folder / RULES).dtype
+        return read_model(folder / RULES, DecoderRules).dtype
     stored = str(config.get("dtype") or config.get("torch_dtype"))
     about = Path("/proc/cpuinfo")
     multiplies_bfloat16 = about.exists() and not BFLOAT16_FLAGS.isdisjoint(about.read_text().split())

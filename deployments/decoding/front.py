@@ -180,7 +180,6 @@ class DecoderFront:
     async def whole(
         self, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
     ) -> TextPiece:
-        """A text as one piece."""
         async with aclosing(self.write(request, stops, share, begun_s)) as pieces:
             written = [piece async for piece in pieces]
         names = ("depths", "tokens", "logprobs")

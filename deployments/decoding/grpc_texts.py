@@ -195,7 +195,6 @@ def _tensors(request: Any) -> grpc_server.Fields:
 
 
 def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
-    """The one value of a tensor."""
     try:
         (value,) = from_contents(tensor.contents, kind, 1) if raw is None else from_bytes(raw, kind, 1)
         return value if kind == BYTES else bool(value)

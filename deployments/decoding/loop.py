@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -107,27 +108,26 @@ class EngineLoop:
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
         """Run `work` on the engine's thread, and return its result. Decoding goes on if it raises an error."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
+        done = Future[Result]()
 
         def order() -> None:
+            if not done.set_running_or_notify_cancel():  # its caller was cancelled
+                return
             try:
-                finish = partial(done.set_result, work(self._working_engine()))
+                done.set_result(work(self._working_engine()))
             except Exception as error:
-                finish = partial(done.set_exception, error)
-            _call_soon(loop, partial(_unless_done, done, finish))
+                done.set_exception(error)
 
         self._orders.put(order)
-        return await done
+        return await asyncio.wrap_future(done)
 
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
             opened = self._working_engine().open(request, request.age_s(time.time()))
+            if isinstance(opened, ReplicaFull):
+                raise opened
         except Exception as error:  # an error of this text alone: others go on
             _call_soon(loop, partial(stream.fail, error))
-            return
-        if isinstance(opened, ReplicaFull):
-            _call_soon(loop, partial(stream.fail, opened))
             return
         stream.name = opened
         self._streams[opened] = stream, loop
@@ -142,12 +142,9 @@ class EngineLoop:
             raise RuntimeError(self._failed)
         return self._engine
 
+    @as_computing()
     def _run(self) -> None:
         """Decode until the end. After a failure, every order is answered with its error."""
-        with as_computing():
-            self._decode()
-
-    def _decode(self) -> None:
         try:
             while self._carry_out_orders():
                 self._step()
@@ -191,11 +188,6 @@ class EngineLoop:
 def _put_all(news: Iterable[tuple[TokenStream, NewTokens]]) -> None:
     for stream, written in news:
         stream.put(written)
-
-
-def _unless_done(future: "asyncio.Future[Result]", finish: Callable[[], None]) -> None:
-    if not future.done():  # its caller may have been cancelled
-        finish()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:

@@ -208,7 +208,6 @@ class CutDecoder:
         return states.index_copy(0, stay, run)
 
     def drop(self, name: int) -> None:
-        """Forget a sequence."""
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
 

@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 from starlette.types import Message, Receive, Scope, Send
 
 from isobatch.deployments.decoding import openai_answers
-from isobatch.deployments.decoding.client_meter import RequestEnd
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
@@ -132,7 +131,6 @@ class TextReply:
         return self.shape.delta(self.echoes[index]) if self.echoes else self.shape.opening
 
     def whole(self, index: int, piece: TextPiece) -> dict[str, Any]:
-        """A choice with its whole text."""
         echo = self.echoes[index] if self.echoes else ""
         return self.choice(index, self.shape.text(echo + piece.text), piece)
 
@@ -173,7 +171,6 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
 
 async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of a stream; pieces of several texts come in the order in which they are written."""
-    outcome: RequestEnd | None = "cancelled"  # None: counted by the handler that answers instead
     try:
         async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
@@ -187,20 +184,20 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
         yield _DONE
-        outcome = "answered"
     except RefusedError as refused:
-        outcome = "refused" if reply.written else None
-        if not reply.written:
+        if not reply.written:  # the handler that answers instead counts it
             raise
+        front.meter.ended("refused")
         yield _event(error_body(refused))
     except Exception:
-        outcome = "failed" if reply.written else None
+        if reply.written:
+            front.meter.ended("failed")
         raise
-    finally:
-        if outcome == "answered":
-            front.meter.answered(reply.begun_s)
-        elif outcome:
-            front.meter.ended(outcome)
+    except BaseException:
+        front.meter.ended("cancelled")
+        raise
+    else:
+        front.meter.answered(reply.begun_s)
 
 
 async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:

@@ -92,7 +92,6 @@ class PagedView:
         return self._attend(self._within[window], block, query, scaling, cap)
 
     def attend_source(self, block: int, query: Tensor, scaling: float) -> Tensor:
-        """Attend to the sources."""
         return self._attend(self._sources, block, query, scaling)
 
     def _attend(

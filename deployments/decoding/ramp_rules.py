@@ -141,10 +141,6 @@ def generation_defaults(folder: Path) -> GenerationDefaults | None:
     return read_model(path, GenerationDefaults) if path.exists() else None
 
 
-def read_decoder_rules(path: Path) -> DecoderRules:
-    return read_model(path, DecoderRules)
-
-
 def is_decoder(folder: Path) -> bool:
     """Whether a directory holds a network that writes texts token by token."""
     names = checkpoint_json(folder).get("architectures")
@@ -186,7 +182,7 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:
     """The rules in the directory of a checkpoint; without the file there are no ramps."""
     path = folder / RULES
-    rules = read_decoder_rules(path) if path.exists() else DecoderRules()
+    rules = read_model(path, DecoderRules) if path.exists() else DecoderRules()
     for ramp in rules.all_ramps:
         if ramp.block >= num_blocks - 1:
             raise UserError(f"{path}: no ramp can stand after block {ramp.block} of {num_blocks} blocks")

@@ -223,7 +223,6 @@ class Sequence:
         return max(0, pages_for(positions, self._page_tokens) - len(self.pages)) + self._source_missing()
 
     def grow(self, pages: list[int]) -> None:
-        """Take the missing pages."""
         cut = self._source_missing()
         self.source_pages += pages[:cut]
         self.pages += pages[cut:]

@@ -35,9 +35,9 @@ class ServeFleet:
     def states(self) -> dict[str, ReplicaStates]:
         applications = serve.status().applications
         return {
-            name.rpartition(".")[2]: _states_of(status)
+            ray_facts.kind_in(name): _states_of(status)
             for name, status in applications.items()
-            if name.rpartition(".")[0] == self.prefix
+            if name.startswith(f"{self.prefix}.")
         }
 
     def scale_to(self, counts: Mapping[str, int]) -> None:
@@ -77,7 +77,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
     return [
         name
         for name in serve.status().applications
-        if ray_facts.front_of(name) == application != name and name.rpartition(".")[0] != but
+        if ray_facts.front_of(name) == application != name and not name.startswith(f"{but}.")
     ]
 
 

@@ -14,6 +14,7 @@ When several queues compete for the same replicas,
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -221,15 +222,27 @@ class Queue:
         return self._gone(taken)
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Remove the tickets whose deadlines pass before a launch of their own could answer any of them."""
-        late = []
-        while (first := self.first()) and first.deadline_s < now_s + self._soonest_s(first):
-            late += self.take_first(1)
-        return late
+        """Remove the tickets whose deadlines pass before a launch of their own could answer any of them.
 
-    def _soonest_s(self, ticket: Ticket) -> float:
-        """The planned time until a launch of this input alone gets to where it may first be answered."""
-        return self.stage.until_s(ticket.weight)[-1 if ticket.kind is RowKind.FULL else 0]
+        It looks no further than the next launch will, as inputs differ in how soon they may be answered. An order of
+        its own may take any input.
+        """
+        stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
+        room = stage.room if self.owner.order is None else inf
+        latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
+        for ticket in self._waiting():
+            weight = stage.counted(ticket.weight)
+            if ticket.deadline_s < now_s + stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
+                late.append(ticket)
+                continue
+            kept.append(ticket)
+            room -= weight
+            if room <= 0 or ticket.deadline_s >= latest_s:
+                break
+        if late:
+            self._tickets[: len(late) + len(kept)] = kept
+            self._gone(late)
+        return late
 
     def launched(self, weight: int) -> None:
         """Count inputs that went into a launch: later stages still owe their work (negative: they have come back)."""

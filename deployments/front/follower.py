@@ -22,7 +22,7 @@ from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.deployments.front.stats import state_of
 from isobatch.deployments.graph import Graph
 from isobatch.deployments.planning import summary
-from isobatch.deployments.ray_facts import wire_of
+from isobatch.deployments.ray_facts import kind_in, wire_of
 from isobatch.deployments.replica.loading import weights_in
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 from isobatch.deployments.transport.exchange import Exchange
@@ -176,7 +176,7 @@ class Follower:
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
         self._replicas[fleet] = list(replicas)
         self._ids |= replicas
-        self._kinds |= dict.fromkeys(replicas, fleet.rpartition(".")[2])
+        self._kinds |= dict.fromkeys(replicas, kind_in(fleet))
         if self._driver:
             self._reroute()
 
@@ -213,6 +213,7 @@ class ServeWorkers:
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
+        self._name = uuid4().hex  # by which replicas know this front when it connects again
         self._connected: dict[str, _Connected] = {}  # by replica
         self._connecting: dict[str, asyncio.Task[None]] = {}  # by replica
         self._handles: dict[str, Any] = {}  # by group
@@ -353,7 +354,7 @@ class ServeWorkers:
                 f"it runs other weights ({address.weights}) than this front knows ({self._weights}): every node needs "
                 "the same files"
             )
-        connection = await connect_to(self._wire, address, lambda: self._lose(group, name))
+        connection = await connect_to(self._wire, address, lambda: self._lose(group, name), self._name)
         return _Connected(group, connection, address.device_id)
 
     def _lose(self, group: str, name: str) -> None:

@@ -55,6 +55,7 @@ class Family:
     one_size: bool = False  # whether the preprocessor decides on the size of all images: `config.image_size`
     # The task of heads that give maps, by the configuration; None: such heads are not known.
     map_task: Callable[[Any], Task] | None = None
+    any_size: bool = False  # whether images may have any size, whatever the configuration says
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:

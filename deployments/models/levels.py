@@ -52,10 +52,6 @@ def read_levels(folder: Path) -> CascadeRules:
     return read_model(folder / CASCADE, CascadeRules)
 
 
-def write_levels(folder: Path, rules: CascadeRules) -> None:
-    (folder / CASCADE).write_text(rules.model_dump_json(indent=2) + "\n")
-
-
 def last_of(folder: Path) -> Path:
     """The checkpoint whose labels are answered: that of a cascade's last level, or the directory itself."""
     return folder / read_levels(folder).levels[-1].folder if is_cascade(folder) else folder

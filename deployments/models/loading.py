@@ -154,7 +154,8 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     family = family or family_of(config.model_type)
     if family.reads == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
-        size = size_made(folder) if family.one_size else fixed_size(config)
+        fixed = None if family.any_size else fixed_size(config)
+        size = size_made(folder) if family.one_size else fixed
         return ImageEncoder(processor, channels_in(config), size, isinstance(task_in(config), Keypoints))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)

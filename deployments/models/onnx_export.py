@@ -26,7 +26,7 @@ HEAD = "head"
 Compute = Callable[[BlockRange, Mapping[str, Tensor], Spans | None, MaskOf], RangeOutput]
 
 # Exports run one at a time: the exporter keeps its state in globals, and so does the hook that records modules.
-_export_lock = Lock()
+_EXPORTING = Lock()
 
 
 def ramp_name(block: int) -> str:
@@ -35,17 +35,11 @@ def ramp_name(block: int) -> str:
 
 def export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     """Write the graph. `inputs` is an example of its inputs: only the numbers of inputs and tokens may vary later."""
-    with _export_lock:
-        _export(compute, block_range, inputs, path)
-
-
-def _export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     inputs = _generic_example(inputs)
-    with torch.no_grad(), modules_run() as modules:
-        output = _call(compute, block_range, inputs)
-    outputs = named_outputs(output)
-    traced = _Traced(compute, block_range, list(inputs), list(modules))
-    with torch.no_grad(), warnings.catch_warnings():
+    with _EXPORTING, torch.no_grad(), warnings.catch_warnings():
+        with modules_run() as modules:
+            outputs = named_outputs(_call(compute, block_range, inputs))
+        traced = _Traced(compute, block_range, list(inputs), list(modules))
         warnings.simplefilter("ignore")  # the exporter warns of tracing and of its own deprecation
         torch.onnx.export(
             traced,
@@ -60,7 +54,6 @@ def _export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tens
 
 
 def named_outputs(output: RangeOutput) -> dict[str, Tensor]:
-    """The outputs of a graph by name."""
     hidden = {} if output.hidden is None else {AFTER: output.hidden}
     head = {} if output.head is None else {HEAD: output.head}
     return hidden | {ramp_name(block): logits for block, logits in output.ramps.items()} | head

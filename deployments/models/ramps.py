@@ -203,11 +203,7 @@ def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -
     """The rules are written last: a folder that has them has the weights too."""
     tensors = {f"{block}.{name}": value for block, head in heads.items() for name, value in head.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
-    write_rules(folder, rules)
-
-
-def write_rules(folder: Path, rules: ExitRules) -> None:
-    (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+    rules.write(folder / RULES)
 
 
 def read_rules(path: Path) -> ExitRules:

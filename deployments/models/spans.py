@@ -234,7 +234,10 @@ def similar_lengths(lengths: Integers, most: int) -> list[Integers]:
     if most == 1 or len(lengths) * _pairs(lengths.max()) <= _pairs(lengths).sum() + PAIRS_PER_BAND:
         return [all_texts]  # a second band costs more than it saves
     order = np.argsort(lengths, kind="stable")
-    cuts = _cuts(_pairs(lengths[order]), most)
+    ascending = lengths[order]
+    changes = (ascending[1:] != ascending[:-1]).nonzero()[0] + 1
+    ends = np.concatenate(([0], changes, [len(order)]))  # of equally long texts, which one band holds
+    cuts = ends[_cuts(_pairs(ascending[ends[1:] - 1]), ends, most)]
     return [all_texts] if len(cuts) == 2 else [order[a:b] for a, b in pairwise(cuts)]
 
 
@@ -243,17 +246,19 @@ def _pairs(lengths: Integers) -> Integers:
     return pairs
 
 
-def _cuts(pairs: Integers, most: int) -> list[int]:
-    """Where bands of ascending texts begin and end, by dynamic programming over the last band's first text."""
+def _cuts(pairs: Integers, ends: Integers, most: int) -> list[int]:
+    """Where bands of ascending lengths begin and end, by dynamic programming over the last band's first length.
+
+    `pairs` are those of a text of each length, and `ends` the numbers of texts up to each length, from 0.
+    """
     count = len(pairs)
-    ends = np.arange(count + 1)
-    cost = (ends[:, None] - ends) * np.append(0, pairs)[:, None] + float(PAIRS_PER_BAND)  # by end, then by first text
-    cost[ends >= ends[:, None]] = np.inf  # a band holds at least one text
+    cost = (ends[:, None] - ends) * np.append(0, pairs)[:, None] + float(PAIRS_PER_BAND)  # by end, then by first length
+    cost[ends >= ends[:, None]] = np.inf  # a band holds at least one length
     least, firsts = cost[:, 0], [np.zeros(count + 1, np.int64)]
     for _ in range(most - 1):
         with_one_more = least + cost
         first = with_one_more.argmin(axis=1)
-        shorter = with_one_more[ends, first]
+        shorter = with_one_more[np.arange(count + 1), first]
         better = shorter < least
         if not better.any():
             break

@@ -69,9 +69,10 @@ def merge(batches: Sequence[Batch]) -> Batch:
     first = batches[0]
     arrays = {name: torch.cat([torch.as_tensor(batch.arrays[name]) for batch in batches]) for name in first.arrays}
     memory = torch.cat([torch.as_tensor(batch.memory) for batch in batches])
-    lengths = None if first.lengths is None else np.concatenate([_lengths(batch) for batch in batches])
+    lengths = [batch.lengths for batch in batches if batch.lengths is not None]
     ahead = [batch.ahead for batch in batches if batch.ahead]
-    return Batch(first.cursor, arrays, memory, lengths, ahead=merge(ahead) if ahead else None)
+    all_lengths = np.concatenate(lengths) if lengths else None
+    return Batch(first.cursor, arrays, memory, all_lengths, ahead=merge(ahead) if ahead else None)
 
 
 def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
@@ -86,12 +87,6 @@ def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
     selected = {name: array.index_select(0, array_rows) for name, array in arrays.items()}
     ahead = select(batch.ahead, rows) if batch.ahead else None
     return Batch(batch.cursor, selected, memory.index_select(0, memory_rows), lengths, ahead=ahead)
-
-
-def _lengths(batch: Batch) -> NDArray[np.int64]:
-    if batch.lengths is None:
-        raise ValueError("a batch of texts cannot be merged with one that has no lengths")
-    return batch.lengths
 
 
 class TorchModel(CutNetwork):

@@ -20,8 +20,8 @@ from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.cascade import mixed
 from isobatch.deployments.models.cascade_loading import order_of
-from isobatch.deployments.models.levels import CascadeRules, LevelRule, write_levels
-from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampKind, RampRule, policy_at, write_rules
+from isobatch.deployments.models.levels import CASCADE, CascadeRules, LevelRule
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampKind, RampRule, policy_at
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import proven_promise, retuned
 from isobatch.deployments.prepare.pipeline import check_free
@@ -30,7 +30,7 @@ from isobatch.deployments.prepare.thresholds import replay, temperature
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import outcome
 from isobatch.profiles.losses import Metric
-from isobatch.profiles.promise import ExitPromise
+from isobatch.profiles.promise import RULES, ExitPromise
 
 TRIED_WEIGHTS = np.linspace(0.0, 1.0, 21)  # of a level's own answer
 
@@ -245,8 +245,8 @@ def write_cascade(
             for level, member in zip(levels, combination.members, strict=True):
                 (draft / level.folder).mkdir()
                 _copy(member, draft / level.folder, combination.exits)
-            write_levels(draft, CascadeRules(levels=levels, notes=dict(notes)))
-        write_rules(draft, rules)
+            CascadeRules(levels=levels, notes=dict(notes)).write(draft / CASCADE)
+        rules.write(draft / RULES)
     return rules
 
 

@@ -109,7 +109,7 @@ def make_ramps(
 ) -> TrainedRamps:
     """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities. `own`: the
     ramps that need no training, by their blocks."""
-    if features.counts is not None and not all(len(features.of(part)) for part in sample.parts.each):
+    if features.counts is not None and not all(len(features.of(part)) for part in sample.parts):
         raise UserError("hardly any text has a word that the network answers: give more texts with such words")
     targets, truth = targets_of(features, sample)
     by_label, rows = sample.task.by_label, features.of(sample.parts.train)

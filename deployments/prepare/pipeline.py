@@ -12,7 +12,7 @@ from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 from isobatch.deployments.models.interface import BackedModel
-from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps
 from isobatch.deployments.prepare.bridges import make_bridges
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
@@ -76,7 +76,7 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
         shutil.copyfile(source / WEIGHTS, draft / WEIGHTS)
         shutil.copyfile(source / EVIDENCE, draft / EVIDENCE)
         draw_exits(rules, draft / PICTURE)
-        write_rules(draft, rules)
+        rules.write(draft / RULES)
     return rules
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ TRAIN_SHARE = 0.6
 TEST_SHARE = 0.35
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Positions in a sample: ramps are trained on one part, and another part is added for calibration.
 
     Temperatures and the order in which thresholds are tried come from both. The third part tests the promise, and all
@@ -45,7 +44,7 @@ class Parts:
     def of(cls, count: int, seed: int = 0) -> "Parts":
         """A random split: 60 % to train, 5 % to calibrate, 35 % to test.
 
-        >>> [len(part) for part in (Parts.of(100).train, Parts.of(100).calibrate, Parts.of(100).test)]
+        >>> [len(part) for part in Parts.of(100)]
         [60, 5, 35]
         """
         order = np.random.default_rng(seed).permutation(count)
@@ -56,11 +55,7 @@ class Parts:
     def of_lists(cls, lists: Indices, seed: int = 0) -> "Parts":
         """The same with whole lists in each part. `lists`: the number of each row's list, from 0."""
         parts = cls.of(int(lists.max()) + 1, seed)
-        return cls(*(np.flatnonzero(np.isin(lists, part)) for part in parts.each))
-
-    @property
-    def each(self) -> tuple[Indices, ...]:
-        return self.train, self.calibrate, self.test
+        return cls(*(np.flatnonzero(np.isin(lists, part)) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -103,6 +98,16 @@ def sampled(items: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
         if place < most:
             sample[place : place + 1] = [item]
     return sample
+
+
+def not_trained_on(items: Iterable[Item], notes: Mapping[str, str | int | float]) -> list[Item]:
+    """The items of the test part, for the rows of the file that ramps with these notes were made from.
+
+    All of the sample, if its parts were others, as of lists.
+    """
+    sample = sampled(items, int(notes["rows"]), int(notes["seed"]))
+    test = Parts.of(len(sample), int(notes["seed"])).test
+    return [sample[row] for row in test] if len(test) == notes["tested_on"] else sample
 
 
 @dataclass(frozen=True)

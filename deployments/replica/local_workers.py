@@ -14,6 +14,7 @@ from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
 WorkerReply = Departed | Stayed | Exception
 Replies = asyncio.Queue[WorkerReply]
+WARM_WITHIN_S = 120.0  # the time for a full batch, which may compile; after it, its replica counts as hung
 
 
 class LocalWorkers:
@@ -22,10 +23,12 @@ class LocalWorkers:
     It is always the same thread, because libraries keep state for each thread.
     """
 
-    def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
+    def __init__(self, replicas: Mapping[str, SplitReplica], warm_within_s: float = WARM_WITHIN_S) -> None:
         self._replicas = dict(replicas)
         self._work: dict[str, SimpleQueue[Callable[[], None] | None]] = {name: SimpleQueue() for name in replicas}
-        self._began_s: dict[str, float] = {}  # when the current launch began, by replica
+        self._warm_within_s = warm_within_s
+        # When the current launch began, by replica; of other work, when its time is over.
+        self._began_s: dict[str, float] = {}
         for name in replicas:
             threading.Thread(target=self._compute, args=(name,), name=name, daemon=True).start()
 
@@ -51,10 +54,12 @@ class LocalWorkers:
 
         def do() -> None:
             error = None
+            self._began_s[replica] = time.monotonic() + self._warm_within_s
             try:
                 work()
             except Exception as raised:
                 error = raised
+            del self._began_s[replica]
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(report, error)
 
@@ -62,9 +67,9 @@ class LocalWorkers:
         await done
 
     def computes_for_s(self, replica: str) -> float:
-        """How long the replica's current launch has taken so far; 0 while other work runs between launches."""
+        """How long the replica's current launch has taken so far; of other work, how much longer than it may take."""
         began_s = self._began_s.get(replica)
-        return 0.0 if began_s is None else time.monotonic() - began_s
+        return 0.0 if began_s is None else max(0.0, time.monotonic() - began_s)
 
     def suspect(self, replica: str) -> None:
         """Do nothing: a thread cannot be ended."""

@@ -58,7 +58,7 @@ class ServeReplica(ReplicaProcess):
         directory = str(local(directory))  # on this node
         self._device_id = ""
         if config.standby:
-            folder = Path(tempfile.gettempdir(), "isobatch-standby", node_id(), application_name())
+            folder = Path(tempfile.gettempdir(), f"isobatch-standby-{os.getuid()}", node_id(), application_name())
             number, self._device = take_device(folder, config.standby[kind])  # until this process ends
             self._device_id = f"{kind}-{node_id()}-{number}"
             if config.backend != VIRTUAL and not is_cpu(kind):

@@ -193,20 +193,24 @@ class MessageConnection(asyncio.BufferedProtocol):
 
 
 class Key(Message, frozen=True):
-    """The first message of a connection. It proves that the application itself gave out the address."""
+    """The first message of a connection. It proves that the application itself gave out the address.
+
+    `caller`: the name of the calling process; "": it has none.
+    """
 
     key: str
+    caller: str = ""
 
 
 class KeyedConnection(MessageConnection):
-    """The calling end of a connection: it sends the key first."""
+    """The calling end of a connection: it sends the key first, with its name."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    def __init__(self, key: str, caller: str = "") -> None:
+        self._key = Key(key, caller)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.send(Key(self._key))
+        self.send(self._key)
 
 
 class AccessGate:
@@ -248,6 +252,9 @@ class AuthorizedConnection(MessageConnection):
         """As `on_message`, for messages after the key."""
         raise NotImplementedError
 
+    def authorized_as(self, caller: str) -> None:
+        """The caller has sent the key, and this name."""
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         unauthorized = self._gate.unauthorized
@@ -269,6 +276,7 @@ class AuthorizedConnection(MessageConnection):
         self._gate.unauthorized.pop(self, None)
         self._gate.authorized.add(self)
         self.allow(self.message_limit_bytes)
+        self.authorized_as(message.caller)
 
     def lost(self, error: Exception | None) -> None:
         self._gate.unauthorized.pop(self, None)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from isobatch.deployments.transport.connection import (
     AccessGate,
@@ -61,8 +62,8 @@ class ReplicaConnection(KeyedConnection):
 
     messages = NumberedReply
 
-    def __init__(self, key: str, on_lost: Callable[[], None]) -> None:
-        super().__init__(key)
+    def __init__(self, key: str, on_lost: Callable[[], None], front: str = "") -> None:
+        super().__init__(key, front)
         self._on_lost = on_lost
         self._numbers = count()
         self._replies: dict[int, asyncio.Queue[Reply | None]] = {}  # None: the last reply has come
@@ -127,8 +128,11 @@ class ReplicaConnection(KeyedConnection):
             self._on_lost()
 
 
-async def connect_to(wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None]) -> ReplicaConnection:
-    connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost), replica.address)
+async def connect_to(
+    wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = ""
+) -> ReplicaConnection:
+    """Connect to a replica, which knows a front that connects again by its name: it goes on to hold its survivors."""
+    connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost, front), replica.address)
     if not connection.is_open:  # `on_lost` was called before the caller had the connection, and so had no effect
         raise ConnectionError(GONE)
     return connection
@@ -148,6 +152,7 @@ class OrderServer:
         self.run, self.warm_up, self.end_if_stuck = run, warm_up, end_if_stuck
         self.holdings, self.held_after_s = holdings, held_after_s
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
+        self.fronts = WeakValueDictionary[str, _FrontConnection]()  # the last connection of each, by its name
 
     async def open(self, wire: Wire) -> str:
         """Start to take orders; returns the address."""
@@ -171,6 +176,15 @@ class _FrontConnection(AuthorizedConnection):
     def lost(self, error: Exception | None) -> None:
         super().lost(error)
         self._drop_later()
+
+    def authorized_as(self, caller: str) -> None:
+        """Take over the survivors that are held for this front's last connection, so that they are not dropped."""
+        if not caller:
+            return
+        if before := self._server.fronts.get(caller):
+            self._claimed.extend(before._claimed)
+            before._claimed.clear()
+        self._server.fronts[caller] = self
 
     def on_authorized_message(self, message: NumberedOrder | WarmUp | EndIfStuck) -> None:
         if isinstance(message, EndIfStuck):
@@ -204,5 +218,7 @@ class _FrontConnection(AuthorizedConnection):
 
     def _drop_later(self) -> None:
         """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""
-        held_s, drop = self._server.held_after_s, self._server.holdings.drop
-        asyncio.get_running_loop().call_later(held_s, drop, self._claimed)
+        asyncio.get_running_loop().call_later(self._server.held_after_s, self._drop)
+
+    def _drop(self) -> None:
+        self._server.holdings.drop(self._claimed)

@@ -54,7 +54,7 @@ def of_minilm() -> dict[str, float]:
 def _compared(name: str, requests: dict[RampDtype, BenchRequest], load: Load, float32_ramps: Path) -> dict[str, float]:
     figures = dict[str, float]()
     for dtype, wish in requests.items():
-        bench = make(wish).bench
+        bench, _ = make(wish)
         figures |= _of_one(name if dtype == "float32" else f"{name}_{dtype}", bench, load)
     unfit = judged(_in_8_bits(float32_ramps), bench.source, bench.model.ramp_blocks)
     figures |= {f"{name}_int8_unfit_ramps_accuracy": unfit.accuracy, f"{name}_int8_unfit_ramps_depth": unfit.depth}

@@ -11,13 +11,13 @@ from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFleet
 from experiments.shared.shortfalls import shortfalls
+from isobatch.cluster.simulator.candidates import most_promising_first
 from isobatch.cluster.simulator.plan_choice import (
     CANDIDATE_GAP,
     DEFAULT_EFFORT,
     HOPE,
     BestSoFar,
     best_simulated,
-    most_promising_first,
     why_not_simulated,
 )
 from isobatch.cluster.simulator.simulation import World

@@ -35,7 +35,7 @@ from isobatch.deployments.models import load
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.loading import quietly
-from isobatch.deployments.models.ramps import RampDtype, read_rules, write_rules
+from isobatch.deployments.models.ramps import RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
 from isobatch.deployments.prepare.pipeline import PICTURE, prepare
@@ -125,7 +125,7 @@ def write_evidence(folder: Path, dtype: RampDtype, rows: int) -> None:
     notes = {name: note for name, note in rules.notes.items() if name != "reported_on"}
     rules = retuned(rules, fixed, fixed.test.strictest)
     rules = rules.model_copy(update={"version": 2, "notes": notes | {"tested_on": rows}})
-    write_rules(folder, rules)
+    rules.write(folder / RULES)
     draw_exits(rules, folder / PICTURE)
     evidence.save(folder / EVIDENCE)
 

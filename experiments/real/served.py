@@ -16,7 +16,8 @@ from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.cluster.simulator.plan_choice import LIMITS, best_simulated
+from isobatch.cluster.simulator.candidates import LIMITS
+from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import IN_TIME_SHARE, sustained_per_s
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes
 from isobatch.optimizer import Objective, Plan, Problem

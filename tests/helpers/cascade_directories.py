@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from isobatch.deployments.models.levels import CascadeRules, LevelRule, write_levels
-from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps, write_rules
+from isobatch.deployments.models.levels import CASCADE, CascadeRules, LevelRule
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.profiles.promise import RULES
 from tests.helpers.tiny_networks import hugging_face
 from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
@@ -33,9 +33,10 @@ def cascade_directory(folder: Path, sure: tuple[float, float] = (0.9, 0.6), word
         RampRule(block=1, threshold=sure[0], survival=0.9),
         RampRule(block=3, threshold=sure[1], temperature=1.5, survival=0.5),
     )
-    write_rules(folder, ExitRules(policy="isobatch.deployments.exits:confidence", ramps=ramps, head_temperature=2.0))
+    rules = ExitRules(policy="isobatch.deployments.exits:confidence", ramps=ramps, head_temperature=2.0)
+    rules.write(folder / RULES)
     levels = (LevelRule(folder="level-0", blocks=4), LevelRule(folder="level-1", blocks=3, weight=0.7))
-    write_levels(folder, CascadeRules(levels=levels))
+    CascadeRules(levels=levels).write(folder / CASCADE)
     return folder
 
 

@@ -20,7 +20,7 @@ from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
-from tests.helpers.documented import DocumentedClient
+from tests.helpers.documented import DocumentedClient, with_document
 from tests.helpers.scraping import NotedMetrics
 from tests.helpers.tiny_decoders import engine, plainly
 
@@ -78,7 +78,8 @@ class World:
 
     def client(self, key: bytes | None = None) -> TestClient:
         self.front.key = key
-        return DocumentedClient(create_decoder_api(self.front), raise_server_exceptions=False)
+        api = with_document(create_decoder_api(self.front), f"decoder, key: {key is not None}")
+        return DocumentedClient(api, raise_server_exceptions=False)
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""

@@ -14,6 +14,7 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service
 
 Operation = dict[str, Any]
+DOCUMENTS: dict[str, dict[str, Any]] = {}  # of each kind of application: making one takes longer than an answer
 TOY = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load"}
 TOY_OF_TEXTS = TOY | {"loader": "tests.helpers.toy_model:load_texts"}
 
@@ -33,6 +34,14 @@ def front(**fields: Any) -> FastAPI:
     """A front that computes by itself, and is never in a hurry: the toy, unless the fields name another model."""
     named = {"slo_ms": 60_000} | ({} if "model" in fields else TOY) | fields
     return create_api(Service(AppConfig.model_validate(named), time.perf_counter))
+
+
+def with_document(api: FastAPI, kind: str) -> FastAPI:
+    """The same application. Its document is made once for all applications of this kind, which must be alike."""
+    if kind not in DOCUMENTS:
+        DOCUMENTS[kind] = api.openapi()
+    api.openapi_schema = DOCUMENTS[kind]
+    return api
 
 
 def served(**fields: Any) -> DocumentedClient:

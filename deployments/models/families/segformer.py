@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from isobatch.deployments.models.anatomy import Anatomy, Family
 from isobatch.deployments.models.regions import (
     Bridge,
-    Maps,
     MapStep,
     RegionEnd,
     Regions,
@@ -42,16 +42,9 @@ def segformer(model: Any) -> Anatomy:
 
         return step
 
-    def head(maps: Maps) -> Tensor:
-        labels: Tensor = model.classifier(maps[-1].mean(dim=(2, 3)))
-        return labels
-
-    def embed(arrays: Any) -> Tensor:
-        pixels: Tensor = arrays["pixel_values"]
-        return pixels
-
+    embed = itemgetter("pixel_values")
     if not hasattr(model, "decode_head"):
-        return region_anatomy(regions, embed, block_of, head)
+        return region_anatomy(regions, embed, block_of, lambda maps: model.classifier(maps[-1].mean(dim=(2, 3))))
     return pixel_anatomy(
         regions, embed, block_of, model.decode_head, partial(_bridge, model, regions), pixel_task(regions)
     )

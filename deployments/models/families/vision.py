@@ -111,6 +111,6 @@ def convnext(model: Any) -> Anatomy:
 FAMILIES = (
     Family(("vit", "deit"), "image", vit),
     Family(("swin",), "image", swin),
-    Family(("resnet",), "image", resnet),
-    Family(("convnext", "convnextv2"), "image", convnext),
+    Family(("resnet",), "image", resnet, any_size=True),
+    Family(("convnext", "convnextv2"), "image", convnext, any_size=True),
 )

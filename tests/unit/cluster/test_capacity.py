@@ -1,5 +1,9 @@
 """What a plan needs is compared with what Ray has, and what is short is named; what Ray has, by nodes and kinds."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
+
+ROOT = Path(__file__).parents[3]
 
 
 def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, Any]:
@@ -58,6 +64,27 @@ def test_a_plan_for_more_processors_than_there_are_needs_no_ray_to_be_refused(tm
     check_processors(content(tmp_path, "cpu", 3), 4)
     check_processors(content(tmp_path, "cpu", 3, cpus_per_replica=0), 1)
     check_processors(content(tmp_path, "a100", 64, backend="virtual"), 2)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is only one")
+def test_only_processors_that_this_process_may_use_count(tmp_path: Path) -> None:
+    script = """
+import json, os, socket, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from isobatch.cluster.commands.doctor import LOOKS
+from isobatch.cluster.commands.serve import run
+from isobatch.cluster.simulator.cores import Cores
+from isobatch.deployments.ray_settings import SETTINGS
+print(SETTINGS["RAY_SERVE_HAPROXY_NBTHREAD"], LOOKS["python"]()[0].partition(", ")[2])
+print([*Cores().each(lambda _: os.getpid(), [0])] == [os.getpid()])
+with socket.create_server(("127.0.0.1", 0)) as taken:  # so that Ray does not start in any case
+    http = {"host": "127.0.0.1", "port": taken.getsockname()[1]}
+    run(json.loads(sys.argv[1]) | {"http_options": http}, False, 1.0, None)
+"""
+    command = [sys.executable, "-c", script, json.dumps(content(tmp_path, "cpu", 1))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["1 1 processors", "True"], done.stderr
+    assert "needs 2 CPUs with the front; this machine has 1:" in done.stderr
 
 
 # Several applications

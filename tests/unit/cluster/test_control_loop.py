@@ -15,8 +15,7 @@ from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.knowledge import CurrentWindow
-from isobatch.cluster.controller.peeks import Peek
-from isobatch.cluster.controller.record import Events, NextStep
+from isobatch.cluster.controller.record import Event, Events, NextStep
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from tests.helpers.fluid_application import (
@@ -127,7 +126,7 @@ def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
     run(app, loop, 240)
     before = loop.controller.running
     app.running = loop.controller.running = loop.controller.known.cost_model().with_all_ramps(before)
-    loop.controller.peek = Peek(before, loop.controller.record.number)
+    loop.controller.peek = Event(loop.controller.record.number, app.now_s, "looking", "", before)
     app.now_s += 2
 
     async def granted() -> None:

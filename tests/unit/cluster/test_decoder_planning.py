@@ -52,7 +52,10 @@ def profile(tmp_path: Path) -> Path:
 
 def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path: Path) -> None:
     plan, prompts = tmp_path / "plan.json", tmp_path / "prompts.txt"
+    plan.write_text("old")
+    (tmp_path / "kept").hardlink_to(plan)
     told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20, "--out", plan)
+    assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
     assert "behind block 1 of 8 (recompute)" in told
     assert "TPOT 20 ms for" in told
     promise, ceiling = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) tokens/s[,:]", told))

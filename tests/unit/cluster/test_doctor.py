@@ -15,6 +15,7 @@ from experiments.shared.machine import free_port
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import doctor
 from isobatch.cluster.commands.doctor import gpu_obstacle
+from isobatch.cluster.serving import capacity
 from isobatch.cluster.serving.capacity import Gpu, gpu_label, gpus_by_driver
 from tests.helpers.asking import eventually
 
@@ -98,6 +99,10 @@ def test_gpus_are_read_from_the_driver_if_it_works(monkeypatch: pytest.MonkeyPat
     assert gpu_label() is None
     driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert found("devices").wrong == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"
+    assert gpu_label() is None
+    monkeypatch.setattr(capacity, "DRIVER_ANSWERS_WITHIN_S", 0.1)
+    driver("exec sleep 60")
+    assert found("devices").wrong == "nvidia-smi has not answered for 0.1 s: the driver hangs"
     assert gpu_label() is None
 
 

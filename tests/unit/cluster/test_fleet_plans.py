@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experiments.planner.networks import bert_base, distilbert
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
-from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, KubernetesPlace, objects
+from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.datasheet import datasheet_table
@@ -57,22 +57,23 @@ def plan(*options: str, **content: Any) -> str:
 
 @pytest.fixture(scope="module")
 def planned(profiles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the plans of two applications, and their Serve file."""
+    """A folder with the plans of two applications, their Serve file, and what the command prints."""
     folder = tmp_path_factory.mktemp("planned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for file in profiles.iterdir():
             Path(file.name).symlink_to(file)
-        plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
+        printed = plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
+        Path("printed.txt").write_text(printed)
     return folder
 
 
 TWO = [entry("reviews", "bert.json", least_per_s=3000, weight=2), entry("queries", rate_per_s=2000)]
 
 
-def test_each_application_gets_a_plan_on_devices_of_its_own(folder: Path) -> None:
-    output = " ".join(plan(*FAST, applications=TWO).split())
-    plans = [read_plan(folder / f"{name}-plan.json") for name in ("reviews", "queries")]
+def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folder: Path) -> None:
+    output = " ".join((planned / "printed.txt").read_text().split())
+    plans = [read_plan(planned / f"{name}-plan.json") for name in ("reviews", "queries")]
     assert [(each.model, each.slo_s) for each in plans] == [("bert", 0.1), ("distilbert", 0.1)]
     for kind, count in {"v100": 2, "k80": 3}.items():
         assert sum(each.devices().get(kind, 0) for each in plans) <= count
@@ -116,7 +117,7 @@ def test_the_serve_file_serves_every_application_with_its_controller(
     for each in served(content):
         assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
-    _, service = objects(content, KubernetesPlace("image:1", "rwx"))
+    _, service = objects(content, "image:1", "rwx", {})
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
     asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
@@ -161,11 +162,14 @@ def test_an_application_that_no_single_device_sustains_cannot_be_parked_where_re
 
 
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
+    Path("serve.yaml").write_text("old")
+    Path("kept").hardlink_to("serve.yaml")
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
     limits = {"one_machine": False, "slack": 0.2, "max_batch": 64}
     assert [each["args"] for each in controllers(content)] == [{"application": "queries", **limits}]
     assert not arbiters(content)
+    assert Path("kept").read_text() == "old", "the file is replaced whole"
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_an_autoscaler_that_refuses_the_whole_request_still_gives_what_it_can() 
     app = Fluid(problem, problem.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
     app.rate = lambda at_s: 20 * MANY_PER_S
     cloud = Cloud(app, {"k80": 1}, {"k80": 1, "v100": 1}, after_s=30.0, offered=offered)
-    run(app, control_loop(app, cloud=cloud, grow_to={"k80": 3, "v100": 2}), 600)
+    run(app, control_loop(app, cloud=cloud, grow_to={"k80": 3, "v100": 2}), 360)
     assert app.running.devices() == offered
 
 

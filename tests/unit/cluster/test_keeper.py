@@ -186,9 +186,9 @@ def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_p
     kept.look(Observed(0.0, LOOK_S, 5000, 5000, exits, audited=audited, missed=missed), plan, FACTS)
     for number, (what, ran) in enumerate((("looking", with_all_ramps(plan, range(3))), ("looked", plan)), 1):
         controller.rolled_out(NextStep(ran, Event(number, LOOK_S, what, "", plan)), 0.1, LOOK_S)
-        assert kept.agreement(LOOK_S)
+        assert kept.lately(LOOK_S).agreement
     controller.rolled_out(NextStep(plan, Event(3, LOOK_S, "tightened", "", plan)), 0.1, LOOK_S)
-    assert not kept.agreement(LOOK_S)
+    assert not kept.lately(LOOK_S).agreement
 
 
 TUNED = replace(with_all_ramps(first_plan(ASKED), range(3)), thresholds=tuple(PREPARED.items()))
@@ -281,7 +281,7 @@ def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
     for app.missed, app.in_time in ((0, 1000), (40, 5000), (0, 5000)):  # a crowd, a broken promise, one that is kept
         assert {event.what for event in looked(loop, 60)} == {"stayed"}
         assert (app.running.thresholds, stance(kept)) == (tight, before)
-    assert kept.agreement(app.now_s), "audits are watched meanwhile"
+    assert kept.lately(app.now_s).agreement, "audits are watched meanwhile"
     asyncio.run(loop.pause(False))
     assert "loosened" in {event.what for event in looked(loop, 100)}
     assert kept.worse < before[0]

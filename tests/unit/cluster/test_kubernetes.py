@@ -77,6 +77,16 @@ def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:
     assert {group.groupName: group.replicas for group in groups} == {"t4": 2, "l4": 2}
 
 
+def test_devices_on_which_replicas_stand_by_have_nodes_too(file: Path) -> None:
+    """The arbiter may give any of them to the application."""
+    content = yaml.safe_load(file.read_text())
+    content["applications"][0]["args"]["standby"] = {"t4": 3, "l4": 1}
+    file.write_text(yaml.safe_dump(content))
+    _, service = yaml.safe_load_all(run(file).stdout)
+    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
+    assert {group.groupName: group.replicas for group in groups} == {"t4": 3, "l4": 1}
+
+
 def _check_inside(content: dict[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 

@@ -54,7 +54,7 @@ def test_a_file_in_the_folder_of_goals_is_enough(tmp_path: Path) -> None:
     copytree(ROOT / goals, tmp_path / goals)
     (tmp_path / "isobatch" / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
     save(question(MEDIUM).profile, tmp_path / "profile.json")
-    arguments = ["plan", "--profile", "profile.json", "--devices", "v100=4@2,k80=4@1", "--json"]
+    arguments = ["plan", "--profile", "profile.json", "--devices", "v100=2@2,k80=2@1", "--json"]
     command = [sys.executable, "-c", USE, *arguments, "--believed"]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COLUMNS": "200"}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

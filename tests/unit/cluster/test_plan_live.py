@@ -7,9 +7,11 @@ import pytest
 
 from isobatch.cluster.commands import plan_search
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
-from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, LivePlan
+from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, SIMULATED_PER_S, LivePlan
 from isobatch.cluster.commands.tune import tuned_with
 from isobatch.cluster.simulator import plan_choice
+from isobatch.cluster.simulator.candidates import Find
+from isobatch.deployments.own_cores import usable_cores
 from isobatch.optimizer import Objective, Placement, Plan, Problem, Split
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
@@ -37,6 +39,16 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     forever = LivePlan(None, clock)
     clock.now_s += 1e6
     assert not forever.is_over()
+
+
+def test_as_many_inputs_fit_as_the_cores_simulate_in_the_time_that_is_left() -> None:
+    clock = Clock(100.0)
+    live = LivePlan(10.0, clock)
+    clock.now_s += 8.0
+    fit = 2.0 * usable_cores() * SIMULATED_PER_S
+    assert live.fits(0.99 * fit)
+    assert not live.fits(1.01 * fit)
+    assert LivePlan(None, clock).fits(1e12)
 
 
 def test_the_first_ctrl_c_keeps_the_best_plan_and_the_second_ends() -> None:
@@ -74,7 +86,7 @@ def test_ctrl_c_ends_the_searches_of_tune_and_candidates_of_simulations_need_no_
             signal.raise_signal(signal.SIGINT)
         return side_by_side(facts, objective, gap, effort=effort)
 
-    def simulated(plan: Plan, facts: Problem, objective: Objective, find: plan_choice.Find, effort: Any) -> Any:
+    def simulated(plan: Plan, facts: Problem, objective: Objective, find: Find, effort: Any) -> Any:
         assert find(facts, objective)
         return plan_choice.SimulatedChoice(plan, 1.0, 1.0, tried=1)
 

@@ -7,7 +7,7 @@ import pytest
 
 from isobatch.cluster.serving import readiness
 from isobatch.cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
-from isobatch.cluster.serving.serve_file import DECODER
+from isobatch.cluster.serving.serve_file import ARBITER, CONTROLLER, DECODER
 from isobatch.deployments.ray_settings import NODE_SETTINGS
 from isobatch.profiles.errors import UserError
 
@@ -64,6 +64,17 @@ def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatc
     told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
     wanted = readiness.needs_of({"applications": [told], "http_options": {"port": 8000}})
     assert wanted == NodeNeeds([files["plan"], files["profile"]], ["KEY"], [8000, 9001], ["s3://models/it"])
+
+
+def test_the_keys_of_controllers_and_arbiters_are_looked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "serve_client", lambda: None)
+    told = [
+        {"import_path": CONTROLLER, "args": {"api_key_variable": "HERS"}},
+        {"import_path": ARBITER, "args": {"api_key_variable": "HIS"}},
+        {"import_path": CONTROLLER},
+    ]
+    wanted = readiness.needs_of({"applications": told, "http_options": {"port": 8000}})
+    assert wanted.variables == ["HERS", "HIS"]
 
 
 def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

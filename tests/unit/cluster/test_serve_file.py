@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
 from isobatch.deployments.config import AppConfig, checked
-from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL
 from isobatch.optimizer.plan import read_plan
-from isobatch.profiles.errors import MOST_YAML_BYTES, UserError
+from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
 from isobatch.profiles.files import load, save
 from isobatch.profiles.text_profile import load_text_profile
 from tests.helpers.commands import ran
@@ -43,6 +44,8 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
         serve_file(tmp_path, {})
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
     (tmp_path / "config.json").write_text('{"problem_type": "regression", "id2label": {"0": "score"}}')
+    serve_file(tmp_path, {})
+    (tmp_path / "config.json").write_text('{"problem_type": "regression", "id2label": null, "num_labels": 1}')
     serve_file(tmp_path, {})
 
 
@@ -70,7 +73,7 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("exits.json", "[]", read_rules, "Input should be an object"),
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
-        ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "NaN", partial(read_model, model=DecoderRules), "should be a finite number"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
          lambda path: check_index(path.parent), "'../../etc/passwd', which is not a file of this directory"),
     ],
@@ -136,8 +139,11 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
     files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
+    out.write_text("old")
+    (tmp_path / "kept").hardlink_to(out)
     told = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
     assert f"isobatch deploy {out}" in told.stderr
+    assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
     again = serve_file(out, {})
     assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]

@@ -11,6 +11,7 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.commands import up as command
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load
 from tests.helpers.command_lines import material
 from tests.helpers.simulated_fleet import HASTIER
 
@@ -47,6 +48,8 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
 ) -> None:
     assert steps() == ["made"] * 3
     assert steps() == ["before"] * 3
+    notes = load(Path("my-bert-up/profile.json")).notes
+    assert "exits: counted over 21 inputs of reviews.csv that ramps were not trained on" in notes
     assert "done before; no input leaves early" in run().output  # so few rows show no promise
     old = {name: (Path(f"my-bert-up/{name}.json"), Path(f"old-{name}.json")) for name in ("up", "plan")}
     texts = {name: path.read_text() for name, (path, _) in old.items()}

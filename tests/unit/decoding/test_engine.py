@@ -71,7 +71,7 @@ either = asked_of_llamas | asked_of_t5s
 
 
 @pytest.mark.parametrize("way", ["recompute", "verified", "project"])
-@settings(max_examples=20, **PATIENT)
+@settings(max_examples=12, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
 def test_each_way_writes_what_plain_decoding_writes(
     way: str, told: Asked, ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int, lost: int
@@ -102,7 +102,7 @@ def all_is_free(running: Engine, pages: int) -> None:
 changes = st.lists(st.tuples(st.integers(1, 6), st.frozensets(st.integers(0, 2)), limits), max_size=4)
 
 
-@settings(max_examples=25, **PATIENT)
+@settings(max_examples=15, **PATIENT)
 @given(either, thresholds, limits, changes, st.booleans(), st.integers(0, 200))
 def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_token(
     told: Asked, ramps: dict[int, float], within: DecodingLimits,

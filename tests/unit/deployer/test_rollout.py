@@ -202,6 +202,17 @@ def test_only_what_serve_has_given_up_has_failed(monkeypatch: pytest.MonkeyPatch
     assert (states.running, states.starting, bool(states.failed)) == (5, 2, failed)
 
 
+def test_the_name_of_a_kind_may_have_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isobatch.deployments.deployer import fleet  # it imports Ray
+
+    found = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="", deployments={})
+    names = ["shop", "shop.000001.a100-1g.10gb", "shop.000002.a100-1g.10gb"]
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names, found)))
+    ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
+    assert [*ours.states()] == ["a100-1g.10gb"]
+    assert fleet.fleets_of("shop", but=ours.prefix) == ["shop.000002.a100-1g.10gb"]
+
+
 def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
     fleet = CountedFleet({"a": 4})
     moved(fleet, devices(a=4), devices(a=3), stay={"a": 1})

@@ -51,6 +51,7 @@ def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
 def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None:
     assert plan_for(profile, {"v100": 2, "h100": 8, "cpu": 1}, devices="auto", slo_ms=100) == {"v100": 2}
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
+    assert plan_for(profile, {"cpu": 5}, devices="auto", front_replicas=2) == {"cpu": 3}, "each front takes one"
     with pytest.raises(UserError, match=r"this Ray has 8 h100, .* has times of v100, oddity, cpu"):
         plan_for(profile, {"h100": 8, "cpu": 1}, devices="auto")
 

@@ -1,8 +1,11 @@
 """Inputs leave a launch at its exit points, which determine their expected times and the measured speed of devices."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from isobatch.deployments.dispatch.admission import soonest
+from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import Limits, Outcome, Place
@@ -113,3 +116,18 @@ def test_an_admitted_input_is_launched_while_it_may_leave_in_time() -> None:
     dispatcher.released(launch.id, 0.010, [0], [0])
     (ending,) = dispatcher.endings()
     assert ending.outcome is Outcome.ANSWERED
+
+
+@pytest.mark.parametrize(("order", "going"), [(None, (0, 4)), (lambda waiting, room: waiting[-room:], (4, 5))])
+def test_late_inputs_behind_one_in_time_end_before_a_launch(
+    order: Callable[[Sequence[Ticket], int], list[Ticket]] | None, going: tuple[int, ...]
+) -> None:
+    """With 8 ms left, an input that may leave at the ramp is in time, and one that runs to the end is not."""
+    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(order=order))
+    for full in (False, True, True, True, False):
+        dispatcher.admit(0.0, 1.0, Place("x", 0), full=full)
+    dispatcher.admit(0.0, 1.003, Place("x", 0), full=True)
+    (launch,) = dispatcher.tick(0.992)
+    assert tuple(ticket.id for ticket in launch.tickets) == going
+    (ending,) = dispatcher.endings()
+    assert (ending.outcome, [ticket.id for ticket in ending.tickets]) == (Outcome.EXPIRED, [1, 2, 3])

@@ -15,7 +15,7 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.predict import Predict
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.named import CanaryTerms
-from tests.helpers.documented import TOY, DocumentedClient
+from tests.helpers.documented import TOY, DocumentedClient, with_document
 
 
 class Other:
@@ -54,7 +54,7 @@ def client(other: Other, share: float = 1.0, **terms: object) -> tuple[TestClien
     api = create_api(Service(config, time.perf_counter, opened=opened), canary)
     if not other.starts:
         asyncio.run(canary.begin())
-    return DocumentedClient(api), canary
+    return DocumentedClient(with_document(api, "the toy with a canary")), canary
 
 
 def test_clients_get_the_canarys_answers_for_its_share() -> None:

@@ -6,12 +6,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import TOY_OF_TEXTS, front, served
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, served, with_document
 
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    with served(max_inputs=3, max_body_bytes=200) as client:
+    api = with_document(front(max_inputs=3, max_body_bytes=200), "the toy that takes three inputs")
+    with DocumentedClient(api) as client:
         yield client
 
 

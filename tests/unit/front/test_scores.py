@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isobatch import load
-from isobatch.deployments.models.ramps import read_rules, write_rules
+from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.transport.packed import pack, unpack, wanting_best
 from isobatch.profiles.promise import RULES
 from tests.helpers.documented import DocumentedClient, check_interface, served
@@ -79,7 +79,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(prepared_reranker() / "out", folder)
     rules = read_rules(folder / RULES)
     ramps = tuple(ramp.model_copy(update={"threshold": 0.0}) for ramp in rules.ramps)
-    write_rules(folder, rules.model_copy(update={"ramps": ramps}))
+    rules.model_copy(update={"ramps": ramps}).write(folder / RULES)
     return folder
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from isobatch.cluster import cli
 from isobatch.cluster.load.generator import BROKEN, LoadRecord
-from isobatch.cluster.load.report import summary
+from isobatch.cluster.load.report import is_failure, summary
 from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
 from isobatch.profiles.errors import UserError
 from tests.helpers.grpc_client import grpc_port
@@ -211,7 +211,8 @@ def test_a_wrong_address_is_reported(load: Load, capsys: pytest.CaptureFixture[s
 )
 def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool) -> None:
     times = np.arange(float(len(status)))
-    assert summary(LoadRecord(times, times, times, times + 1, np.array(status), times), 10).failed is failed
+    record = LoadRecord(times, times, times, times + 1, np.array(status), times)
+    assert is_failure(summary(record, 10).outcomes) is failed
 
 
 def test_the_port_of_grpc_is_reported() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText, summed
+from isobatch.cluster.load.report import is_failure
 
 TOKENS, GAP_S = 4, 0.05
 
@@ -53,7 +54,7 @@ def test_tokens_are_counted_and_timed() -> None:
     assert found.good_share == 1.0
     assert found.tokens_per_s == pytest.approx(3 * TOKENS / found.seconds)
     assert found.tpot_ms["p50"] >= 0.9 * 1e3 * GAP_S / (TOKENS - 1)
-    assert not found.failed
+    assert not is_failure(found.outcomes)
 
 
 def test_texts_that_are_still_being_written_are_not_lost() -> None:
@@ -74,7 +75,7 @@ def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:
 def test_refusals_are_counted_and_are_no_answers() -> None:
     found = summed(asyncio.run(open_loop("429 Too Many")), slo_ms=60_000)
     assert found.outcomes == {"refused": 3}
-    assert found.failed
+    assert is_failure(found.outcomes)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5])

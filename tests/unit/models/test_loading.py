@@ -68,6 +68,19 @@ def test_a_network_without_types_of_tokens_takes_a_tokenizer_that_gives_them(tmp
     assert np.abs(exits.logits - reference(**tokens).logits.numpy()).max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["convnext", "convnextv2"])
+def test_a_network_of_convolutions_takes_images_of_the_size_that_its_preprocessor_makes(
+    tmp_path: Path, name: str
+) -> None:
+    """Its configuration has another one, of which it makes no use."""
+    from transformers import ViTImageProcessor
+
+    hugging_face(name).save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 16, "width": 24}).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert model.encode([np.zeros((20, 20, 3))]).arrays["pixel_values"].shape == (1, 3, 16, 24)
+
+
 def test_who_is_cut_is_known(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     fits, cut, endless = "good " * 22, "good " * 23, " " * 2000 + "bad"

@@ -1,5 +1,6 @@
 """Packed, a text gets what it gets alone, whoever keeps it company; and so does one that is padded by Hugging Face."""
 
+import tracemalloc
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_bands_hold_everybody_once_and_cost_the_least(lengths: list[int], most: 
         assert len(bands) <= most
         ascending = sorted(lengths)
         assert cost([[lengths[row] for row in band] for band in bands], a_band) == least(ascending, most, a_band)
+
+
+def test_thousands_of_texts_take_no_memory_for_each_pair_of_them() -> None:
+    lengths = np.random.default_rng(5).integers(1, 512, 4096)
+    tracemalloc.start()
+    bands = similar_lengths(lengths, 4)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(bands) == 4
+    assert most_bytes < 20e6
 
 
 def cost(bands: list[list[int]], a_band: int) -> int:

@@ -25,7 +25,7 @@ from tests.helpers.preparing import command, prepared_network
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, on_grid, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
-SCENES = drawn(160, seed=3)
+SCENES = drawn(100, seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.promise import promise_in
 from tests.helpers.exit_tables import exit_table
+from tests.helpers.simulated_fleet import HASTIER
 from tests.unit.prepare.conftest import Run, reviews, rules_in
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -110,6 +111,7 @@ def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint:
 def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     prepared, out = tmp_path / "prepared", tmp_path / "tuned"
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
@@ -121,7 +123,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
 
     def tune(*more: str) -> str:
         options = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
-        options += ["--slo-ms", "60000"]
+        options += ["--slo-ms", "60000", "--gap", "0.05"]
         done = CliRunner().invoke(cli.app, [*map(str, [*options, "--out", out]), *more], catch_exceptions=False)
         assert done.exit_code == 0
         return done.output
@@ -148,4 +150,4 @@ def test_a_plan_and_thresholds_are_chosen_together(
         with pytest.raises(UserError, match=r"is of network, whose weights are others: profile .*prepared first"):
             tune("--force")
     save(measured, tmp_path / "profile.json")
-    tune("--force")
+    tune("--force", "--believed")

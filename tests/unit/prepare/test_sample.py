@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch.deployments.prepare.data import Row
-from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, labels_of
+from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, labels_of, not_trained_on
 from isobatch.profiles.errors import UserError
 
 FILE = Path("reviews.csv")
@@ -39,6 +39,14 @@ def test_a_sample_is_reproducible_and_holds_no_row_twice() -> None:
     assert len(set(sample.values)) == len(sample) == 100
     assert sample.values == draw(table(300), FILE, NAMES, 100, seed=1).values
     assert sample.values != draw(table(300), FILE, NAMES, 100, seed=2).values
+
+
+def test_what_ramps_were_not_trained_on_is_known_again() -> None:
+    sample = draw(table(300), FILE, NAMES, 100, seed=1)
+    notes = {"rows": 100, "seed": 1, "tested_on": len(sample.parts.test)}
+    values = [row.value for row in table(300)]
+    assert not_trained_on(values, notes) == [sample.values[row] for row in sample.parts.test]
+    assert not_trained_on(values, notes | {"tested_on": 34}) == sample.values, "of lists"
 
 
 def test_labels_stay_with_their_texts() -> None:

@@ -54,7 +54,7 @@ def test_a_file_has_a_list_in_each_row_or_a_document(tmp_path: Path) -> None:
     assert np.bincount(one.lists).tolist() == [DOCUMENTS] * 60
     assert set(one.values) == set(pairs(found)[0])
     assert taken(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
-    for part in one.parts.each:
+    for part in one.parts:
         assert not set(one.lists[part]) & set(one.lists[np.setdiff1d(np.arange(len(one)), part)]), "lists stay whole"
 
 
@@ -71,7 +71,7 @@ def test_a_sample_has_whole_lists_with_any_order_at_all(tmp_path: Path) -> None:
 
 def test_parts_of_lists_are_whole_and_as_large_as_others() -> None:
     parts = Parts.of_lists(np.repeat(np.arange(100), 3))
-    assert [len(part) for part in parts.each] == [180, 15, 105]
+    assert [len(part) for part in parts] == [180, 15, 105]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path} is not a text file (UTF-8)"
 
 
+def test_a_text_that_ends_with_a_line_break_gets_no_second_one(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "a: b\n")
+    assert (tmp_path / "file").read_text() == "a: b\n"
+
+
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
     link.symlink_to(file)

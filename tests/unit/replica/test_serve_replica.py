@@ -1,6 +1,7 @@
 """Replicas send survivors to each other over sockets: every answer is right, and no survivors stay held."""
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -296,7 +297,16 @@ def test_each_replica_that_stands_by_takes_a_device_of_its_own(tmp_path: Path) -
     assert take_device(tmp_path / "app", 2)[0] == 0, "its replica has ended"
 
 
-async def test_only_a_launch_can_hang() -> None:
+def test_users_of_one_machine_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of another user cannot be written."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("node_id", "application_name"):
+        monkeypatch.setattr(f"isobatch.deployments.replica.serve_replica.{name}", lambda: "it")
+    ServeReplica(CONFIG.model_copy(update={"standby": {"cpu": 1}}), "cpu", "")
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"isobatch-standby-{os.getuid()}"]
+
+
+async def test_a_healthy_replica_in_a_warm_up_is_no_replica_that_hangs() -> None:
     """A healthy replica in a long warm-up is not ended, though an order waits behind it."""
     goes_on = threading.Event()
 
@@ -324,6 +334,20 @@ async def test_only_a_launch_can_hang() -> None:
     goes_on.set()
     assert await launched == 1
     await eventually(lambda: workers.computes_for_s("it") == 0.0)
+    await workers.close()
+
+
+async def test_a_warm_up_that_goes_on_for_ever_counts_as_hung() -> None:
+    workers, end = LocalWorkers({"it": SplitReplica(Toy())}, warm_within_s=0.01), threading.Event()
+
+    def work() -> None:
+        end.wait(60)
+
+    warming = asyncio.ensure_future(workers.between_launches("it", work))
+    await eventually(lambda: workers.computes_for_s("it") > 0.0)
+    end.set()
+    await warming
+    assert workers.computes_for_s("it") == 0.0
     await workers.close()
 
 

@@ -88,7 +88,7 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 @example(NEVER_FULL, 1.6, 0.5)
 @example(HALF_LEAVE, 2.5, 0.7)
 @example(ONE_AT_A_TIME, 1.6, 0.85)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
     facts, plan = problem

@@ -61,15 +61,22 @@ def small_share(times: int, problem: Problem, plan: Plan) -> float:
     return sum(world.plan.devices().values()) / sum(plan.devices().values())
 
 
-@pytest.mark.parametrize("load", [0.85, 0.95])
-def test_a_cell_answers_as_many_in_time_as_the_whole_fleet(load: float) -> None:
-    problem, plan = fleet_of(180, 60, 240)
+def test_a_pipeline_of_one_device_does_not_keep_a_cell_large() -> None:
+    problem, plan = fleet_of(180, 60, 1)
+    world = world_of(plan, problem, 5_000 / evaluate(plan, problem).goodput_per_s)
+    assert world.share < 0.25
+    assert world.plan.devices()["slow"] == 1
+
+
+@pytest.mark.parametrize(("load", "slow"), [(0.85, 240), (0.95, 240), (0.95, 1)])
+def test_a_cell_answers_as_many_in_time_as_the_whole_fleet(load: float, slow: int) -> None:
+    problem, plan = fleet_of(180, 60, slow)
     whole, cell = World(plan, problem, 0.02, Limits(backlog=10**6)), world_of(plan, problem, 0.02, 2 * SIZE)
-    assert cell.share < 0.4
+    assert cell.share < 0.5
     rate_per_s = load * evaluate(plan, problem).goodput_per_s
     of_whole, of_cell = (run(each, rate_per_s, inputs, 3) for each, inputs in ((whole, 14_000), (cell, 8_000)))
     assert good_later(of_cell) == pytest.approx(good_later(of_whole), abs=0.03)
-    assert of_cell.tally.quantile_s(0.5) == pytest.approx(of_whole.tally.quantile_s(0.5), rel=0.1)
+    assert of_cell.tally.quantile_s(0.5) == pytest.approx(of_whole.tally.quantile_s(0.5), rel=0.15)
 
 
 def good_later(report: Report) -> float:

@@ -24,6 +24,7 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.lengths import Lengths
 from tests.helpers.simulated_fleet import BLOCKS, FAST, HASTY, TWO, facts
 
 Item = TypeVar("Item")
@@ -58,6 +59,15 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
     assert found.after_per_s > 1.05 * found.before_per_s
 
 
+def test_a_promise_covers_texts_longer_than_the_mean() -> None:
+    alike = replace(facts(fast=1), length=10)
+    mixed = replace(alike, lengths=Lengths((2, 2, 2, 2, 42)))
+    of_alike, of_mixed = (best_simulated(planned(each, TIGHT), each, TIGHT, FIND, HASTY) for each in (alike, mixed))
+    assert of_mixed.after_per_s < 0.9 * of_alike.after_per_s
+    kept = confirmed_rate_per_s(World(of_mixed.plan, mixed, 0.02), of_mixed.after_per_s, 4000, 5, 20)
+    assert kept > 0.9 * of_mixed.after_per_s
+
+
 def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = list[int]()
 
@@ -66,11 +76,23 @@ def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypat
         return run(world, rate_per_s, inputs, seed)
 
     monkeypatch.setattr("isobatch.cluster.simulator.sustained.run", counted)
-    hurried = replace(HASTY, last_inputs=100_000, out_of_time=lambda: True, hurries=lambda: True)
+    hurried = replace(HASTY, last_inputs=100_000, fits=lambda inputs: False)
     found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
     assert found.tried == 0
-    assert found.after_per_s > 0
-    assert max(counts) < hurried.last_inputs / 10
+    assert sum(counts) < 0.2 * hurried.last_inputs
+    lasts = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
+    assert found.after_per_s == pytest.approx(lasts, rel=0.08)
+
+
+def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
+    left = [60_000.0]
+
+    def fits(inputs: float) -> bool:
+        left[0] -= 1_000
+        return inputs <= left[0]
+
+    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, replace(HASTY, most=1e9, fits=fits))
+    assert 0 < found.tried < 60
 
 
 def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:

@@ -220,7 +220,7 @@ def test_a_text_takes_what_the_table_says_of_its_tokens() -> None:
 
 def test_texts_of_many_lengths_fill_their_launches_and_promises_to_them_are_kept() -> None:
     rate, lengths = 1.6 * evaluate(TWO, TEXTS).goodput_per_s, Lengths((2, 4, 6, 8, 30))
-    tokens = run(World(TWO, TEXTS, SLO_S, lengths=lengths), rate, 6000, 1)
+    tokens = run(World(TWO, replace(TEXTS, lengths=lengths), SLO_S), rate, 6000, 1)
     assert tokens.arrived == tokens.answered + tokens.refused + tokens.expired
     assert tokens.expired <= 0.005 * tokens.arrived
     assert all(0.5 < fill.share <= 1.1 for fills in tokens.fills for fill in fills.values() if fill.launches > 50)

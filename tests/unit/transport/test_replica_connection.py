@@ -412,3 +412,40 @@ def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> 
         assert await replies(connection, 100) == [100, 100]
 
     play(scene)
+
+
+def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+        address = ReplicaAddress("r1", await replica.server.open(WIRE), replica.server.gate.key)
+        replica.gates[100] = asyncio.Event()
+        replica.gates[100].set()
+
+        there = replica.server.gate.authorized
+
+        async def connected(name: str) -> ReplicaConnection:
+            before = len(there)
+            front = await connect_to(WIRE, address, lambda: None, name)
+            await eventually(lambda: len(there) == before + 1)
+            return front
+
+        async def lose(*lost: ReplicaConnection) -> None:
+            left = len(there) - len(lost)
+            for each in lost:
+                each.hang_up()
+            await eventually(lambda: len(there) == left)
+
+        first, others = await connected("this"), [await connected(name) for name in ("that", "", "")]
+        for each in (first, *others):
+            assert await replies(each, 100) == [100, 100]
+        second = await connected("this")  # before the loss of its first connection is noticed
+        await lose(first, *others)
+        await asyncio.sleep(0.1)
+        assert len(replica.holdings) == 1
+        replica.server.held_after_s = 9e9
+        await lose(second)
+        third = await connected("this")
+        replica.server.held_after_s = 0.05
+        await lose(third)
+        await eventually(lambda: not replica.holdings)
+
+    play(scene)
