@@ -147,17 +147,24 @@ def _flat(record: Outputs) -> Outputs:
 
 
 def _write_parquet(part: Path, out: Path) -> None:
+    """With the columns and types of all rows, which the first ones need not have."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    writer = None
-    for some in chunks(_records(part), ROWS_PER_GROUP):
-        table = pa.Table.from_pylist(some, None if writer is None else writer.schema)
-        writer = writer or parquet.ParquetWriter(out, table.schema)
-        writer.write_table(table)
-    if writer is None:
+    schemas = list(dict.fromkeys(map(_schema, chunks(_records(part), ROWS_PER_GROUP))))
+    if not schemas:
         raise UserError(f"{out}: there are no answers to write")
-    writer.close()
+    schema = pa.unify_schemas(schemas, promote_options="permissive")
+    with parquet.ParquetWriter(out, schema) as writer:
+        for some in chunks(_records(part), ROWS_PER_GROUP):
+            writer.write_table(pa.Table.from_pylist(some, schema))
+
+
+def _schema(records: Sequence[Outputs]) -> Any:
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for record in records for name in record)
+    return pa.table({name: [record.get(name) for record in records] for name in names}).schema
 
 
 _WRITERS: Mapping[str, Callable[[Path, Path], None]] = {

@@ -188,6 +188,8 @@ def evaluated_pixels(full: Predicted, exits: Predicted, truth: Indices | None, n
         return known
     labelled = truth >= 0
     some = labelled.any(axis=1)
+    if not some.any():
+        raise UserError("no pixel of these pictures has a label: nothing can be right")
     size = 1 + int(max(truth.max(), full_answers.max(), early.max()))
     iou, iou_early = (picture_iou(truth[some], answers[some], size) for answers in (full_answers, early))
     scores = {MEAN_IOU: ScoreFigures(*map(_of_losses, (iou, iou_early, iou - iou_early)))}
@@ -206,6 +208,8 @@ def evaluated_points(
         return known
     there = ~np.isnan(truth[..., 0])
     some = there.any(axis=1)
+    if not some.any():
+        raise UserError("no point of these pictures has a place: nothing can be right")
     near = (are_near(answers, truth, tolerance)[some].sum(axis=1) for answers in (in_full, early))
     return _with_accuracy(known, *(each / there[some].sum(axis=1) for each in near))
 

@@ -1,6 +1,7 @@
 """Explains why there is no plan: the limit that binds, and the nearest value for which there is one."""
 
 from dataclasses import replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.model.limits import broken_facts, memory_bytes
@@ -40,7 +41,7 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     needed_s = evaluate(fastest, facts, objective).latency_s / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
-    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {needed_s * 1e3:.4g} ms, slack included"
+    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {_at_least(needed_s * 1e3)} ms, slack included"
 
 
 def _too_heavy(facts: Problem) -> str | None:
@@ -59,7 +60,7 @@ def _too_much(facts: Problem, objective: Objective) -> str | None:
     if sustained >= objective.goodput_per_s:
         return None
     within = "" if objective.slo_s is None else f" within {objective.slo_s * 1e3:.4g} ms"
-    return f"{objective.goodput_per_s:.6g} per second: these devices sustain at most {sustained:.6g}{within}"
+    return f"{objective.goodput_per_s:.6g} per second: these devices sustain at most {_at_most(sustained)}{within}"
 
 
 def _too_dear(facts: Problem, objective: Objective) -> str | None:
@@ -70,4 +71,18 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
     if cheapest is None:
         return None
     dollars = evaluate(cheapest, facts, objective).cost_per_hour
-    return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${dollars:.4g}"
+    return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${_at_least(dollars)}"
+
+
+def _at_least(value: float) -> str:
+    """Four digits, rounded up, so that there is a plan with this value.
+
+    >>> _at_least(16.5201), _at_least(16.52), _at_least(3 * 0.7), _at_least(1e7)
+    ('16.53', '16.52', '2.1', '1e+07')
+    """
+    return f"{float(Context(4, ROUND_CEILING).create_decimal(f'{value:.9g}')):.4g}"
+
+
+def _at_most(value: float) -> str:
+    """Six digits, rounded down."""
+    return f"{float(Context(6, ROUND_FLOOR).create_decimal(f'{value:.9g}')):.6g}"

@@ -214,8 +214,12 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
     workload, device = facts.profile.workload, facts.device
     if goal.exits == PROJECT and not facts.table.projects:
         return f"exits = 'project': the time of projection on {device.kind} is not known: measure with isobatch profile"
-    if (shortest := min(workload.prompts) + (0 if facts.profile.has_encoder else 1)) > facts.profile.reads:
-        return f"the shortest text has {shortest} tokens, and the network reads {facts.profile.reads}"
+    lengths = list(map(facts.profile.length, workload.prompts, workload.outputs))
+    too_long = sum(length > facts.profile.reads for length in lengths)
+    if too_long == len(lengths) or too_long > (1 - goal.share_in_time) * len(lengths):
+        return (
+            f"{too_long} of {len(lengths)} texts have more than the {facts.profile.reads} tokens that the network reads"
+        )
     needed = facts.table.weights_bytes
     room = USED_MEMORY * device.memory_bytes
     if needed > room:

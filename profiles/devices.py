@@ -136,18 +136,21 @@ CATALOGUE: dict[str, DeviceKind] = {
 def kind_of(device_name: str) -> str:
     """The catalogue's kind of a device, by the name that its driver or Ray reports, or a kind made from that name.
 
-    A slice of a device, or a device with another memory size than the catalogue's, is another kind.
+    A slice of a device (MIG or vGPU), or a device with another memory size than the catalogue's, is another kind.
 
     >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA A100-SXM4-40GB"), kind_of("RTX-A6000"), kind_of("Radeon VII")
     ('a100', 'a100-40g', 'a6000', 'radeon-vii')
     >>> kind_of("Tesla V100-SXM2-32GB"), kind_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
     ('tesla-v100-sxm2-32gb', 'h100-80gb-hbm3-mig-1g-10gb')
+    >>> kind_of("NVIDIA A40"), kind_of("NVIDIA A40-8Q"), kind_of("GRID T4-2B4"), kind_of("GRID A100-1-5C")
+    ('a40', 'a40-8q', 'grid-t4-2b4', 'grid-a100-1-5c')
     """
     words: list[str] = re.findall(r"[a-z0-9]+", device_name.lower())
     name = next((word for word in words if word in CATALOGUE), "")
     memories_gb = {int(size) for size in re.findall(r"(\d+)gb?\b", device_name.lower())}
+    is_slice = "mig" in words or re.search(r"-\d+[abcq]", device_name.lower())
     for kind in (name, *(f"{name}-{size}g" for size in memories_gb)):
-        if kind in CATALOGUE and "mig" not in words and memories_gb <= {CATALOGUE[kind].memory_bytes // GB}:
+        if kind in CATALOGUE and not is_slice and memories_gb <= {CATALOGUE[kind].memory_bytes // GB}:
             return kind
     return "-".join(word for word in words if word != "nvidia")
 

@@ -186,7 +186,7 @@ class LatencyTable:
             sizes = f"at least one size, from {least} to {MOST_BATCH}"
             raise ValueError(f"batch_sizes = {self.batch_sizes} must hold {sizes}")
         for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
-            if after <= before:
+            if not after > before:  # or one of them is not a number
                 raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")
 
     def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:

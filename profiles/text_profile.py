@@ -161,6 +161,10 @@ class DecoderProfile:
         if wrong := [block for block, _ in ramps if not 0 <= block < self.num_blocks - 1]:
             raise ValueError(f"no ramp can stand after block {wrong[0]} of {self.num_blocks} blocks")
 
+    def length(self, prompt: int, output: int) -> int:
+        """The tokens of a text that must fit into the context: an encoder reads the prompt apart from the answer."""
+        return max(prompt, output + 1) if self.has_encoder else prompt + output
+
     def table(self, kind: str) -> DecodingTable:
         table = next((table for table in self.tables if table.kind == kind), None)
         if table is None:

@@ -125,16 +125,20 @@ def _summary(report: Report, slo_s: float) -> Table:
 
 
 def _fills(report: Report) -> Table:
+    """One row for each split of a lane, whose pipelines launch together."""
     since_s = report.tally.launched_since_s
     title = f"splits, since {since_s:,.0f} s" if since_s else "splits"
     table = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title=title)
     seconds = max(0.0, report.tally.seconds - since_s)  # while inputs arrived
-    for pipeline, fills in zip(report.plan.pipelines, report.fills, strict=True):
-        for split in pipeline.splits:
-            placement, fill = pipeline.placement_of(split), fills[split.start]
-            busy = fill.busy_s / (seconds * placement.replicas) if seconds else 0.0
+    lanes = report.facts.lanes(report.plan)
+    for lane in sorted(set(lanes)):
+        pipelines = [each for each, its in zip(report.plan.pipelines, lanes, strict=True) if its == lane]
+        for split in pipelines[0].splits:
+            kind, fill = pipelines[0].placement_of(split).kind, report.fills[lanes.index(lane)][split.start]
+            replicas = sum(each.placement_of(split).replicas for each in pipelines)
+            busy = fill.busy_s / (seconds * replicas) if seconds else 0.0
             table.add_row(
-                split.blocks_text, f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
+                split.blocks_text, f"{replicas} {kind}", f"{fill.launches:,}",
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
             )  # fmt: skip
     return table

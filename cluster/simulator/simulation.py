@@ -131,7 +131,7 @@ class Simulation:
         """The observations since the last call, or since the start."""
         kinds = {device.kind: device.count for device in self.world.facts.devices}
         for replica in self._loop.dispatcher.benched(self.now_s):
-            kinds[replica.partition("/")[0]] -= 1
+            kinds[replica.rpartition("/")[0]] -= 1
         return replace(self.tally.observed(self.now_s, kinds), holds_inputs=self._loop.dispatcher.inside > 0)
 
     def _next_chunk(self) -> bool:

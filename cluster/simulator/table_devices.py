@@ -76,7 +76,7 @@ class TableDevices:
 
     def _of_kind(self, kind: str, used: int, benched: Collection[str]) -> Iterator[str]:
         """The replicas of a kind that a plan uses, benched ones last."""
-        slow = {each for each in benched if each.partition("/")[0] == kind}
+        slow = {each for each in benched if each.rpartition("/")[0] == kind}
         count = max(used, min(used + len(slow), self.facts.device(kind).count)) if slow else used
         return iter(sorted((f"{kind}/{number}" for number in range(count)), key=lambda each: each in slow))
 

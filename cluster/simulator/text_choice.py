@@ -3,11 +3,12 @@
 A plan promises the highest rate at which nearly all texts keep the limits on TTFT and TPOT.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from math import ceil, inf
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile
 
+Kept = TypeVar("Kept")
 NUM_SIMULATED = 4  # ways to write that are simulated for each kind of device
 TURNS = 4  # the least texts of a run, as a multiple of the residents
 PROMISE_LENGTH = 3  # times as many texts as in other runs decide the promise
@@ -106,7 +108,7 @@ def choose_plan(profile: DecoderProfile, fleet: Sequence[Device], goal: Decoding
     ceiling = sum(count * max(best.ceiling_per_s, best.most_per_s / BUSY * output) for count, best in used)
     cost = sum(count * best.facts.device.price_per_hour for count, best in used)
     tokens = trial.texts_per_s * output
-    promise = Promise(trial.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / ceiling))
+    promise = Promise(trial.texts_per_s, goal.ttft_s, cost, max(0.0, ceiling / tokens - 1))
     plan = replace(promising(plan, tokens), promise=promise)
     return DecodingChoice(plan, trial.run, ceiling, sum(best.num_ways for best in bests))
 
@@ -234,16 +236,44 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         raise UserError(
             f"{goal.texts_per_s:.4g} texts per second: one front can pass on the tokens of at most {most:.4g}"
         )
-    for counts in sorted(_possible_counts(bests, goal.texts_per_s), key=cost_per_hour):
+
+    def sustained(counts: Sequence[int]) -> float:
+        return sum(count * best.texts_per_s for best, count in zip(bests, counts, strict=True))
+
+    def kept(counts: Sequence[int]) -> tuple[Plan, DecodingTrial] | None:
         plan = _side_by_side(bests, counts, goal)
         trial = trial_at(plan, bests[0].facts.profile, goal.texts_per_s, goal, PROMISE_SEED, PROMISE_LENGTH)
-        if trial.keeps(goal):
-            return plan, trial
+        return (plan, trial) if trial.keeps(goal) else None
+
+    possible = sorted(_possible_counts(bests, goal.texts_per_s), key=lambda counts: (cost_per_hour(counts), counts))
+    expected = sum(sustained(counts) < goal.texts_per_s for counts in possible)
+    if cheapest := cheapest_kept(possible, cost_per_hour, kept, expected):
+        return cheapest
+    all_ = [best.count for best in bests]
     devices = ", ".join(f"{best.count} {best.kind}" for best in bests)
-    sustained = sum(best.count * best.texts_per_s for best in bests)
     raise UserError(
-        f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about {sustained:.4g} within {_limits(goal)}"
+        f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about {sustained(all_):.4g} within {_limits(goal)}"
     )
+
+
+def cheapest_kept(
+    possible: Sequence[tuple[int, ...]], cost: Callable[[Sequence[int]], float],
+    kept: Callable[[Sequence[int]], Kept | None], at: int = 0,
+) -> Kept | None:  # fmt: skip
+    """What `kept` returns for the cheapest numbers of devices for which it is not None; `at`: where to begin.
+
+    `possible` ascends by cost. What a number of devices of each kind does not keep, fewer do not keep either, so each
+    trial leaves out these or all that cost as much or more. The steps grow until something is kept.
+    """
+    best: Kept | None = None
+    while possible:
+        counts = possible[min(at, len(possible) - 1)]
+        if result := kept(counts):
+            best, possible = result, [each for each in possible if cost(each) < cost(counts)]
+        else:
+            possible = [each for each in possible if any(np.greater(each, counts))]
+        at = 2 * at + 1 if best is None else len(possible) // 2
+    return best
 
 
 def _possible_counts(bests: Sequence[_BestOfKind], texts_per_s: float) -> Iterator[tuple[int, ...]]:

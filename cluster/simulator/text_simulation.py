@@ -85,7 +85,8 @@ def simulate_texts(
         group = groups[0]
         if len(groups) > 1:
             for replica in replicas:
-                replica.run_until(text.due_s)
+                if replica.names and replica.clock.now_s < text.due_s:  # others have nothing to do, and are many
+                    replica.run_until(text.due_s)
             group = groups[emptiest_first([sum(len(each.names) for each in group) for group in groups], shares)[0]]
         candidates = random.sample(group, min(len(group), CANDIDATES))
         for replica in candidates:
@@ -146,7 +147,7 @@ class SimulatedReplica:
         self.engine: Engine = virtual_engine(self.profile, self.kind, self.config, self.random, self.clock)
 
     def add(self, place: int, text: TextArrival) -> None:
-        if self._length(text) > self.context:
+        if self.profile.length(text.prompt, text.output) > self.context:
             self._refuse(place, text, 400)
             return
         opened = self.engine.open(request_of(text, self.profile, place))
@@ -154,10 +155,6 @@ class SimulatedReplica:
             self._refuse(place, text, 429)
         else:
             self.names[opened] = _Text(place, text)
-
-    def _length(self, text: TextArrival) -> int:
-        """The tokens that must fit into the context: an encoder reads the prompt apart from the answer."""
-        return max(text.prompt, text.output + 1) if self.profile.has_encoder else text.prompt + text.output
 
     def _refuse(self, place: int, text: TextArrival, status: int) -> None:
         self.written[place] = WrittenText(text.due_s, status)

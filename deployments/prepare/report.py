@@ -33,28 +33,36 @@ def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, 
     A mean over all inputs may hide that a rare class pays for the others. Where an input may have several labels, all
     three are inputs x labels.
     """
-    if truth.ndim == 1:
-        truth, full, exits = (each[:, None] == np.arange(1 + int(truth.max())) for each in (truth, full, exits))
+    counted = _counts_of_one(truth, full, exits) if truth.ndim == 1 else _counts_of_several(truth, full, exits)
     return tuple(
         ClassFigures(
             label=label,
-            inputs=int(members.sum()),
-            full_recall=float(before[members].mean()),
-            recall=float(after[members].mean()),
-            full_f1=_f1(members, before),
-            f1=_f1(members, after),
-            lost=int((members & before & ~after).sum()),
-            won=int((members & ~before & after).sum()),
+            inputs=inputs,
+            full_recall=before / inputs,
+            recall=after / inputs,
+            full_f1=2 * before / (inputs + full_answers),
+            f1=2 * after / (inputs + answers),
+            lost=before - both,
+            won=after - both,
         )
-        for label, (members, before, after) in enumerate(
-            zip(*(each.T > 0 for each in (truth, full, exits)), strict=True)
-        )
-        if members.any()
+        for label, (inputs, full_answers, answers, before, after, both) in enumerate(counted.T.tolist())
+        if inputs
     )
 
 
-def _f1(members: NDArray[np.bool_], answered_so: NDArray[np.bool_]) -> float:
-    return float(2 * (members & answered_so).sum() / (members.sum() + answered_so.sum()))
+def _counts_of_one(truth: Labels, full: Labels, exits: Labels) -> NDArray[np.int64]:
+    """By label: inputs with it, answers in full and with exits, and answers that are right in full, with exits, and in
+    both. Counting needs little memory, as pixels are many."""
+    size, in_full, with_exits = 1 + int(max(each.max() for each in (truth, full, exits))), full == truth, exits == truth
+    each = (truth, full, exits, truth[in_full], truth[with_exits], truth[in_full & with_exits])
+    return np.array([np.bincount(labels[labels >= 0], minlength=size) for labels in each])
+
+
+def _counts_of_several(truth: Labels, full: Labels, exits: Labels) -> NDArray[np.int64]:
+    """The same where an input may have several labels."""
+    members, before, after = (each > 0 for each in (truth, full, exits))
+    each = (members, before, after, members & before, members & after, members & before & after)
+    return np.array([flags.sum(axis=0) for flags in each])
 
 
 def class_table(

@@ -6,7 +6,7 @@ from math import inf
 
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.batch_gain import MANY, oracle_per_s, without_hand_overs
+from isobatch.optimizer.pipelines.batch_gain import oracle_per_s, times_more, without_hand_overs
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -50,17 +50,18 @@ def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[
     """The goodput of the best plan by the planner's estimates, as one restriction after the other is lifted."""
     most = objective.for_most_goodput
     yield WAITING, evaluate(plan, facts).goodput_per_s
-    facts = facts.with_devices([replace(each, count=MANY * each.count) for each in facts.devices])
-    yield FEW, _planned(facts, most)
+    times = times_more(facts)
+    facts = facts.with_devices([replace(each, count=times * each.count) for each in facts.devices])
+    yield FEW, _planned(facts, most, times)
     free = tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
     facts = replace(without_hand_overs(facts), tables=free)
-    yield LAUNCHES, _planned(facts, most)
+    yield LAUNCHES, _planned(facts, most, times)
     nothing = (0.0,) * facts.num_blocks
     facts = replace(facts, tables=tuple(replace(each, ramp_s=(nothing,) * len(each.ramp_s)) for each in facts.tables))
-    yield RAMPS, _planned(facts, most)
-    yield LATENCY, _planned(facts, replace(most, slo_s=None))
+    yield RAMPS, _planned(facts, most, times)
+    yield LATENCY, _planned(facts, replace(most, slo_s=None), times)
 
 
-def _planned(facts: Problem, objective: Objective) -> float:
+def _planned(facts: Problem, objective: Objective, times: int) -> float:
     plan = side_by_side(facts, objective, GAP)
-    return evaluate(plan, facts).goodput_per_s / MANY if plan else 0.0
+    return evaluate(plan, facts).goodput_per_s / times if plan else 0.0

@@ -25,6 +25,7 @@ FleetGoal = Literal["goodput", "cost", "fairness"]
 # Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
 BEYOND = 1e-3
 NEAR = 0.03  # the gap of the plans of a larger fleet
+LEAST_KEPT = 0.1  # of an estimate, after a simulation that sustains less
 ALIKE = 0.01  # a change of a plan's goodput after which the devices are divided with the same plans
 
 
@@ -50,8 +51,11 @@ class FleetApplication:
         return max(self.least_per_s, self.rate_per_s or 0.0) if goal == "cost" else self.least_per_s
 
     def learned(self, sustained_per_s: float, estimated_per_s: float) -> "FleetApplication":
-        """The same, after a simulation of a plan for which `estimated_per_s` was expected."""
-        confirmed = sustained_per_s / estimated_per_s if sustained_per_s and estimated_per_s else 1.0
+        """The same, after a simulation of a plan for which `estimated_per_s` was expected.
+
+        Of a plan that sustains nothing a small share is kept, so that more devices are worth more.
+        """
+        confirmed = max(sustained_per_s / estimated_per_s, LEAST_KEPT) if estimated_per_s else 1.0
         return replace(self, kept=self.kept * confirmed)
 
     def worth(self, goal: FleetGoal, goodput_per_s: float, dollars: float) -> float:

@@ -66,8 +66,8 @@ def divide(
 ) -> Division:
     """The division with the most value for the goal. The error names an application that cannot have what it needs.
 
-    One application alone gets all devices. `gap` is that of the plans; all divisions are compared where that takes at
-    most `most_plans` plans.
+    One application alone gets all devices. `gap` is that of the plans; all divisions are compared where an application
+    can have at most `MOST_PARTS` parts of the fleet, and that takes at most `most_plans` plans.
     """
     counts = tuple(each.count for each in devices)
     if len(applications) == 1:

@@ -11,10 +11,16 @@ from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, baseline
 from isobatch.optimizer.pipelines.sharing import bound_per_s
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import MOST_DEVICES
 from isobatch.profiles.sweep import rate_per_s
 
-MANY = 100  # times the devices: as many as lift the restriction of few devices
+MANY = 100  # times the devices lift the restriction of few devices
 FREE_BYTES_PER_S = 1e18  # bytes per second of a link that costs nothing
+
+
+def times_more(facts: Problem) -> int:
+    """By how much the devices are multiplied to lift the restriction of few devices; no kind may exceed the limit."""
+    return min(MANY, MOST_DEVICES // max(device.count for device in facts.devices))
 
 
 def without_hand_overs(facts: Problem) -> Problem:
@@ -86,7 +92,7 @@ def batch_gains(facts: Problem, objective: Objective) -> Iterator[BatchGain]:
 
     The upper bound is a quotient of two estimates from the same table and the same survival:
 
-    - above, the goodput of the best plan under an SLO without slack if a hundred times as many devices shared all
+    - above, the goodput of the best plan under an SLO without slack if up to a hundred times as many devices shared all
       inputs, so that no input waits for a batch to fill, and if hand-overs cost nothing. Launches and ramps cost their
       time, so this is at most `oracle_per_s`;
     - below, the goodput of early exit in one split on the real devices, under the same SLO without slack.
@@ -105,6 +111,7 @@ def _at_most(facts: Problem, limits: Objective) -> float | None:
     if early_exit is None:
         return None
     (device,) = facts.devices
-    many = without_hand_overs(facts.with_devices([replace(device, count=MANY * device.count)]))
-    most_per_s = bound_per_s(search(many, limits)) / MANY
+    times = times_more(facts)
+    many = without_hand_overs(facts.with_devices([replace(device, count=times * device.count)]))
+    most_per_s = bound_per_s(search(many, limits)) / times
     return max(1.0, most_per_s / early_exit.goodput_per_s)

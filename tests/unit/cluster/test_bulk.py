@@ -10,7 +10,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from isobatch import load
-from isobatch.cluster.bulk import answer_rows, finish, kept_in, part_of
+from isobatch.cluster.bulk import ROWS_PER_GROUP, answer_rows, finish, kept_in, part_of
 from isobatch.cluster.cli import app
 from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.models.predict import BATCH, predict
@@ -177,6 +177,19 @@ def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) 
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
+
+
+def test_a_parquet_file_has_the_columns_and_types_of_later_rows(tmp_path: Path) -> None:
+    """The first row group has no label in any row, and whole numbers."""
+    answers: list[Any] = [{"labels": [], "score": 1}] * ROWS_PER_GROUP
+    answers += [{"labels": [], "score": 0.5}, {"labels": [{"label": 2, "name": "c"}], "score": 0.5, "runs": [3, 4]}]
+    part, out = tmp_path / "a.parquet.part", tmp_path / "a.parquet"
+    rows = [Row(number, "text", None) for number in range(len(answers))]
+    answer_rows(rows, lambda values: answers, part, {}, len(rows))
+    finish(part, out)
+    first, *_, last = parquet.read_table(out).to_pylist()
+    assert first == {"row": 0, "labels": [], "score": 1.0, "runs": None, "truncated": False}
+    assert last == {**answers[-1], "row": len(rows) - 1, "truncated": False}
 
 
 def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
     assert "behind block 1 of 8 (recompute)" in told
     assert "TPOT 20 ms for" in told
+    promise, ceiling = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) tokens/s[,:]", told))
+    (gap,) = re.findall(r"it is (\d+)% above the promise", told)
+    assert int(gap) == pytest.approx(100 * (ceiling / promise - 1), abs=1)
     prompts.write_text("1+1=\n22+33=\n")
     arguments = {"model": str(DEMO), "profile": str(profile)}
     content = {

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from isobatch.cluster import client, evaluation
 from isobatch.cluster.cli import app
-from isobatch.cluster.evaluation import evaluated, evaluated_words, promise_kept
+from isobatch.cluster.evaluation import evaluated, evaluated_pixels, evaluated_points, evaluated_words, promise_kept
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.predict import PredictedAnswer
 from isobatch.deployments.models.ramps import save_ramps
@@ -190,6 +191,15 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
     assert (found.inputs, found.agreement.mean, found.lost.mean) == (2, 0.0, 1.0)
     with pytest.raises(UserError, match="no text has a word"):
         evaluated_words([nothing], [nothing], None, None, 4, names)
+
+
+def test_pictures_without_any_label_are_refused_in_one_sentence() -> None:
+    """All pixels are void, or no point is seen: there is nothing to be right or wrong about."""
+    answers = [PredictedAnswer((0, 1), ("a", "b"), (1.0, 1.0), 0)] * 3
+    with pytest.raises(UserError, match="no pixel of these pictures has a label"):
+        evaluated_pixels(answers, answers, np.full((3, 2), -1), 4)
+    with pytest.raises(UserError, match="no point of these pictures has a place"):
+        evaluated_points(answers, answers, np.full((3, 2, 2), np.nan), 4, Keypoints((2, 2)), 1.0)
 
 
 def _words(labels: tuple[int, ...]) -> PredictedAnswer:

@@ -37,7 +37,8 @@ def costs_of(facts: Problem, objective: Objective = BATCH, sustained_per_s: floa
 
 
 def test_a_network_that_no_restriction_touches_loses_nothing() -> None:
-    assert list(costs_of(network()).values()) == pytest.approx([0.0] * 6)
+    for devices in (1, 20_000):
+        assert list(costs_of(network(devices=devices)).values()) == pytest.approx([0.0] * 6)
 
 
 def test_each_restriction_is_charged_what_it_costs() -> None:

@@ -75,3 +75,8 @@ def test_each_kind_is_told_by_itself_and_no_batch_is_larger_than_asked() -> None
     found = list(batch_gains(both, Objective(max_batch=4)))
     assert [(each.kind, each.batch) for each in found] == [("fast", 4), ("slow", 4)]
     assert found[1] == gain(fleet_of(slow=3), Objective(max_batch=4))
+
+
+def test_devices_beyond_the_limit_of_a_plan_are_not_multiplied_by_a_hundred() -> None:
+    many, few = gain(network(eight_s=1.0, devices=20_000)), gain(network(eight_s=1.0))
+    assert many.at_most == pytest.approx(few.at_most)

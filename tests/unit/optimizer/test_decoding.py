@@ -144,7 +144,11 @@ def test_what_has_no_room_is_said() -> None:
     assert "the weights need 0.001 GB" in str(misfit(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
     assert "the longest text needs 1 MB" in str(misfit(DecodingFacts(profile, Device("cpu", 1, 1_300_000, 1.0)), WIDE))
     assert misfit(DecodingFacts(profile, CPU), WIDE) is None
-    assert "the shortest text has 17 tokens" in str(misfit(DecodingFacts(paper_decoder(reads=16), CPU), WIDE))
+    for reads, too_long in ((16, 2), (60, 1)):  # the texts have 64 and 56 tokens
+        sentence = str(misfit(DecodingFacts(paper_decoder(reads=reads), CPU), WIDE))
+        assert sentence == f"{too_long} of 2 texts have more than the {reads} tokens that the network reads"
+    half = replace(WIDE, share_in_time=0.5)
+    assert misfit(DecodingFacts(paper_decoder(reads=60), CPU), half) is None
     read_long = paper_decoder(prompt=90, output=2, has_encoder=True)
     assert "the longest text needs 3 MB" in str(misfit(DecodingFacts(read_long, CPU), DecodingGoal(kv_megabytes=2)))
 

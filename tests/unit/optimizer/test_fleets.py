@@ -141,6 +141,12 @@ def test_an_application_without_any_plan_is_named() -> None:
         divide([bert(), replace(distil(), objective=Objective(slo_s=1e-5))], FLEET, "goodput")
 
 
+def test_a_plan_that_sustains_nothing_lowers_what_is_expected() -> None:
+    kept = [bert(kept=0.8).learned(sustained_per_s, 100.0).kept for sustained_per_s in (50.0, 0.0)]
+    assert kept == pytest.approx([0.4, 0.08])
+    assert bert(kept=0.8).learned(0.0, 0.0).kept == 0.8, "without devices nothing was expected"
+
+
 @few
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 7))
 def test_equal_shares_differ_by_one_device_at_most(counts: list[int], applications: int) -> None:

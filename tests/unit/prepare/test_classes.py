@@ -1,5 +1,7 @@
 """What exits do class by class, and what is warned of."""
 
+import tracemalloc
+
 import numpy as np
 
 from isobatch.deployments.prepare.report import by_class, class_table, warnings
@@ -19,6 +21,16 @@ def test_recall_and_f1_of_each_class() -> None:
     assert (other.full_recall, other.recall, other.lost, other.won) == (1.0, 2 / 3, 1, 0)
     assert (round(other.full_f1, 4), round(other.f1, 4)) == (round(6 / 7, 4), 0.8)
     assert class_table((one, other), NAMES).row_count == 2
+
+
+def test_classes_of_many_pixels_need_little_memory() -> None:
+    truth, full, exits = np.random.default_rng(0).integers(200, size=(3, 200_000))
+    tracemalloc.start()
+    classes = by_class(truth, full, exits)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(each.inputs for each in classes) == 200_000
+    assert peak < 2 * truth.nbytes, "a flag for each pixel and label would be 40 MB"
 
 
 def test_a_rare_class_that_pays_for_the_others_is_named() -> None:

@@ -1,12 +1,14 @@
 """Decoders in virtual time: arithmetic, choices and promises against the scheduler that serves."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from isobatch.cluster.load.prompts import summed
-from isobatch.cluster.simulator.text_choice import choose_plan, saturated, trial_at
+from isobatch.cluster.simulator.text_choice import cheapest_kept, choose_plan, saturated, trial_at
 from isobatch.cluster.simulator.text_simulation import TextArrival, simulate_texts
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.optimizer.text_plans import (
@@ -50,7 +52,8 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
     assert summed(run.run.texts, slo_ms=1.0).tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
-    assert found.plan.decoding.tokens_per_s <= found.ceiling_per_s
+    assert found.plan.promise.gap == pytest.approx(found.ceiling_per_s / found.plan.decoding.tokens_per_s - 1)
+    assert found.plan.promise.gap > 0
 
 
 def test_a_plan_promises_no_more_tokens_than_the_front_passes_on() -> None:
@@ -117,6 +120,25 @@ def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
         assert found.plan.promise.goodput_per_s == rate
     with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
         choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
+
+
+@pytest.mark.parametrize("rate", [5.0, 60.0, 200.0, 300.0])
+@pytest.mark.parametrize("first", [0, 700])
+def test_the_cheapest_devices_are_chosen_in_few_trials(rate: float, first: int) -> None:
+    """Of 2,197 combinations, which nobody would wait for. The largest sustains 204."""
+    tried, prices, per_s = list[tuple[int, ...]](), np.array([3.0, 1.7, 0.9]), np.array([9.0, 5.0, 3.0])
+
+    def kept(counts: Sequence[int]) -> Sequence[int] | None:
+        tried.append(tuple(counts))
+        return counts if per_s @ counts >= rate else None
+
+    possible = sorted(product(range(13), repeat=3), key=lambda counts: float(prices @ counts))
+    best = next((counts for counts in possible if per_s @ counts >= rate), None)
+    chosen = cheapest_kept(possible, lambda counts: float(prices @ counts), kept, first)
+    assert (chosen is None) == (best is None)
+    if chosen and best:
+        assert prices @ chosen == pytest.approx(prices @ best)
+    assert len(tried) == len(set(tried)) < 120
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,17 @@ def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+def test_pipelines_of_one_lane_are_one_row_for_each_split(config: AppConfig, tmp_path: Path) -> None:
+    (placement,) = PLAN.placements
+    beside = Plan((replace(placement, replicas=1),))
+    (tmp_path / "plan.json").write_text(replace(PLAN, beside=(beside,)).to_json())
+    fills = tables(run(world_of(config), load(4000.0, 1.0)), 0.2)[1]
+    assert cells(fills, 0) == ["0-1", "2-3"]
+    assert cells(fills, 1) == ["3 v100"] * 2
+    shares = [float(cell.rstrip("%")) for cell in cells(fills, 5)]
+    assert 80 < sum(shares) <= 120, "of the time of three devices; some launches end after the last arrival"
+
+
 def test_without_a_plan_there_is_nothing_to_simulate() -> None:
     with pytest.raises(UserError, match="needs profile"):
         world_of(AppConfig())

@@ -12,6 +12,8 @@ from experiments.shared.gains import baseline_plan
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.simulation import Simulation, World, simulate
 from isobatch.cluster.simulator.sustained import run, sustained_per_s
+from isobatch.cluster.simulator.table_devices import TableDevices
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
@@ -222,3 +224,17 @@ def test_texts_of_many_lengths_fill_their_launches_and_promises_to_them_are_kept
     assert tokens.arrived == tokens.answered + tokens.refused + tokens.expired
     assert tokens.expired <= 0.005 * tokens.arrived
     assert all(0.5 < fill.share <= 1.1 for fills in tokens.fills for fill in fills.values() if fill.launches > 50)
+
+
+class _Benching(Dispatcher):
+    def benched(self, now_s: float) -> list[str]:
+        return ["k80/2/0"]
+
+
+def test_a_benched_replica_on_a_shared_device_is_one_of_its_kind() -> None:
+    fleet, plan = facts(**{"k80/2": 4}), Plan((Placement("k80/2", 2, (Split(0, BLOCKS, 8),)),))
+    simulation = Simulation(World(plan, fleet, SLO_S), [], 1.0, dispatcher=_Benching)
+    assert simulation.observe().devices == {"k80/2": 3}
+    devices = TableDevices(plan, fleet, 0.0, np.random.default_rng(0))
+    devices.follow(plan, benched=["k80/2/0"])
+    assert devices.groups() == {"0-k80/2": ["k80/2/1", "k80/2/2", "k80/2/0"]}
