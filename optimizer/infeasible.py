@@ -41,7 +41,8 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     needed_s = evaluate(fastest, facts, objective).latency_s / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
-    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {_at_least(needed_s * 1e3)} ms, slack included"
+    slack = ", slack included" if objective.slack else ""
+    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {_at_least(needed_s * 1e3)} ms{slack}"
 
 
 def _too_heavy(facts: Problem) -> str | None:
