@@ -216,7 +216,7 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
         return f"exits = 'project': the time of projection on {device.kind} is not known: measure with isobatch profile"
     lengths = list(map(facts.profile.length, workload.prompts, workload.outputs))
     too_long = sum(length > facts.profile.reads for length in lengths)
-    if too_long == len(lengths) or too_long > (1 - goal.share_in_time) * len(lengths):
+    if len(lengths) - too_long < goal.share_in_time * len(lengths):
         return (
             f"{too_long} of {len(lengths)} texts have more than the {facts.profile.reads} tokens that the network reads"
         )

@@ -244,9 +244,14 @@ def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) ->
 
 def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
     """Divide and plan; where a plan sustains less than its application needs, divide again with what was learnt."""
-    asking = [each.asks for each in applications]
+    asking, short = [each.asks for each in applications], list[tuple[FleetApplication, float]]()
     for _ in range(DIVISIONS):
-        division = divide(asking, devices, goal, gap)
+        try:
+            division = divide(asking, devices, goal, gap)
+        except UserError:
+            if not short:
+                raise
+            break  # what was simulated says more
         parts = [_part(devices, part) for part in division.parts]
         results = [each.plan_on(_known(part, each.profile)) for each, part in zip(applications, parts, strict=True)]
         planned = PlannedFleet(goal, devices, applications, division, results)

@@ -45,6 +45,7 @@ from isobatch.profiles.files import Profile
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
 SIMULATED_PER_S = 15_000  # inputs that a core of 2021 simulates in a second
+AT_ONCE = 3  # cores that the runs which make a promise keep busy: four rates are run at once, twice, and one run alone
 
 
 class LivePlan:
@@ -91,7 +92,7 @@ class LivePlan:
     def fits(self, inputs: float) -> bool:
         """Whether so many inputs can be simulated in the time that is left."""
         left_s = self.left_s
-        return left_s is None or inputs <= left_s * usable_cores() * SIMULATED_PER_S
+        return left_s is None or inputs <= left_s * min(usable_cores(), AT_ONCE) * SIMULATED_PER_S
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
@@ -362,6 +363,7 @@ def plan_result(
     if better:
         chosen, objective = better.plan, replace(objective, slo_s=None)
     if chosen is None:
-        raise UserError(reason(facts, replace(objective, slack=0.0) if simulate else objective))
+        needs_no_slack = simulate and not choice.why_not_simulated(facts, objective)
+        raise UserError(reason(facts, replace(objective, slack=0.0) if needs_no_slack else objective))
     plan = facts.annotated(chosen)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

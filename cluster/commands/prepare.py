@@ -213,6 +213,8 @@ def _prepare_classifier(
     )  # fmt: skip
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
+    if data.is_file() and sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
+        notes["data_bytes"] = data.stat().st_size
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early

@@ -153,7 +153,7 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     """
     values: Iterable[Any] = (row.value for row in options.rows_for(source, console, data))
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
-    if notes.get("data") == origin and "tested_on" in notes:
+    if data.is_file() and notes.get("data") == origin and notes.get("data_bytes") == data.stat().st_size:
         values, origin = not_trained_on(values, notes), f"{origin} that ramps were not trained on"
     if not (chosen := sampled(values, options.max_rows)):
         raise UserError(f"{data} holds no inputs")

@@ -82,9 +82,11 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
 
     Applications share devices on which their replicas stand by.
     """
-    devices, standby = Counter[str](), Counter[str]()
+    alone, together, standby = Counter[str](), Counter[str](), Counter[str]()
     for config in configs:
-        standby |= Counter(getattr(config, "standby", {}))  # the larger count of each kind
+        stands_by = Counter(getattr(config, "standby", {}))
+        standby |= stands_by  # the larger count of each kind
+        devices = together if stands_by else alone
         granted = getattr(config, "devices", None)
         if isinstance(granted, dict):
             devices.update(granted)
@@ -92,11 +94,15 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
             devices.update(read_plan(local(config.plan)).devices())
         else:
             raise UserError(f"{config.name or 'an application'} has neither plan: nor devices: which nodes is it for?")
+    return _whole(alone) + (_whole(together) | standby)
+
+
+def _whole(devices: Counter[str]) -> Counter[str]:
     wholes = Counter[str]()
     for kind, count in devices.items():
         whole, sharers = whole_kind(kind)
         wholes[whole] += ceil(count / sharers)
-    return wholes | standby
+    return wholes
 
 
 def _inside(content: ServeFile) -> ServeFile:

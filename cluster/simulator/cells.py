@@ -19,8 +19,8 @@ WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulat
 SIZE = 1_000  # inputs that come to a cell within an SLO
 LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # sizes that are tried, as multiples of the size
 ALIKE = 0.02  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
-# Pipelines sustain shares of their estimates that differ by about this much: what a cell with other parts of the inputs
-# for each pipeline may err by, if all parts differ.
+# Pipelines sustain shares of their estimates that differ by about this much. A cell that divides the inputs otherwise
+# among its pipelines errs by that, as far as the parts differ.
 PIPELINES_DIFFER = 0.1
 ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, so that queues find room in it
 
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellError:
-    """How a promise was simulated that was not simulated whole, and how much two cells differ; None: one was simulated.
+    """How a promise was simulated that was not simulated whole. `error`: how much two cells differ, if there were two.
 
     >>> print(CellError(12, 960, 0.008, 1.0))
     in a cell of 12 of its 960 devices, within 0.8 %

@@ -13,7 +13,7 @@ The effort is counted in simulated inputs, not in seconds, so that the same prob
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, tee
-from math import sqrt
+from math import inf, sqrt
 
 from isobatch.cluster.simulator import sustained
 from isobatch.cluster.simulator.candidates import LIMITS, Find, most_promising_first, other_parts, within_limits
@@ -37,8 +37,9 @@ LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_S
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 FIRST_RUNS = 4  # how many short runs the first plan takes, about
 LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
-PASSES = 0.3  # a run of n SLOs passes a rate that is this share of 1 / n too high, because queues grow slowly
-LASTING_SLOS = 60.0  # from which that is no more than chance
+# A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. From so many SLOs on
+# nothing is taken off for that.
+PASSES, LASTING_SLOS = 0.3, 60.0
 GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
@@ -129,6 +130,7 @@ class BestSoFar:
     simulated: float = 0.0  # inputs
     _first: Plan = field(init=False)
     _short_inputs: int = field(init=False)
+    _guesses: bool = field(init=False)  # whether there is no time to simulate more than the promise of the first plan
     _hurries: bool = field(init=False, default=False)  # whether the runs that make the promise are few, short and small
     _tried: set[Plan] = field(default_factory=set)
     _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
@@ -138,14 +140,12 @@ class BestSoFar:
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
         slos = min(effort.slos, sustained.SHORT_SLOS)
         self._short_inputs = sustained.inputs_of(world, believed_per_s, effort.inputs, slos)
-        first_per_s = GUESS * believed_per_s
-        if self._has_time_for(FIRST_RUNS):
-            first_per_s = sustained.sustained_in(
-                world, believed_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
-            )
+        self._guesses = not self._has_time_for(FIRST_RUNS)
+        first_per_s = GUESS * believed_per_s if self._guesses else self._searched_per_s(self.best)
         self.first_per_s = self.rate_per_s = first_per_s
         self._tried.add(self.best)
-        effort.better(self.best, self.rate_per_s, 0)
+        if not self._guesses:
+            effort.better(self.best, self.rate_per_s, 0)
 
     def improve(self, plans: Iterator[Plan]) -> Iterator[Plan] | None:
         """Simulate these plans until one is better, which becomes the best; returns the others. None: none is better.
@@ -169,7 +169,7 @@ class BestSoFar:
         return None
 
     def _is_over(self) -> bool:
-        return self.simulated >= self.effort.most or self._is_late()
+        return self._guesses or self.simulated >= self.effort.most or self._is_late()
 
     def _is_late(self) -> bool:
         """Whether the time that is left is needed to make the promise."""
@@ -226,7 +226,7 @@ class BestSoFar:
         In the end a plan with fewer splits is taken if it sustains nearly as much, and no less than any rival.
         """
         first, best, self._hurries = self._first, self.best, self._must_hurry()
-        after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
+        after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s) or self._searched_per_s(best)
         if best != first:
             worse = self._hurries or self.first_per_s * (1 + SURELY) < after_per_s
             before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
@@ -268,7 +268,8 @@ class BestSoFar:
         """
         world = self._world(best, larger=1 if self._hurries else 2)
         is_whole = world.share == 1 and world.slo_s == self.slo_s
-        times, error = 1 - PASSES * max(0.0, 1 / self._last_runs()[1] - 1 / LASTING_SLOS), None
+        slos = self._last_inputs(world, after_per_s) / (world.slo_s * world.share * after_per_s) if after_per_s else inf
+        times, error = 1 - PASSES * max(0.0, 1 / slos - 1 / LASTING_SLOS), None
         if not self._hurries:
             last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED)
             ratio = last_per_s / after_per_s if last_per_s else 1.0
@@ -319,6 +320,13 @@ class BestSoFar:
         inputs, slos = effort.last_inputs, effort.last_slos
         beyond_per_s = sustained.rate_beyond(world, rate_per_s, most_per_s, inputs, OTHER_SEED, slos, effort.in_time)
         return self._confirmed_per_s(plan, beyond_per_s)
+
+    def _searched_per_s(self, plan: Plan) -> float:
+        """The rate that a plan sustains in the runs that choose, from its estimate on."""
+        effort, estimate_per_s = self.effort, evaluate(plan, self.facts).goodput_per_s
+        return sustained.sustained_in(
+            self._world(plan), estimate_per_s, effort.inputs, 0, effort.slos, effort.in_time, effort.out_of_time
+        )
 
     def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:
         return self._confirmed_in(self._world(plan), rate_per_s, OTHER_SEED)

@@ -245,9 +245,13 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         trial = trial_at(plan, bests[0].facts.profile, goal.texts_per_s, goal, PROMISE_SEED, PROMISE_LENGTH)
         return (plan, trial) if trial.keeps(goal) else None
 
-    possible = sorted(_possible_counts(bests, goal.texts_per_s), key=lambda counts: (cost_per_hour(counts), counts))
+    def cost(counts: Sequence[int]) -> tuple[float, int]:
+        """Of devices that cost the same, such as free ones, fewer are better."""
+        return cost_per_hour(counts), sum(counts)
+
+    possible = sorted(_possible_counts(bests, goal.texts_per_s), key=lambda counts: (cost(counts), counts))
     expected = sum(sustained(counts) < goal.texts_per_s for counts in possible)
-    if cheapest := cheapest_kept(possible, cost_per_hour, kept, expected):
+    if cheapest := cheapest_kept(possible, cost, kept, expected):
         return cheapest
     all_ = [best.count for best in bests]
     devices = ", ".join(f"{best.count} {best.kind}" for best in bests)
@@ -257,7 +261,7 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
 
 
 def cheapest_kept(
-    possible: Sequence[tuple[int, ...]], cost: Callable[[Sequence[int]], float],
+    possible: Sequence[tuple[int, ...]], cost: Callable[[Sequence[int]], tuple[float, int]],
     kept: Callable[[Sequence[int]], Kept | None], at: int = 0,
 ) -> Kept | None:  # fmt: skip
     """What `kept` returns for the cheapest numbers of devices for which it is not None; `at`: where to begin.

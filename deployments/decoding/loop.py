@@ -125,7 +125,8 @@ class EngineLoop:
         try:
             opened = self._working_engine().open(request, request.age_s(time.time()))
             if isinstance(opened, ReplicaFull):
-                raise opened
+                _call_soon(loop, partial(stream.fail, opened))
+                return
         except Exception as error:  # an error of this text alone: others go on
             _call_soon(loop, partial(stream.fail, error))
             return

@@ -235,8 +235,9 @@ class Queue:
             if ticket.deadline_s < now_s + stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
                 late.append(ticket)
                 continue
+            if weight <= room or not kept:
+                room -= weight
             kept.append(ticket)
-            room -= weight
             if room <= 0 or ticket.deadline_s >= latest_s:
                 break
         if late:

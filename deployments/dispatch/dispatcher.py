@@ -127,6 +127,7 @@ class Dispatcher:
                     queue, replica = choice
                     if late := queue.take_late(now_s):
                         self._end_late(late)
+                        continue  # the rest may be no full batch, which a busy replica would need
                     if tickets := queue.take(queue.stage.room):
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):

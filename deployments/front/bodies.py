@@ -273,8 +273,10 @@ def _form_in(kind: bytes, body: bytes, sizes: Sizes) -> dict[str, object]:
     if not boundary:
         raise RefusedError(400, "Content-Type is multipart/form-data without a boundary")
     inputs, content, delimiter = list[bytes](), dict[str, object](), b"\r\n--" + boundary[1]
-    sizes.check_count(max(1, body.count(delimiter) - len(_FIELDS)))  # a million parts would take seconds to read
-    first, *parts = (b"\r\n" + body).split(delimiter)
+    body, most = b"\r\n" + body, sizes.max_inputs + len(_FIELDS)
+    if (count := body.count(delimiter) - 1) > most:  # a million parts would take seconds to read
+        raise RefusedError(422, f"{count} parts in one form: {most} are allowed")
+    first, *parts = body.split(delimiter)
     if not parts or first.strip() or parts[-1][:2] != b"--":
         raise RefusedError(400, "the body is not a complete form: it does not end with its boundary")
     for part in parts[:-1]:

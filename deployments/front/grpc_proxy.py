@@ -119,7 +119,7 @@ class GrpcProxy(threading.Thread):
     """A thread that runs HAProxy. The front must listen on `socket` before `open`.
 
     `limit`: of the calls that the front runs at once; as many requests of streams may run. `slo_ms`: HAProxy ends
-    inferences without a deadline of their own soon after this time; None: it ends none.
+    inferences soon after their `x-deadline-ms`, or soon after this time; None: it ends none.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ frontend calls
     http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-header grpc-retry-pushback-ms %[var(txn.retry_ms)] if {{ var(txn.retry_ms) -m found }}
-    http-after-response sc-inc-gpc0(2) if {{ status ge 500 }}
+    http-after-response sc-inc-gpc0(2) if unavailable !turned_to_front
     http-after-response set-status 200 if refused
     use_backend {LONG} if infers {{ req.body_len gt {WHOLE_BYTES} }}
     use_backend {FEW} if infers {asks_little(QUEUED)}

@@ -101,13 +101,9 @@ def sampled(items: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
 
 
 def not_trained_on(items: Iterable[Item], notes: Mapping[str, str | int | float]) -> list[Item]:
-    """The items of the test part, for the rows of the file that ramps with these notes were made from.
-
-    All of the sample, if its parts were others, as of lists.
-    """
+    """The items of the test part, for the rows of the file that ramps with these notes were made from."""
     sample = sampled(items, int(notes["rows"]), int(notes["seed"]))
-    test = Parts.of(len(sample), int(notes["seed"])).test
-    return [sample[row] for row in test] if len(test) == notes["tested_on"] else sample
+    return [sample[row] for row in Parts.of(len(sample), int(notes["seed"])).test]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
 WorkerReply = Departed | Stayed | Exception
 Replies = asyncio.Queue[WorkerReply]
-WARM_WITHIN_S = 120.0  # the time for a full batch, which may compile; after it, its replica counts as hung
+MOST_WARMING_S = 120.0  # the time for a full batch, which may compile; after it, its replica counts as hung
 
 
 class LocalWorkers:
@@ -23,10 +23,10 @@ class LocalWorkers:
     It is always the same thread, because libraries keep state for each thread.
     """
 
-    def __init__(self, replicas: Mapping[str, SplitReplica], warm_within_s: float = WARM_WITHIN_S) -> None:
+    def __init__(self, replicas: Mapping[str, SplitReplica], most_warming_s: float = MOST_WARMING_S) -> None:
         self._replicas = dict(replicas)
         self._work: dict[str, SimpleQueue[Callable[[], None] | None]] = {name: SimpleQueue() for name in replicas}
-        self._warm_within_s = warm_within_s
+        self._most_warming_s = most_warming_s
         # When the current launch began, by replica; of other work, when its time is over.
         self._began_s: dict[str, float] = {}
         for name in replicas:
@@ -54,7 +54,7 @@ class LocalWorkers:
 
         def do() -> None:
             error = None
-            self._began_s[replica] = time.monotonic() + self._warm_within_s
+            self._began_s[replica] = time.monotonic() + self._most_warming_s
             try:
                 work()
             except Exception as raised:

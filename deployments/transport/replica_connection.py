@@ -171,6 +171,7 @@ class _FrontConnection(AuthorizedConnection):
         super().__init__(server.gate)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
+        self._caller = ""
         self._claimed = deque[str](maxlen=MOST_CLAIMED)  # keys of survivors that this front has claims on
 
     def lost(self, error: Exception | None) -> None:
@@ -184,7 +185,7 @@ class _FrontConnection(AuthorizedConnection):
         if before := self._server.fronts.get(caller):
             self._claimed.extend(before._claimed)
             before._claimed.clear()
-        self._server.fronts[caller] = self
+        self._server.fronts[caller], self._caller = self, caller
 
     def on_authorized_message(self, message: NumberedOrder | WarmUp | EndIfStuck) -> None:
         if isinstance(message, EndIfStuck):
@@ -212,9 +213,10 @@ class _FrontConnection(AuthorizedConnection):
             self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
 
     def _note(self, key: str) -> None:
-        self._claimed.append(key)
-        if not self.is_open:
-            self._drop_later()
+        last = self._server.fronts.get(self._caller, self)  # the front may have connected anew meanwhile
+        last._claimed.append(key)
+        if not last.is_open:
+            last._drop_later()
 
     def _drop_later(self) -> None:
         """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""

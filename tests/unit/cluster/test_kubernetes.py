@@ -87,6 +87,17 @@ def test_devices_on_which_replicas_stand_by_have_nodes_too(file: Path) -> None:
     assert {group.groupName: group.replicas for group in groups} == {"t4": 3, "l4": 1}
 
 
+def test_applications_that_do_not_stand_by_have_nodes_of_their_own(file: Path) -> None:
+    content = yaml.safe_load(file.read_text())
+    shop, controller = content["applications"]
+    alone = shop | {"name": "alone", "route_prefix": "/alone", "args": dict(shop["args"])}
+    shop["args"]["standby"] = {"t4": 3}
+    file.write_text(yaml.safe_dump({"applications": [shop, controller, alone]}))
+    _, service = yaml.safe_load_all(run(file).stdout)
+    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
+    assert {group.groupName: group.replicas for group in groups} == {"t4": 5, "l4": 2}
+
+
 def _check_inside(content: dict[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 

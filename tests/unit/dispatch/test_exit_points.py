@@ -131,3 +131,18 @@ def test_late_inputs_behind_one_in_time_end_before_a_launch(
     assert tuple(ticket.id for ticket in launch.tickets) == going
     (ending,) = dispatcher.endings()
     assert (ending.outcome, [ticket.id for ticket in ending.tickets]) == (Outcome.EXPIRED, [1, 2, 3])
+
+
+def test_what_late_inputs_leave_of_a_full_batch_waits_for_an_idle_replica() -> None:
+    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]})
+    for _ in range(2):
+        dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.admit(0.001, 0.040, Place("x", 0), full=True)
+    dispatcher.admit(0.001, 9.0, Place("x", 0))
+    assert dispatcher.tick(0.035) == [], "the replica is busy, and one input is left"
+    (ending,) = dispatcher.endings()
+    assert [ticket.id for ticket in ending.tickets] == [2]
+    dispatcher.released(launch.id, 0.036, [0, 1], [0, 0])
+    (rest,) = dispatcher.tick(0.036)
+    assert [ticket.id for ticket in rest.tickets] == [3]

@@ -164,7 +164,7 @@ def test_a_form_of_too_many_parts_is_not_read(client: DocumentedClient) -> None:
     ]
     assert [reply.json()["error"] for reply in replies] == [
         "'inputs' is empty: give one input or a list of them",
-        "5 inputs in one request: 4 are allowed",
+        "9 parts in one form: 8 are allowed",
     ]
 
 

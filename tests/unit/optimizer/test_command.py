@@ -217,6 +217,13 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("goal", "slack"), [(("--goal", "cost", "--rate", "1"), True), ((), False)])
+def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path, goal: tuple[str, ...], slack: bool) -> None:
+    with pytest.raises(UserError) as error:
+        run_played(profile, "--slo-ms", "0.2", *goal)
+    assert ("slack included" in str(error.value)) == slack
+
+
 def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
     profile: Path, tmp_path: Path, small: tuple[str, ...]
 ) -> None:

@@ -338,7 +338,7 @@ async def test_a_healthy_replica_in_a_warm_up_is_no_replica_that_hangs() -> None
 
 
 async def test_a_warm_up_that_goes_on_for_ever_counts_as_hung() -> None:
-    workers, end = LocalWorkers({"it": SplitReplica(Toy())}, warm_within_s=0.01), threading.Event()
+    workers, end = LocalWorkers({"it": SplitReplica(Toy())}, most_warming_s=0.01), threading.Event()
 
     def work() -> None:
         end.wait(60)

@@ -134,11 +134,18 @@ def test_the_cheapest_devices_are_chosen_in_few_trials(rate: float, first: int) 
 
     possible = sorted(product(range(13), repeat=3), key=lambda counts: float(prices @ counts))
     best = next((counts for counts in possible if per_s @ counts >= rate), None)
-    chosen = cheapest_kept(possible, lambda counts: float(prices @ counts), kept, first)
+    chosen = cheapest_kept(possible, lambda counts: (float(prices @ counts), sum(counts)), kept, first)
     assert (chosen is None) == (best is None)
     if chosen and best:
         assert prices @ chosen == pytest.approx(prices @ best)
     assert len(tried) == len(set(tried)) < 120
+
+
+def test_of_free_devices_no_more_are_chosen_than_are_needed() -> None:
+    possible = [(count,) for count in range(9)]
+    assert cheapest_kept(
+        possible, lambda counts: (0.0, sum(counts)), lambda counts: counts if counts >= (4,) else None, 3
+    ) == (4,)
 
 
 @pytest.mark.parametrize(

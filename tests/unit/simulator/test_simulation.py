@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
-from isobatch.cluster.commands.simulate_run import run, world_of
+from isobatch.cluster.commands.simulate_run import controlled_world, run, world_of
+from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split
@@ -134,6 +135,7 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
     world = world_of(config)
     drawn = run(world, load(200.0, 2.0)).tally
     assert drawn.arrived_weight / drawn.arrived.sum() == pytest.approx(20, abs=2)  # four standard errors
+    assert controlled_world(config, ControllerConfig(), world)[0].facts.lengths == profile.lengths
     told = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
     assert told.tally.arrived_weight / told.arrived == pytest.approx(60, abs=0.1)
     assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(told, 0.2)[0], 1))
