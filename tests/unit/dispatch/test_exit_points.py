@@ -143,6 +143,7 @@ def test_what_late_inputs_leave_of_a_full_batch_waits_for_an_idle_replica() -> N
     assert dispatcher.tick(0.035) == [], "the replica is busy, and one input is left"
     (ending,) = dispatcher.endings()
     assert [ticket.id for ticket in ending.tickets] == [2]
-    dispatcher.released(launch.id, 0.036, [0, 1], [0, 0])
+    dispatcher.released(launch.id, 0.036, [0, 1], [3, 3])
+    dispatcher.completed(launch.id, 0.036, {})
     (rest,) = dispatcher.tick(0.036)
     assert [ticket.id for ticket in rest.tickets] == [3]
