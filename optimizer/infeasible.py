@@ -42,7 +42,8 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
     slack = ", slack included" if objective.slack else ""
-    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {_at_least(needed_s * 1e3)} ms{slack}"
+    least_ms = _rounded(needed_s * 1e3, 4, ROUND_CEILING)
+    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {least_ms} ms{slack}"
 
 
 def _too_heavy(facts: Problem) -> str | None:
@@ -60,8 +61,9 @@ def _too_much(facts: Problem, objective: Objective) -> str | None:
     sustained = evaluate(most, facts, objective).goodput_per_s
     if sustained >= objective.goodput_per_s:
         return None
+    rate = _rounded(sustained, 6, ROUND_FLOOR)
     within = "" if objective.slo_s is None else f" within {objective.slo_s * 1e3:.4g} ms"
-    return f"{objective.goodput_per_s:.6g} per second: these devices sustain at most {_at_most(sustained)}{within}"
+    return f"{objective.goodput_per_s:.6g} per second: these devices sustain at most {rate}{within}"
 
 
 def _too_dear(facts: Problem, objective: Objective) -> str | None:
@@ -72,18 +74,13 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
     if cheapest is None:
         return None
     dollars = evaluate(cheapest, facts, objective).cost_per_hour
-    return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${_at_least(dollars)}"
+    return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${_rounded(dollars, 4, ROUND_CEILING)}"
 
 
-def _at_least(value: float) -> str:
-    """Four digits, rounded up, so that there is a plan with this value.
+def _rounded(value: float, digits: int, way: str) -> str:
+    """So that there is a plan with this value: limits are rounded up, rates down.
 
-    >>> _at_least(16.5201), _at_least(16.52), _at_least(3 * 0.7), _at_least(1e7)
-    ('16.53', '16.52', '2.1', '1e+07')
+    >>> [_rounded(value, 4, ROUND_CEILING) for value in (16.5201, 16.52, 3 * 0.7, 1e7)]
+    ['16.53', '16.52', '2.1', '1e+07']
     """
-    return f"{float(Context(4, ROUND_CEILING).create_decimal(f'{value:.9g}')):.4g}"
-
-
-def _at_most(value: float) -> str:
-    """Six digits, rounded down."""
-    return f"{float(Context(6, ROUND_FLOOR).create_decimal(f'{value:.9g}')):.6g}"
+    return f"{float(Context(digits, way).create_decimal(f'{value:.9g}')):.{digits}g}"

@@ -90,7 +90,7 @@ class LivePlan:
         return None if self._seconds == inf else max(0.0, self._seconds - (self._clock() - self._began_s))
 
     def fits(self, inputs: float) -> bool:
-        """Whether so many inputs can be simulated in the time that is left."""
+        """Whether this many inputs can be simulated in the time that is left."""
         left_s = self.left_s
         return left_s is None or inputs <= left_s * min(usable_cores(), AT_ONCE) * SIMULATED_PER_S
 

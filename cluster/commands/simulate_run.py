@@ -84,7 +84,6 @@ def controlled_world(
     profile = replace(profile_of(config), exits=exits, token_exits=exits if world.facts.length else None)
     problem = classifier_problem(controller, config, profile)
     facts = problem.in_units_of(world.plan).facts(world.facts.survival, Corrections())
-    facts = replace(facts, lengths=world.facts.lengths)
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 

@@ -69,6 +69,8 @@ class ClassifierPlanningProblem:
         return self.objective.ramp_budget is not None
 
     def in_units_of(self, plan: Plan) -> "ClassifierPlanningProblem":
+        if plan.length == self.profile.length:
+            return self
         lengths = None if plan.length is None else Lengths((plan.length,))
         return replace(self, profile=replace(self.profile, lengths=lengths))
 

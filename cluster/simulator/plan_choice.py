@@ -37,8 +37,8 @@ LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_S
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 FIRST_RUNS = 4  # how many short runs the first plan takes, about
 LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
-# A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. From so many SLOs on
-# nothing is taken off for that.
+# A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. Of longer runs than
+# `LASTING_SLOS`, nothing is taken off for that.
 PASSES, LASTING_SLOS = 0.3, 60.0
 GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
 PASSED = 4  # earlier best plans that are simulated with other inputs too
@@ -71,7 +71,7 @@ class SimulationEffort:
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-    fits: Callable[[float], bool] = always  # whether so many inputs can be simulated in the time that is left
+    fits: Callable[[float], bool] = always  # whether this many inputs can be simulated in the time that is left
     better: Callable[[Plan, float, int], None] = ignore
     each: Each = map  # simulates what does not depend on each other
     tails: Tails | None = None  # the latencies that plans must keep; None: any

@@ -124,11 +124,11 @@ class EngineLoop:
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
             opened = self._working_engine().open(request, request.age_s(time.time()))
-            if isinstance(opened, ReplicaFull):
-                _call_soon(loop, partial(stream.fail, opened))
-                return
         except Exception as error:  # an error of this text alone: others go on
             _call_soon(loop, partial(stream.fail, error))
+            return
+        if isinstance(opened, ReplicaFull):
+            _call_soon(loop, partial(stream.fail, opened))
             return
         stream.name = opened
         self._streams[opened] = stream, loop

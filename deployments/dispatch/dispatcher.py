@@ -125,10 +125,9 @@ class Dispatcher:
             for group, stages in lane.by_group:
                 while choice := choose(group, stages, lane.kept_queues, now_s):
                     queue, replica = choice
-                    if late := queue.take_late(now_s):
+                    if late := queue.take_late(now_s):  # the rest may be no full batch, which a busy replica would need
                         self._end_late(late)
-                        continue  # the rest may be no full batch, which a busy replica would need
-                    if tickets := queue.take(queue.stage.room):
+                    elif tickets := queue.take(queue.stage.room):
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
                     self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))

@@ -14,7 +14,7 @@ from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import MOST_DEVICES
 from isobatch.profiles.sweep import rate_per_s
 
-MANY = 100  # with so many times the devices, their number restricts nothing
+MANY = 100  # times the devices; then their number restricts nothing
 FREE_BYTES_PER_S = 1e18  # bytes per second of a link that costs nothing
 
 
