@@ -6,7 +6,8 @@ input that ends in time makes room for a risky one. Every lane is asked, the one
 
 Where the application is parked, an input counts as if it arrived when replicas run again.
 
-Two things raise the share that may be late, because each refusal costs an answer:
+Two things raise the share that may be late, because each refusal costs an answer. The first raises the highest risk of an
+input, too, where some inputs are sure to leave at the first exit point:
 - Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
   refusal makes that share small. Then twice that share may be late.
@@ -19,7 +20,9 @@ from typing import NamedTuple
 from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
-MOST_RISK = 0.5  # an input with a higher probability to be late is never admitted to a busy lane
+MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane with work for all its replicas
+# Replicas that work for a smaller share of their time have room for riskier inputs; from `IDLE_USED` on there is no more.
+BUSY_USED, IDLE_USED = 0.8, 0.45
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
 # Late inputs that may come together after a time in which few were late: a longer rush would break the promise.
@@ -86,7 +89,7 @@ class Admission:
         if self.wakes_in_s is None:
             lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
         tolerated = self._tolerated(lane, alone)
-        allowed = self._allowed_risk(tolerated)
+        allowed = self._allowed_risk(lane, tolerated)
         risk = expected.late(left_s)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
@@ -110,7 +113,7 @@ class Admission:
     def needed_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, weight: int = 1) -> float:
         """The time that an input needs to be admitted to this lane, if it has about `left_s`."""
         tolerated = self._tolerated(lane, alone_risk(lane, expected, left_s, weight))
-        return expected.needed_s(self._allowed_risk(tolerated))
+        return expected.needed_s(self._allowed_risk(lane, tolerated))
 
     def _tolerated(self, lane: Lane, alone: float) -> float:
         """The share of a lane's inputs that may be late, of those that are late with probability `alone` if alone.
@@ -121,15 +124,25 @@ class Admission:
         spare = OVER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
         return max(MAX_LATE, min(MOST_RISK, max(unavoidable, spare)))
 
-    def _allowed_risk(self, tolerated: float) -> float:
+    def _allowed_risk(self, lane: Lane, tolerated: float) -> float:
         """The highest risk that is admitted. The tolerated share may always be late, even if more than that were late.
 
         Otherwise a rush would be followed by a time in which all inputs are refused until the lanes are almost empty.
         """
-        return max(tolerated, min(MOST_RISK, self._may_be_late))
+        return max(tolerated, min(highest_risk(lane, tolerated), self._may_be_late))
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED_INPUTS, min(MOST_SAVED_INPUTS, self._may_be_late + inputs))
+
+
+def highest_risk(lane: Lane, tolerated: float) -> float:
+    """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
+
+    With all replicas at work it is `MOST_RISK`. Idle replicas would waste their time by refusing an input that has no time
+    for all blocks but may leave at the first exit point, so the share that leaves there is added.
+    """
+    idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
+    return MOST_RISK + min(1.0 - MOST_RISK, lane.leaving_first) * idle * tolerated / MOST_RISK
 
 
 def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) -> float:

@@ -206,6 +206,16 @@ class Lane:
         fill = max([min(stage.fill, stage.group.used) for stage in self._first_of_groups])
         return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
+    @property
+    def used(self) -> float:
+        """The share of their time for which the replicas of the busiest group worked."""
+        return max(stage.group.used for stage in self._first_of_groups)
+
+    @property
+    def leaving_first(self) -> float:
+        """The share of the inputs that leave at the first exit point."""
+        return self.estimates.leaving[0]
+
     def alone_s(self, weight: int) -> float:
         """The planned time until half of the inputs have their answers, in a lane without other inputs."""
         half = next(number for number, unanswered in enumerate(self.estimates.unanswered) if unanswered <= 0.5)

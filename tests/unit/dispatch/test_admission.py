@@ -193,4 +193,4 @@ def test_inputs_of_a_parked_application_wait_for_replicas_if_these_start_in_time
     assert world.refusals == [Refusal(why, after_s, parked=True) for after_s in (1.5, 2.0)]
     assert [world.outcomes[number] for number in range(2)] == [Outcome.ANSWERED, Outcome.EXPIRED]
     assert world.ended_s[0] == pytest.approx(3.8, abs=0.05)
-    assert world.dispatcher.needed_s(9.0, 0.011) == pytest.approx(before_s), "the wait says nothing about launches"
+    assert world.dispatcher.needed_s(9.0, 0.011) <= before_s, "the wait says nothing about launches"

@@ -76,6 +76,9 @@ HALF_LEAVE = side_by_side((1.0, 0.7, 0.49), [(2.0, 6.0), (4.0, 2.0), (2.0, 6.0)]
 # Launches of one input are always full, though replicas are idle for some of the time.
 ONE_AT_A_TIME = side_by_side((1.0, 0.4), [(1.0, 6.0), (1.0, 6.0), (2.0, 6.0)], [(1, 2, 1), (1, 3, 1), (1, 3, 1)])
 
+# An input that stays after the first exit point would be late, but 30 % leave there, and replicas are idle half the time.
+SOME_LEAVE = side_by_side((1.0, 0.7), [(1.0, 1.0)], [(1, 2, 1)])
+
 
 def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> Report:
     seconds = INPUTS / rate
@@ -88,6 +91,7 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 @example(NEVER_FULL, 1.6, 0.5)
 @example(HALF_LEAVE, 2.5, 0.7)
 @example(ONE_AT_A_TIME, 1.6, 0.85)
+@example(SOME_LEAVE, 1.6, 0.5)
 @settings(max_examples=5, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
