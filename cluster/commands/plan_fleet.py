@@ -114,11 +114,14 @@ class PlannedFleet:
         rows = zip(self.applications, self.goodputs_per_s, self.dollars, strict=True)
         return abs(value_of(self.goal, [each.asks.worth(self.goal, *figures) for each, *figures in rows])[0])
 
-    def plan_of(self, index: int) -> Plan | None:
-        each, result = self.applications[index], self.results[index]
-        if result is None:
-            return None
-        return named(result.plan, each.profile, each.asks.objective.slo_s)
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plan of each application that gets devices, by its name."""
+        return {
+            each.entry.name: named(result.plan, each.profile, each.asks.objective.slo_s)
+            for each, result in zip(self.applications, self.results, strict=True)
+            if result
+        }
 
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
@@ -251,10 +254,9 @@ def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
 
 def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
     written = {}
-    for index, each in enumerate(planned.applications):
-        if plan := planned.plan_of(index):
-            written[each.entry.name] = folder / f"{each.entry.name}-plan.json"
-            write_whole(written[each.entry.name], plan.to_json())
+    for name, plan in planned.plans.items():
+        written[name] = folder / f"{name}-plan.json"
+        write_whole(written[name], plan.to_json())
     return written
 
 
@@ -306,11 +308,8 @@ def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
         estimates = [] if alone else asdict(planned.division.estimates[index]).values()
         table.add_row(each.entry.name, used, f"{goodput_per_s:,.0f}", *(f"{each:,.0f}" for each in estimates))
     console.print(table)
-    for index, each in enumerate(planned.applications):
-        if plan := planned.plan_of(index):
-            text = f"{each.entry.name}: {summary(plan)}; written to {written[each.entry.name]}"
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
-    for line in _lines(planned):
+    made = [f"{name}: {summary(plan)}; written to {written[name]}" for name, plan in planned.plans.items()]
+    for line in (*made, *_lines(planned)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
