@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.series import SPAN, Prediction, Reading, Series, Transform, Z
+from isobatch.profiles.series import Prediction, Reading, Series, Transform, Z
 from isobatch.profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
@@ -66,11 +66,11 @@ class Forecaster:
     `ramp_blocks` are the blocks after which inputs may leave; by default all but the last.
     """
 
-    def __init__(self, num_blocks: int, ramp_blocks: Sequence[int] | None = None, span: int = SPAN) -> None:
+    def __init__(self, num_blocks: int, ramp_blocks: Sequence[int] | None = None) -> None:
         ramps = range(num_blocks - 1) if ramp_blocks is None else sorted(set(ramp_blocks))
         if any(not 0 <= block < num_blocks - 1 for block in ramps):
             raise ValueError(f"ramp_blocks = {list(ramps)} must lie between 0 and {num_blocks - 2}")
-        self._num_blocks, self._span = num_blocks, span
+        self._num_blocks = num_blocks
         self._cuts = [block + 1 for block in ramps]  # the blocks behind a ramp
         self._steady = SteadySurvival(num_blocks)
         self._mix, self._any_full = SteadySurvival(2), False  # of `Window.mix`
@@ -135,12 +135,11 @@ class Forecaster:
         odds = Transform(
             lambda each: float(logit(min(max(each, EDGE), 1 - EDGE))), expit, lambda each: max(each * (1 - each), EDGE)
         )
-        span = self._span
         return [
-            *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
-            Series(arrivals[-span:], span),
-            Series(lengths[-span:], span),
-            Series(full[-span:], span, odds),
+            *(Series(each, odds, UNKNOWN_SHARE) for each in ramps),
+            Series(arrivals),
+            Series(lengths),
+            Series(full, odds),
         ]
 
     @property

@@ -21,6 +21,7 @@ ArimaOrder = tuple[int, int, int]
 ORDERS: tuple[ArimaOrder, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
 DEEPEST = 2  # the most earlier rises and errors that an order of these uses
 ENOUGH_FOR_ARIMA = 30  # values: with fewer, no ARIMA is fitted
+SPAN = 240  # values that a fit uses: eight hours of two-minute windows
 UNSETTLED = 5  # fitted values at the start of a series, which are not used
 WEIGHTS = np.linspace(0.05, 1.0, 20)  # weights of the newest value that smoothing tries
 MEAN_OF = 10  # values in the mean
@@ -140,8 +141,8 @@ PLAIN = Transform(float, np.asarray, lambda value: 1.0)
 class Arima:
     """ARIMA, once differenced. statsmodels chooses and fits its order (`refit`); in between, a forecast is a sum."""
 
-    def __init__(self, transform: Transform, span: int) -> None:
-        self._transform, self._values = transform, deque[float](maxlen=span)
+    def __init__(self, transform: Transform) -> None:
+        self._transform, self._values = transform, deque[float](maxlen=SPAN)
         self._fit: Any = None  # statsmodels' results, or None where ARIMA does not apply
         self._errors = deque[float](maxlen=DEEPEST)  # the newest first
 
@@ -203,7 +204,6 @@ def _arima(values: Floats, order: ArimaOrder) -> Any:
             return None
 
 
-SPAN = 240  # values that a fit uses: eight hours of two-minute windows
 FORGET = 0.98  # the weight of a method's earlier errors after one more value
 POWER = 4  # the weight of a method is the inverse of its squared errors to this power: the best one counts most
 # Errors are weighted by the inverse variance of chance, but no value counts as more exact than this variance.
@@ -262,12 +262,10 @@ class Series:
     (True, 1.0)
     """
 
-    def __init__(
-        self, values: Iterable[Reading] = (), span: int = SPAN, transform: Transform = PLAIN, unknown: float = 0.0
-    ) -> None:
-        self._readings = deque(values, maxlen=span)
+    def __init__(self, values: Iterable[Reading] = (), transform: Transform = PLAIN, unknown: float = 0.0) -> None:
+        self._readings = deque(values, maxlen=SPAN)
         self._transform, self._unknown = transform, unknown
-        self._arima = Arima(transform, span)
+        self._arima = Arima(transform)
         self._replay(np.full(len(self._readings), np.nan))
 
     def append(self, reading: Reading) -> None:
@@ -278,7 +276,7 @@ class Series:
 
     def refit(self) -> None:
         """Fit again on the latest values, and judge every method by its forecasts of them."""
-        self._arima = Arima(self._transform, self._readings.maxlen or SPAN)
+        self._arima = Arima(self._transform)
         self._replay(self._arima.refit(self._readings))
 
     def predict(self, noise: float = 0.0) -> Prediction:

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
+from isobatch.cluster.commands.fleet_file import FleetEntry, read_fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
@@ -28,7 +28,7 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import GB, Device, as_option, as_text, fleet, ways_to_share
-from isobatch.profiles.errors import UserError, read_yaml
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, write_whole
 
 if TYPE_CHECKING:
@@ -42,53 +42,6 @@ HANDOVER_S = 1.0  # until a replica that stands by is used
 LOOK_EVERY_S = 1.0  # where replicas stand by, or an application parks: what was lent returns when it is needed
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
-OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
-
-
-class FleetEntry(ShareTerms):
-    """An application in the file of a fleet."""
-
-    profile: str
-    slo_ms: float | None = Field(None, gt=0)
-    rate_per_s: float | None = Field(None, gt=0)
-    model: str | None = None
-    args: dict[str, Any] = Field({})
-
-
-class FleetFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    devices: dict[str, int | str] = Field(min_length=1)
-    goal: FleetGoal = "goodput"
-    standby: bool = False  # each device holds the weights of every application
-    applications: tuple[FleetEntry, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> Self:
-        names = [each.name for each in self.applications]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two applications are called {twice}: give each its own name")
-        unrated = [each.name for each in self.applications if each.rate_per_s is None]
-        if unrated and self.goal == "cost":
-            raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")
-        if self.goal == "fairness" and 0 < len(unrated) < len(names):
-            raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
-        if self.standby and (shared := next((kind for kind in self.devices if "/" in kind), None)):
-            raise ValueError(f"standby: each application has a replica on a whole device, not on a {shared}")
-        for each in self.applications:
-            if wrong := next((name for name in OF_PLANS if name in each.args), None):
-                raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")
-        return self
-
-
-def read_fleet(path: Path) -> FleetFile:
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a fleet's file has the fields {', '.join(FleetFile.model_fields)}")
-    for entry in content["applications"] if isinstance(content.get("applications"), list) else ():
-        if isinstance(entry, dict):  # so that errors name the application
-            checked(FleetEntry, entry, f"{path}: {entry.get('name', 'an application without a name')}")
-    return checked(FleetFile, content, str(path))
 
 
 @dataclass(frozen=True)
@@ -161,11 +114,14 @@ class PlannedFleet:
         rows = zip(self.applications, self.goodputs_per_s, self.dollars, strict=True)
         return abs(value_of(self.goal, [each.asks.worth(self.goal, *figures) for each, *figures in rows])[0])
 
-    def plan_of(self, index: int) -> Plan | None:
-        each, result = self.applications[index], self.results[index]
-        if result is None:
-            return None
-        return named(result.plan, each.profile, each.asks.objective.slo_s)
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plan of each application that gets devices, by its name."""
+        return {
+            each.entry.name: named(result.plan, each.profile, each.asks.objective.slo_s)
+            for each, result in zip(self.applications, self.results, strict=True)
+            if result
+        }
 
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
@@ -298,10 +254,9 @@ def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
 
 def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
     written = {}
-    for index, each in enumerate(planned.applications):
-        if plan := planned.plan_of(index):
-            written[each.entry.name] = folder / f"{each.entry.name}-plan.json"
-            write_whole(written[each.entry.name], plan.to_json())
+    for name, plan in planned.plans.items():
+        written[name] = folder / f"{name}-plan.json"
+        write_whole(written[name], plan.to_json())
     return written
 
 
@@ -353,11 +308,8 @@ def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
         estimates = [] if alone else asdict(planned.division.estimates[index]).values()
         table.add_row(each.entry.name, used, f"{goodput_per_s:,.0f}", *(f"{each:,.0f}" for each in estimates))
     console.print(table)
-    for index, each in enumerate(planned.applications):
-        if plan := planned.plan_of(index):
-            text = f"{each.entry.name}: {summary(plan)}; written to {written[each.entry.name]}"
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
-    for line in _lines(planned):
+    made = [f"{name}: {summary(plan)}; written to {written[name]}" for name, plan in planned.plans.items()]
+    for line in (*made, *_lines(planned)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -6,13 +6,12 @@ With --links, what moving survivors costs is added to a profile that has the tim
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import numbers_in
-from isobatch.cluster.commands.profile import ClassifierProfileOptions
 from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     in_batches,
@@ -49,10 +48,13 @@ from isobatch.profiles.model import edges_of
 from isobatch.profiles.picture import name
 from isobatch.profiles.promise import RULES
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.profile import ClassifierProfileOptions
+
 COUNTED = "exits: counted over "  # begins the note on exits of the user's own inputs
 
 
-def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
+def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     model, data, out = options.model, options.data, options.out
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
@@ -145,7 +147,7 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: Console, source: Path, data: Path, options: ClassifierProfileOptions) -> tuple[list[Any], str]:
+def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Any], str]:
     """A sample of a file's inputs, and what it is of. It is read before anything is timed, so that a wrong file is
     refused at once.
 
@@ -160,7 +162,7 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     return chosen, origin
 
 
-def profile_links(options: ClassifierProfileOptions, source: Path) -> None:
+def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
     out, console = options.out, Console(soft_wrap=True, markup=False, highlight=False)
     _check_whole(options.kind)
     if not out.exists():

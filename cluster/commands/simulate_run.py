@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
@@ -32,6 +31,9 @@ from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
+
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
@@ -68,7 +70,7 @@ def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = No
     return World(graph.plan, facts, slo_s, limits, jitter, host, config.front_replicas)
 
 
-def world_for(config: AppConfig, options: ClassifierSimulationOptions) -> World:
+def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
     """The world with the jitter and the host of a command's options."""
     return world_of(config, options.jitter, read_model(options.host, HostCosts) if options.host else None)
 
@@ -87,13 +89,13 @@ def controlled_world(
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 
-def run(world: World, load: ClassifierSimulationOptions) -> Report:
+def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
     with progress_bar(load.seconds) as progress:
         return simulate(world, inputs_of(world, load), load.seconds, load.seed, progress)
 
 
-def inputs_of(world: World, load: ClassifierSimulationOptions) -> Iterator[Chunk]:
+def inputs_of(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
     """Chunks of arrivals, with the tokens of each input where a file gives them."""
     if not load.lengths:
         return _arrivals(world, load)
@@ -104,7 +106,7 @@ def inputs_of(world: World, load: ClassifierSimulationOptions) -> Iterator[Chunk
     return ((at_s, blocks, np.fromiter(islice(tokens, len(at_s)), np.int64)) for at_s, blocks in _arrivals(world, load))
 
 
-def _arrivals(world: World, load: ClassifierSimulationOptions) -> Iterator[tuple[Floats, Ints]]:
+def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as drawn from the mix, else as drawn from the profile."""
     at_s, profile = load.times_s(load.seconds), ExitProfile(world.facts.survival)
     mix = Mix.of(profile, shares_of(load.mix)) if load.mix else None
@@ -129,7 +131,7 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
         yield lambda at_s: bar.update(task, completed=at_s)
 
 
-def rehearse_inputs(options: ClassifierSimulationOptions, content: ServeFile) -> None:
+def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     application = single_application(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
@@ -154,7 +156,7 @@ def rehearse_inputs(options: ClassifierSimulationOptions, content: ServeFile) ->
     console.print(f"drawn in {options.out}")
 
 
-def rehearse_fleet(options: ClassifierSimulationOptions, content: ServeFile, arbiter: Mapping[str, Any]) -> None:
+def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, arbiter: Mapping[str, Any]) -> None:
     """Run each dispatcher; with --replan each under its controller, and all under the arbiter."""
     config = checked(ArbiterConfig, arbiter["args"])
     loads = loads_of(options, [each.name for each in config.applications])
@@ -176,7 +178,7 @@ def rehearse_fleet(options: ClassifierSimulationOptions, content: ServeFile, arb
         console.print(f"drawn in {picture}")
 
 
-def loads_of(options: ClassifierSimulationOptions, names: Sequence[str]) -> dict[str, ClassifierSimulationOptions]:
+def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> dict[str, "ClassifierSimulationOptions"]:
     """The options of each application: its own load, else that of --rate and --trace; its own stream of chance."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
@@ -196,7 +198,7 @@ def loads_of(options: ClassifierSimulationOptions, names: Sequence[str]) -> dict
     }
 
 
-def _member(name: str, load: ClassifierSimulationOptions, content: ServeFile) -> Member:
+def _member(name: str, load: "ClassifierSimulationOptions", content: ServeFile) -> Member:
     application = checked(AppConfig, next(each["args"] for each in classifiers(content) if name_of(each) == name))
     leads = (checked(ControllerConfig, each["args"]) for each in controllers(content))
     controller = next(each for each in leads if each.application == name)

@@ -74,10 +74,6 @@ class GuardedNetwork(Protocol):
     def proxies(self) -> WatchedProxies: ...
 
 
-def _plain(refused: RefusedError) -> dict[str, Any]:
-    return {"error": refused.sentence}
-
-
 class Api(FastAPI):
     """FastAPI behind the guard of all our interfaces. Every exception becomes a response with one sentence in JSON.
 
@@ -87,7 +83,7 @@ class Api(FastAPI):
     stats: type[BaseModel] = StatsBody  # the schema of /stats
     hint = "POST /predict answers"  # for a request of an unknown path
     documented: Callable[..., dict[str, Any]] = staticmethod(documented)
-    error: Callable[[RefusedError], Any] = staticmethod(_plain)  # the JSON of an error
+    error: Callable[[RefusedError], Any] = staticmethod(lambda refused: {"error": refused.sentence})  # in JSON
 
     key: bytes | None = None
     pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests

@@ -38,7 +38,7 @@ _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
 _FILE = re.compile(rb"\bfilename=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
-_FIELDS = (b"scores", b"top_k", b"map", b"size")  # of a request, which a form may hold beside the pictures
+FIELDS = ("scores", "top_k", "map", "size")  # of a request beside its inputs; a form may have them beside pictures
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32  # the `wbits` of zlib that detect both formats
 
 
@@ -273,7 +273,7 @@ def _form_in(kind: bytes, body: bytes, sizes: Sizes) -> dict[str, object]:
     if not boundary:
         raise RefusedError(400, "Content-Type is multipart/form-data without a boundary")
     inputs, content, delimiter = list[bytes](), dict[str, object](), b"\r\n--" + boundary[1]
-    body, most = b"\r\n" + body, sizes.max_inputs + len(_FIELDS)
+    body, most = b"\r\n" + body, sizes.max_inputs + len(FIELDS)
     if (count := body.count(delimiter) - 1) > most:  # a million parts would take seconds to read
         raise RefusedError(422, f"{count} parts in one form: {most} are allowed")
     first, *parts = body.split(delimiter)
@@ -284,8 +284,8 @@ def _form_in(kind: bytes, body: bytes, sizes: Sizes) -> dict[str, object]:
         name = _NAME.search(head)
         if _FILE.search(head):
             inputs.append(value)
-        elif name and name[1] in _FIELDS:
-            content[name[1].decode()] = value.decode("latin-1") if value.isalpha() else json_in(value)
+        elif name and (field := name[1].decode("latin-1")) in FIELDS:
+            content[field] = value.decode("latin-1") if value.isalpha() else json_in(value)
         else:
             raise RefusedError(400, "a part of the form is neither a file nor 'scores', 'top_k', 'map' or 'size'")
     return {"inputs": inputs} | content

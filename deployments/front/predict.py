@@ -13,14 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.bodies import body_of, content_of, size_of
+from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
 from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
 _JSON = b"application/json"
-_FIELDS = ("inputs", "scores", "top_k", "map", "size")
 
 encode = msgspec.json.Encoder().encode
 
@@ -69,22 +68,23 @@ class Predict:
         """The reply to a request that another front sends, because this network is its canary."""
         if self._service.wake():
             return PARKED
-        names = list[object]()
         with self._service.counted(self._kind, headers):
             incoming = self._service.register(self._kind, len(body), headers, part=LEFT)
-            return NamedReply(await self._answer(incoming, headers, body, [self._forms[0]], names), tuple(names))
+            return await self._named_reply(incoming, headers, body, [self._forms[0]])
 
     async def _reply(self, headers: Headers, receive: Receive, form: list[Form]) -> bytes:
         incoming = self._service.register(self._kind, size_of(headers), headers)
         body = await body_of(headers, receive, self._service.config.max_body_bytes)
         if not (self._canary and self._canary.takes(incoming)):
             return await self._answer(incoming, headers, body, form)
+        own = self._named_reply(incoming, headers, body, form)
+        return await self._canary.reply(own, body, headers, self._service.left_s(incoming))
 
-        async def own() -> NamedReply:
-            names = list[object]()
-            return NamedReply(await self._answer(incoming, headers, body, form, names), tuple(names))
-
-        return await self._canary.reply(own(), body, headers, self._service.left_s(incoming))
+    async def _named_reply(
+        self, incoming: IncomingRequest, headers: Headers, body: bytes, form: list[Form]
+    ) -> NamedReply:
+        names = list[object]()
+        return NamedReply(await self._answer(incoming, headers, body, form, names), tuple(names))
 
     async def _answer(
         self, incoming: IncomingRequest, headers: Headers, body: bytes, form: list[Form],
@@ -156,7 +156,7 @@ def request_in(content: object) -> OwnRequest:
     if len(content) == 1:
         return OwnRequest(content["inputs"])
     for name in content:
-        if name not in _FIELDS:
+        if name not in ("inputs", *FIELDS):
             named = "'inputs', and may have 'scores' or 'top_k', and for maps 'map' and 'size'"
             raise RefusedError(400, f"{shown(name)} is not known: the body has {named}")
     if {"scores", "top_k"} <= content.keys():

@@ -350,7 +350,7 @@ class Service:
         }
         return application | stats_of(await self.all_fronts(), self._agreement, self.config.canary)
 
-    def encoded(self, inputs: object) -> "Packed | Pictures":
+    def encoded(self, inputs: object) -> Packed | Pictures:
         """Encode the inputs. A list of texts is several; another list may be one input (an image, a pair) or more."""
         if not isinstance(inputs, list):
             return self.encoded_each([inputs])
@@ -366,7 +366,7 @@ class Service:
             sentence = f"'inputs' is neither one input ({single}) nor a list of them ({as_list})"
             raise RefusedError(422, sentence) from None
 
-    def encoded_each(self, inputs: Sequence[Any]) -> "Packed | Pictures":
+    def encoded_each(self, inputs: Sequence[Any]) -> Packed | Pictures:
         """Encode a list of inputs, each of which may itself be a list. Pictures are read later."""
         if self.reads_pictures and any(map(is_picture, inputs)):
             self.sizes.check_count(len(inputs))

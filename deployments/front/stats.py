@@ -104,10 +104,8 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
 def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None) -> tuple[dict[str, Any], str]:
     """The results of audits and the state of the promise, as JSON and in words."""
     watches = [front.counts.watched(front.route) for front in fronts]
-    total, recent = (
-        counts.agreement(fronts[0].route.num_blocks),
-        recent_agreement(watches, fronts[0].counts.now_s, promised),
-    )
+    total = counts.agreement(fronts[0].route.num_blocks)
+    recent = recent_agreement(watches, fronts[0].counts.now_s, promised)
     audits = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from isobatch.cluster.commands.plan_fleet import FleetFile
+from isobatch.cluster.commands.fleet_file import FleetFile
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig, MemberTerms
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.decoding.config import DecoderConfig

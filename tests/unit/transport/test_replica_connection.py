@@ -1,4 +1,4 @@
-"""Orders over a connection: they arrive unchanged, replies reach their callers, and a lost connection is noticed."""
+"""Orders over a connection to a replica: replies reach their callers, and a lost connection is noticed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,29 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from hypothesis import given
-from hypothesis import strategies as st
 
-from isobatch.deployments.transport.connection import (
-    KEY_MESSAGE_LIMIT_BYTES,
-    MESSAGE_LIMIT_BYTES,
-    SHARED_BUFFER_BYTES,
-    Key,
-    MessageConnection,
-    bytes_of,
-    frame,
-)
+from isobatch.deployments.transport.connection import KEY_MESSAGE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES, Key, frame
 from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, Share
-from isobatch.deployments.transport.orders import (
-    Departed,
-    Failed,
-    LaunchError,
-    NumberedOrder,
-    NumberedReply,
-    Order,
-    Stayed,
-)
-from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.deployments.transport.orders import Departed, LaunchError, NumberedOrder, Order, Stayed
 from isobatch.deployments.transport.replica_connection import (
     UNAUTHORIZED_LIMIT,
     EndIfStuck,
@@ -40,7 +21,6 @@ from isobatch.deployments.transport.replica_connection import (
 )
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import Batch, Exits
-from tests.helpers.travelling_batches import batches, same
 
 WIRE = Wire("127.0.0.1")
 HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
@@ -51,105 +31,6 @@ BATCH = Batch(4, {"hidden": np.zeros((1, 2), np.float32)}, np.zeros((1, 0), np.f
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give peers enough time to send the key, however long this process has to wait for a processor."""
     monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 600.0)
-
-
-class Ear(MessageConnection):
-    """Receives messages as a connection does, in pieces of any size."""
-
-    messages = NumberedOrder | NumberedReply
-
-    def __init__(self) -> None:
-        self.orders: list[Order] = []
-        self.replies: list[Departed | Stayed | Failed] = []
-        self.connection_made(Silent())
-
-    def on_message(self, message: NumberedOrder | NumberedReply) -> None:
-        if isinstance(message, NumberedOrder):
-            self.orders.append(message.order)
-        else:
-            self.replies.append(message.reply)
-
-    def hear(self, said: bytes, sizes: list[int]) -> None:
-        while said:
-            room = self.get_buffer(-1)
-            size = min(len(said), len(room), sizes[len(said) % len(sizes)])
-            room[:size] = said[:size]
-            self.buffer_updated(size)
-            said = said[size:]
-
-
-class Silent(asyncio.Transport):
-    def abort(self) -> None:
-        raise AssertionError("what was said was not understood")
-
-
-def bytes_of_frame(message: object) -> bytes:
-    arrays: list[Any] = []
-    return frame(message, arrays) + b"".join(bytes_of(array) for array in arrays)
-
-
-shares = st.builds(lambda rows: Share(HELD, np.array(rows)), st.lists(st.integers(0, 7), min_size=1, unique=True))
-sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
-
-
-@given(st.lists(st.lists(st.builds(pack, batches) | shares, min_size=1, max_size=3), min_size=1, max_size=3), sizes)
-def test_orders_arrive_as_they_were_in_pieces_of_any_size(parts: list[list[Packed | Share]], sizes: list[int]) -> None:
-    sent = [Order(7, frozenset({2, 5}), tuple(each), keep=True, by_value_bytes=9, hold_s=1.5) for each in parts]
-    ear = Ear()
-    ear.hear(b"".join(bytes_of_frame(NumberedOrder(n, order)) for n, order in enumerate(sent)), sizes)
-    assert len(ear.orders) == len(sent)
-    for came, order in zip(ear.orders, sent, strict=True):
-        assert (came.stop, came.ramps, came.keep, came.by_value_bytes, came.hold_s) == (7, {2, 5}, True, 9, 1.5)
-        for left, right in zip(came.parts, order.parts, strict=True):
-            if isinstance(right, Share):
-                assert isinstance(left, Share)
-                assert (left.claim, left.rows.tolist()) == (right.claim, right.rows.tolist())
-            else:
-                assert isinstance(left, Packed)
-                assert same(left, right)
-
-
-def test_large_arrays_arrive() -> None:
-    hidden = np.arange(3 * SHARED_BUFFER_BYTES, dtype=np.float32).reshape(3, SHARED_BUFFER_BYTES)
-    order = Order(4, frozenset(), (pack(Batch(2, {"hidden": hidden}, np.zeros((3, 1), np.float32))),) * 2)
-    ear = Ear()
-    ear.hear(bytes_of_frame(NumberedOrder(0, order)) * 2, [10**6, SHARED_BUFFER_BYTES - 1])
-    assert len(ear.orders) == 2
-    for came in ear.orders:
-        assert all(same(left, right) for left, right in zip(came.parts, order.parts, strict=True))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("content", [bytes(8), None])
-def test_arrays_of_objects_are_refused(content: bytes | None) -> None:
-    """Their bytes would be taken for addresses in this process's memory."""
-    with pytest.raises(AssertionError, match="not understood"):
-        Ear().hear(frame(["NumberedReply", 0, ["Stayed", None, ["|O", [1], content], 0.5, None]]), [100])
-
-
-@given(batches, sizes, st.booleans())
-def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: bool) -> None:
-    rows = np.arange(len(batch))
-    counts = rows % 3 if of_words else None
-    answers = len(rows) if counts is None else int(counts.sum())
-    logits = np.linspace(0, 1, 2 * answers, dtype=np.float32).reshape(-1, 2)
-    exits = Exits(rows, rows + 3, logits, counts)
-    stayed = (Stayed(pack(batch), rows, 0.5), Stayed(HELD, rows, 0.5), Stayed(None, rows[:0], 0.75))
-    said = [Departed(exits, 0.25), *stayed, Failed("why", True)]
-    ear = Ear()
-    ear.hear(b"".join(bytes_of_frame(NumberedReply(n, reply)) for n, reply in enumerate(said)), sizes)
-    departed, by_value, held, nobody, failed = ear.replies
-    assert isinstance(departed, Departed)
-    for name, sent in vars(exits).items():
-        np.testing.assert_array_equal(getattr(departed.exits, name), sent)
-    assert isinstance(by_value, Stayed)
-    assert same(by_value.survivors, said[1].survivors)  # type: ignore[arg-type, union-attr]
-    assert isinstance(held, Stayed)
-    assert (held.survivors, held.rows.tolist(), held.computed_s) == (HELD, rows.tolist(), 0.5)
-    assert isinstance(nobody, Stayed)
-    assert (nobody.survivors, len(nobody.rows), failed) == (None, 0, said[4])
-
-
-# With a replica at the other end
 
 
 class Replica:
@@ -335,7 +216,7 @@ WRONG = Key("0" * 32), EndIfStuck(0.0), ["NumberedOrder", 1], [1]
 def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
-        writer.write(noise + bytes_of_frame(NumberedOrder(0, order(2))))
+        writer.write(noise + frame(NumberedOrder(0, order(2)), []))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert replica.gates == {}
         writer.close()
