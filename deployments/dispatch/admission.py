@@ -6,9 +6,9 @@ input that ends in time makes room for a risky one. Every lane is asked, the one
 
 Where the application is parked, an input counts as if it arrived when replicas run again.
 
-Two things raise the share that may be late, because each refusal costs an answer. The first raises the highest risk of an
-input, too, where some inputs are sure to leave at the first exit point:
+Two things raise the share that may be late, because each refusal costs an answer:
 - Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
+  Idle replicas also admit an input that has time for the first exit point only, as it may leave there.
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
   refusal makes that share small. Then twice that share may be late.
 """
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
-MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane with work for all its replicas
-# Replicas that work for a smaller share of their time have room for riskier inputs; from `IDLE_USED` on there is no more.
+MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane whose replicas are busy
+# Replicas that work for less of their time than `BUSY_USED` admit riskier inputs, up to the highest risk at `IDLE_USED`.
 BUSY_USED, IDLE_USED = 0.8, 0.45
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
@@ -138,8 +138,8 @@ class Admission:
 def highest_risk(lane: Lane, tolerated: float) -> float:
     """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
 
-    With all replicas at work it is `MOST_RISK`. Idle replicas would waste their time by refusing an input that has no time
-    for all blocks but may leave at the first exit point, so the share that leaves there is added.
+    Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
+    more than that would otherwise always be refused, and the replicas' time be wasted.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
     return MOST_RISK + min(1.0 - MOST_RISK, lane.leaving_first) * idle * tolerated / MOST_RISK

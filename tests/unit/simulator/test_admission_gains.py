@@ -76,7 +76,7 @@ HALF_LEAVE = side_by_side((1.0, 0.7, 0.49), [(2.0, 6.0), (4.0, 2.0), (2.0, 6.0)]
 # Launches of one input are always full, though replicas are idle for some of the time.
 ONE_AT_A_TIME = side_by_side((1.0, 0.4), [(1.0, 6.0), (1.0, 6.0), (2.0, 6.0)], [(1, 2, 1), (1, 3, 1), (1, 3, 1)])
 
-# An input that stays after the first exit point would be late, but 30 % leave there, and replicas are idle half the time.
+# Inputs that wait have time for the first exit point only. 30 % leave there, and replicas are idle half of the time.
 SOME_LEAVE = side_by_side((1.0, 0.7), [(1.0, 1.0)], [(1, 2, 1)])
 
 
