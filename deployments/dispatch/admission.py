@@ -21,7 +21,7 @@ from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, Expecte
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
 MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane whose replicas are busy
-# Replicas that work for less of their time than `BUSY_USED` admit riskier inputs, up to the highest risk at `IDLE_USED`.
+# Replicas that work for less of their time than `BUSY_USED` admit riskier inputs: the riskiest at `IDLE_USED`.
 BUSY_USED, IDLE_USED = 0.8, 0.45
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
