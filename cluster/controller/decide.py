@@ -336,9 +336,10 @@ class Trial:
         if self.observed is None or self.observed.arrivals < TRIAL_ARRIVALS:
             return None
         arrivals, achieved = self.observed.arrivals_per_s, self.observed.goodput_per_s
-        expected = self.kept_share * min(arrivals, sustained_per_s(self.before))
+        sustained = self.kept_share * sustained_per_s(self.before)
+        expected = min(arrivals, sustained)
         gain = achieved / expected - 1 if expected else 0.0
         chance = 2 / (expected * self.observed.seconds) ** 0.5 if expected else 1.0  # two deviations of a count
         failed = -gain > least_loss + chance
         why = f"{rate(achieved)} were answered in time; that plan would have answered {rate(expected)}"
-        return Verdict(failed, why, gain if failed or arrivals > BUSY * sustained_per_s(self.before) else None)
+        return Verdict(failed, why, gain if failed or arrivals > BUSY * sustained else None)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from isobatch.cluster.controller.control_loop import ControlLoop
-from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.controller.decide import Trial, served_alike
 from isobatch.cluster.controller.record import Barred
+from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer import Placement, Plan, Split
 from tests.helpers.fluid_application import (
     EASY,
@@ -235,3 +236,16 @@ def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pin
     asyncio.run(loop.pause(False))
     run(app, loop, 600)
     assert app.running == mine
+
+
+@pytest.mark.parametrize(("kept_share", "in_time", "worse"), [(1.2, 1.0, False), (0.5, 0.5, True)])
+def test_a_trial_with_room_to_spare_expects_an_answer_to_each_input_and_no_more(
+    kept_share: float, in_time: float, worse: bool
+):
+    """Whatever share of its promise the plan before has kept under load."""
+    trial = Trial(1, first_plan(question(MEDIUM)), kept_share)
+    good = round(30_000 * in_time)
+    for started_s in (0.0, 60.0):  # the first look covers the change
+        trial.add(Observed(started_s, 60.0, 30_000, good, (0, 0, 0, good)))
+    verdict = trial.judge(lambda plan: 1500.0, least_loss=0.1)
+    assert (verdict.moves, verdict.why.endswith("would have answered 500/s")) == (worse, True)
