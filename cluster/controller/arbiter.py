@@ -219,7 +219,7 @@ class Arbiter:
         """
         aims = self._aims
         budgets = {name: _both(min, has, aims[name]) for name, has in self.budgets.items()}
-        used = [_both(max, has, self._uses[name]) for name, has in budgets.items()]
+        used = [_both(max, has, self._uses[name]) for name, has in self.budgets.items()]  # whatever shrinks now
         free = _without(present, used)
         for name, has in list(self.budgets.items()):
             if name not in standings:
@@ -238,7 +238,7 @@ class Arbiter:
             repeats = standings[name].parked and not any(standings[name].uses.values())
             if budget != has or ids != self._ids.get(name) or name in self._unsent or repeats:
                 why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
-                self.budgets[name] = budget
+                self.budgets[name] = _both(max, has, budget)  # until its controller answers with the smaller one
                 self._unsent.discard(name)
                 if ids is not None:
                     self._ids[name] = ids

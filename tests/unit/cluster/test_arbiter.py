@@ -55,6 +55,20 @@ def test_the_giver_shrinks_before_the_taker_grows() -> None:
     assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
 
 
+def test_a_device_that_its_owner_does_not_use_is_granted_once_the_owner_has_heard_of_it() -> None:
+    """The owner may be about to roll out a plan for it, and the grant may not arrive."""
+    fleet, b = arbiter(), standing(1.9, OWN["b"], refuses=True)
+    fleet.look({"a": standing(0.1, OWN["a"]), "b": replace(b, refuses=False)}, FLEET, 0.0)
+    kept = fleet.look({"a": standing(0.1, OWN["a"]), "b": b}, FLEET, 5.0)["a"].budget
+    fleet, a = arbiter(), standing(0.1, OWN["a"], kept)
+    fleet.look({"a": a, "b": replace(b, refuses=False)}, FLEET, 0.0)
+    assert list(fleet.look({"a": a, "b": b}, FLEET, 5.0)) == ["a"]
+    fleet.send_again(["a"])
+    assert fleet.look({"b": b}, FLEET, 10.0) == {}
+    assert list(fleet.look({"a": a, "b": b}, FLEET, 15.0)) == ["a"]
+    assert list(fleet.look({"a": standing(0.1, kept), "b": b}, FLEET, 20.0)) == ["b"]
+
+
 def test_no_device_moves_before_inputs_are_refused_or_the_window_ends() -> None:
     fleet = arbiter()
     both = {"a": standing(0.1, OWN["a"]), "b": standing(0.9, OWN["b"])}
