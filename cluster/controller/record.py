@@ -57,6 +57,7 @@ class Event:
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
     asked: Mapping[str, int] = field(default_factory=dict)  # devices that are requested from Ray's autoscaler
     paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
+    kept_share: float = 1.0  # of the estimated goodput, by all windows before
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -123,7 +124,7 @@ class TrackRecord:
 
     def __init__(self, events: Events, patience: Patience) -> None:
         self.events, self._patience = events, patience
-        self.kept_share = 1.0
+        self.kept_share = events.last.kept_share if events.last else 1.0
         self.start_s = patience.start_s  # the duration of a roll-out in which replicas start
         self.wakes_in_s, self._has_woken = patience.start_s + patience.look_every_s, False
         self.barred = Barred()
@@ -174,7 +175,7 @@ class TrackRecord:
 
     def add(self, event: Event) -> None:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
-        self.events.add(replace(event, paused=paused))
+        self.events.add(replace(event, paused=paused, kept_share=self.kept_share))
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""

@@ -28,6 +28,17 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
 
 
+def test_a_restart_knows_which_share_of_its_estimates_is_kept(tmp_path: Path):
+    """Or it would give back devices that are needed."""
+    app = Fluid(question(MEDIUM))
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 0.6
+    before = control_loop(app, tmp_path, look_every_s=5.0)
+    run(app, before, 245, look_s=5.0)
+    kept_share = before.controller.record.kept_share
+    assert kept_share < 0.8
+    assert control_loop(app, tmp_path).controller.record.kept_share == kept_share
+
+
 def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
