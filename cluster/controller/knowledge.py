@@ -112,7 +112,8 @@ class Knowledge:
         observed = window.observed
         if observed.seconds <= 0 or not (observed.answered or observed.full):
             return False
-        self.estimate.close(observed, ramps, latest, max(look.arrivals_per_s for look in window.looks))
+        rates = (look.arrivals_per_s for look in window.looks if look.seconds >= SHORT_S)
+        self.estimate.close(observed, ramps, latest, max(rates, default=observed.arrivals_per_s))
         self.problem = self.problem.updated_by(observed)
         self.corrections = self.next_problem.corrected(
             self.corrections, observed, running, self.estimate.carried, self._patience.learn

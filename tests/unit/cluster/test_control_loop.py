@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
-from isobatch.cluster.controller.knowledge import CurrentWindow
+from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
 from isobatch.cluster.controller.record import Event, Events, NextStep
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
+from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import (
     MEDIUM,
     START_S,
@@ -146,6 +148,15 @@ def test_a_look_so_soon_after_another_shows_no_rate_of_its_own() -> None:
     assert (window.latest.refused, window.recent_per_s) == (50, pytest.approx(105 / 1.01))
     window.add(Observed(1.01, 0.0, 0, 0, (0,)))
     assert window.latest.refused == 50
+
+
+def test_nor_does_it_show_the_largest_rate_of_the_day() -> None:
+    plan, window = first_plan(ASKED), CurrentWindow(0.0)
+    known = Knowledge(ASKED, Patience(), History(None), Events(None), plan)
+    window.add(Observed(0.0, 120.0, 1200, 1200, (0, 0, 0, 1200)))
+    window.add(Observed(120.0, 0.01, 5, 5, (0, 0, 0, 5)))
+    assert known.learn(window, plan, plan.ramps)
+    assert known.estimate.peak_per_s(121.0) == pytest.approx(10.0, rel=0.01)
 
 
 def test_looks_that_are_all_short_do_not_become_one() -> None:
