@@ -180,9 +180,8 @@ class PromiseKeeper:
             if now_s - self._complained_s < WATCHED_S:
                 return None
             self._complained_s = now_s
-            return ThresholdChange(
-                "stayed", f"{broken}; thresholds stay, because there is no exit table beside the checkpoint", ()
-            )
+            why = f"{broken}; thresholds stay, because there is no exit table beside the checkpoint"
+            return ThresholdChange("stayed", why, plan.thresholds)
         self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
         self._broke_s = now_s
         self._watch.doubt(now_s)
@@ -193,7 +192,8 @@ class PromiseKeeper:
         return self._change("tightened", why, plan, facts)
 
     def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
-        is_crowd = seen.arrivals > 0 and seen.in_time < CROWDED * seen.arrivals
+        missed = seen.refused + sum(seen.unfinished) + max(0, seen.answered - seen.in_time)  # not those under way
+        is_crowd = min(missed, seen.arrivals - seen.in_time) > (1 - CROWDED) * seen.arrivals
         self._refusing = self._refusing + 1 if is_crowd else 0
         if self.crowded or self._refusing < 2 or self.terms.evidence is None:
             return None

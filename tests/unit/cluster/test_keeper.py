@@ -149,8 +149,9 @@ def test_where_no_threshold_keeps_the_promise_nobody_leaves_early_and_not_for_lo
 
 def test_without_an_exit_table_it_says_so_and_changes_nothing() -> None:
     served = Served(keeper(evidence=None))
+    served.plan = TUNED  # thresholds from before the table was lost
     (change, *_) = served.run(60, misfits=0.25)
-    assert (change.what, change.thresholds) == ("stayed", ())
+    assert (change.what, change.thresholds) == ("stayed", TUNED.thresholds)
     assert "no exit table" in change.why
 
 
@@ -211,6 +212,13 @@ def tuned_keeper() -> PromiseKeeper:
     kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
     kept.resume(1.0, TUNED)
     return kept
+
+
+def test_inputs_under_way_are_no_crowd() -> None:
+    kept = keeper(under_load=0.8)
+    for number, (arrivals, in_time) in enumerate(((10, 9), (12, 10), (14, 12))):
+        seen = Observed(number * LOOK_S, LOOK_S, arrivals, in_time, (0, 0, 0, in_time))
+        assert kept.look(seen, TUNED, FACTS) is None
 
 
 def test_thresholds_for_the_plan_are_given_up_where_inputs_leave_elsewhere_before_audits_tell_anything() -> None:
