@@ -264,7 +264,7 @@ class Controller:
             enough = self.patience.enough_inputs
             if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
-            elif early and aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running)):
+            elif early and aim.at_expected_rate and is_overloaded(observed, known.sustains_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
             elif not (self._granted or changed or (early and self.window.parked)):
                 return None

@@ -232,3 +232,18 @@ def test_where_dollars_count_devices_of_both_kinds_are_given_back_and_none_is_pl
     app.rate = lambda at_s: 2000.0
     run(app, loop, 180)
     assert app.running.devices() == {"v100": 2, "k80": 2}, "all that there are"
+
+
+def test_where_dollars_count_devices_come_early_though_the_plan_promised_enough() -> None:
+    """It keeps three fifths of its promise, four fifths arrive."""
+    asked = replace(question(MEDIUM), goal="cost")
+    running = asked.best(MEDIUM, Corrections(), {"v100": 2})
+    controller = Controller(asked, Patience(), History(None), Events(None), running, 0.0)
+    arrive = round(0.8 * 15 * controller.known.promises_per_s(running))
+    controller.record.kept_share = 0.6
+    for started_s, good in ((0.0, arrive), (15.0, round(0.75 * arrive))):
+        step = controller.look(Observed(started_s, 15.0, arrive, good, (0, 0, 0, good)), started_s + 15.0)
+    assert step
+    assert step.event.why.startswith("more inputs arrive than the running plan sustains: ")
+    assert step.plan
+    assert step.plan.devices()["v100"] > 2
