@@ -77,11 +77,11 @@ class Controller:
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
-        observed = self._add(observed)
-        if now_s < self.window.began_s:  # the clock was set back: the window, whose length is unknown, begins again
+        if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self.window.start(now_s)
             self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
             return None
+        observed = self._add(observed)
         may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
         if self.window.parking or (self.window.parked and not may_start):
             return None  # nothing is decided until replicas can start

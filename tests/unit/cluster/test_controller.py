@@ -266,3 +266,15 @@ def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
                 controller.rolled_out(step, 1.0, now_s)
     looks = patience.replan_every_s / patience.look_every_s
     assert any(30 < look <= 31 + looks for look in decided)
+
+
+def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_application_busy():
+    asked = question(MEDIUM)
+    controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 10_000.0)
+    looks = (10_000.0, 5.0, 900), (10_005.0, -3595.0, 900), (6410.0, 5.0, 90), (6415.0, 5.0, 0)
+    for started_s, seconds, arrivals in looks:
+        seen = Observed(started_s, seconds, arrivals, arrivals, (0, 0, 0, arrivals))
+        controller.look(seen, started_s + seconds)
+        if seconds > 0:
+            assert controller.window.latest == seen
+    assert controller.window.quiet_s == 5.0
