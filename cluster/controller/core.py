@@ -25,7 +25,7 @@ from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
 from isobatch.cluster.controller.peeks import PeekSchedule
 from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import DONE, THRESHOLDS, Event, Events, NextStep, What
+from isobatch.cluster.controller.record import DONE, PEEK, THRESHOLDS, Event, Events, NextStep, What
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.deployments.front.observed import Observed
@@ -58,17 +58,17 @@ class Controller:
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
         if events.last:
-            self._resume(events.last, now_s)
+            self._resume(events.last, self.record.last_step or events.last, now_s)
 
-    def _resume(self, last: Event, now_s: float) -> None:
+    def _resume(self, last: Event, step: Event, now_s: float) -> None:
         """After a restart: find out how the last roll-out ended."""
         self.device_requests.request(last.asked, self.present.counts, now_s)
         if self.keeper:
             self.keeper.resume(last.worse, self.running, self.record.gave_way)
-        if last.what == "looking" and served_alike(self.known.cost_model().with_all_ramps(last.before), self.running):
-            self.peek = last
+        if step.what in PEEK and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
+            self.peek = step
         else:
-            self.record.resume(last, self.running, now_s)
+            self.record.resume(step, self.running, now_s)
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
@@ -128,7 +128,7 @@ class Controller:
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
             self._relief.best = None  # the best plan was for other devices
-        if self.keeper and event.what not in ("looking", "looked"):  # a peek leaves thresholds as they are
+        if self.keeper and event.what not in PEEK:  # a peek leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
             self.peek = event
@@ -146,7 +146,7 @@ class Controller:
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
         """The previous plan runs on. `blameless`: the failure says nothing against the new plan."""
-        event, peeked = step.event, step.event.what in ("looking", "looked")
+        event, peeked = step.event, step.event.what in PEEK
         if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
             self._peeks.peeked_s = now_s
             self.peek = event if event.what == "looked" else None

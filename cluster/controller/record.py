@@ -25,6 +25,8 @@ MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
+PEEK = ("looking", "looked")  # all ramps are opened, or closed again
+COMMANDS = ("granted", "paused", "resumed")  # of persons and arbiters, also while a plan is rolled out
 
 What = Literal[
     "began", "stayed", "granted", "rolling out", "rolled out", "rolling back", "rolled back", "waking", "woken",
@@ -149,6 +151,12 @@ class TrackRecord:
         """Whether thresholds have given way to a crowd, and have not recovered."""
         crowds = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
         return crowds[-1:] == ["gave way"]
+
+    @property
+    def last_step(self) -> Event | None:
+        """The last event that is no command; the last one where all are."""
+        steps = [event for event in self.events.all if event.what not in COMMANDS]
+        return steps[-1] if steps else self.events.last
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""

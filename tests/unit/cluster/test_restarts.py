@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.record import KEEP_EVENTS
-from isobatch.optimizer import evaluate
+from isobatch.optimizer import Plan, evaluate
 from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 
@@ -73,16 +74,41 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
     assert after.controller.running == app.running
 
 
-def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
+def looking(folder: Path) -> tuple[Fluid, Plan, ControlLoop]:
+    """An application whose ramps are all open for a look, its plan before that, and its control loop."""
     asked = question(HARD)
-    first = first_plan(asked)
-    app = Fluid(asked, first)
+    app = Fluid(asked, first := first_plan(asked))
     app.truth = lambda at_s: HARD
-    loop = control_loop(app, tmp_path)
+    loop = control_loop(app, folder)
     while app.running == first:
         run(app, loop, 30)
-    loop = control_loop(app, tmp_path)
-    run(app, loop, 90)
+    return app, first, loop
+
+
+def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
+    app, first, _ = looking(tmp_path)
+    run(app, control_loop(app, tmp_path), 90)
+    assert app.running == first
+
+
+def test_a_restart_while_ramps_were_open_and_a_person_paused_closes_them_again(tmp_path: Path):
+    app, first, loop = looking(tmp_path)
+    asyncio.run(loop.pause(True))
+    run(app, control_loop(app, tmp_path), 90)
+    assert app.running == first
+
+
+def test_a_restart_before_ramps_were_closed_again_closes_them(tmp_path: Path):
+    app, first, loop = looking(tmp_path)
+
+    async def killed(plan: Plan) -> None:
+        raise KeyboardInterrupt
+
+    app.roll_out, rolls_out = killed, app.roll_out
+    with pytest.raises(KeyboardInterrupt):
+        run(app, loop, 30)
+    app.roll_out = rolls_out
+    run(app, control_loop(app, tmp_path), 90)
     assert app.running == first
 
 
