@@ -109,8 +109,8 @@ class Controller:
         if not served_alike(plan, self.running):
             self.running = plan
             self.known.problem = self.known.problem.in_units_of(plan)
-            self._trial = self.peek = None
-            self._relief.best = None
+            self._trial = self.peek = self._relief.best = None
+            self.window.start(now_s)  # its looks were under another plan, perhaps in other units
             self._record("began", "a plan runs that this controller did not roll out", now_s)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:

@@ -193,6 +193,16 @@ def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
     assert (event.what, app.running) == ("began", batches(first, 7))
 
 
+def test_looks_under_a_plan_belong_to_no_window_of_a_plan_that_somebody_else_rolls_out():
+    app = Fluid(question(MEDIUM))
+    loop = control_loop(app)
+    run(app, loop, 90)
+    assert loop.controller.window.observed.seconds == 90
+    app.running = batches(app.running, 7)
+    run(app, loop, 30)
+    assert loop.controller.window.observed.seconds == 30
+
+
 def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one():
     app, loop, first = opened_for_a_look()
     opened = app.running
