@@ -195,6 +195,7 @@ def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
 
 def test_looks_under_a_plan_belong_to_no_window_of_a_plan_that_somebody_else_rolls_out():
     app = Fluid(question(MEDIUM))
+    app.rate = lambda at_s: 200.0
     loop = control_loop(app)
     run(app, loop, 90)
     assert loop.controller.window.observed.seconds == 90
