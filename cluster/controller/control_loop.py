@@ -212,7 +212,7 @@ class ControlLoop:
         self.decided[step.event.what] += 1
         self._report(step.event)
         if step.plan and (obstacle := self._obstacle(step.event, step.plan)):
-            self.controller.failed(step, obstacle, self._clock(), blameless=True, tried=False)
+            await self._failed(step, obstacle, blameless=True, tried=False)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event
@@ -234,14 +234,17 @@ class ControlLoop:
             await self._application.roll_out(plan)
         except RolloutError as error:
             log.warning("the previous plan runs again: %s", error)
-            self.controller.failed(step, str(error), self._clock(), blameless=error.blameless)
+            await self._failed(step, str(error), error.blameless)
         except Exception as error:  # the deployer has ended, for instance: the next look sees which plan runs
-            self.controller.failed(step, f"{type(error).__name__}: {error}", self._clock(), blameless=True)
+            await self._failed(step, f"{type(error).__name__}: {error}", blameless=True)
             raise
         else:
             await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
         finally:
             self._rolled_out = {}
+
+    async def _failed(self, step: NextStep, reason: str, blameless: bool, tried: bool = True) -> None:
+        await self._call(self.controller.failed, step, reason, self._clock(), blameless, tried)
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:

@@ -83,7 +83,7 @@ class Controller:
             return None
         observed = self._add(observed)
         may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
-        if self.window.parking or (self.window.parked and not may_start):
+        if self.window.parking or (self.window.parked and (self.record.paused or not may_start)):
             return None  # nothing is decided until replicas can start
         return (
             self._end_peek(observed, now_s)

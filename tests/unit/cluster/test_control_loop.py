@@ -301,6 +301,28 @@ def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
     assert app.wakes_in_s is None
 
 
+def test_a_parked_application_without_an_arbiter_stays_parked_while_paused_and_decides_nothing() -> None:
+    app = Parks(ASKED)
+    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
+    loop = control_loop(app, look_every_s=1.0)
+    asyncio.run(loop.pause(True))
+    assert run(app, loop, 90, look_s=1.0) == []
+    asyncio.run(loop.pause(False))
+    assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
+
+
+def test_nothing_waits_for_what_is_learned_after_a_roll_out_that_failed() -> None:
+    app, called = Fluid(ASKED, batches(first_plan(ASKED), 4)), list[object]()
+
+    async def noted(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        called.append(function)
+        return function(*arguments)
+
+    app.fails, loop = lambda plan: True, control_loop(app, offload=noted)
+    assert any("a replica did not start" in event.why for event in run(app, loop, 240))
+    assert loop.controller.failed in called
+
+
 def test_the_arbiter_hears_of_an_input_that_waits_for_replicas_though_the_controller_restarts() -> None:
     app = Parks(ASKED)
     app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
