@@ -27,7 +27,7 @@ PATH = "/controller"  # the default route prefix of the controller's application
 NO_CONTROLLER = "none: the plan stays as it is"
 SMALLEST_SHARE = 0.0005  # a smaller share would be shown as 0.0 %
 PATIENCE_S = 10.0
-FORCE_PATIENCE_S = 600.0  # for --force: replicas may have to start
+LONG_PATIENCE_S = 600.0  # for what waits until a roll-out has ended, in which replicas may start
 WATCH_EVERY_S = 2.0
 BAR_WIDTH = 24  # characters
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
@@ -59,7 +59,7 @@ def status(
     server, console = server_at(url), Console()
     base = server + path
     if chosen:
-        answer = ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
+        answer = ask(f"{base}/{chosen[0]}", api_key_variable, chosen[0] != "would", LONG_PATIENCE_S)
         if answer is None:
             raise _no_controller_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
@@ -87,11 +87,10 @@ def _stats(url: str, variable: str | None) -> Stats | None:
     return stats if "splits" in stats else None
 
 
-def ask(url: str, variable: str | None, post: bool = False) -> Any:
+def ask(url: str, variable: str | None, post: bool = False, patience_s: float = PATIENCE_S) -> Any:
     """The server's JSON answer; None: there is no such path."""
-    method, patience_s = ("POST", FORCE_PATIENCE_S) if post else ("GET", PATIENCE_S)
     try:
-        return json_at(url, key_headers(variable), method=method, patience_s=patience_s)
+        return json_at(url, key_headers(variable), method="POST" if post else "GET", patience_s=patience_s)
     except HTTPError as error:
         if error.code == 404:
             return None
