@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Protocol
 
 from isobatch.deployments.config import ServedConfig
@@ -65,13 +66,20 @@ KEEP_SILENT = 100  # silent fronts whose counts are remembered: most are gone fo
 
 
 class News:
-    """The counts of fronts since each of them answered last. Fronts themselves count from their start."""
+    """The counts of fronts since each of them answered last. Fronts themselves count from their start.
+
+    A front that had started before the first call and did not answer it counts from its first answer on.
+    """
 
     def __init__(self) -> None:
         self._before: dict[str, Observed] = {}  # by front, the longest silent first
+        self._began_s = -inf  # when the first call was answered
 
     def of(self, now: Mapping[str, Observed]) -> list[Observed]:
-        news = [since(count, self._before.get(front)) for front, count in now.items()]
+        first = {front: count for front, count in now.items() if count.started_s < self._began_s}
+        news = [since(count, (first | self._before).get(front)) for front, count in now.items()]
+        if not self._before:
+            self._began_s = max((count.ended_s for count in now.values()), default=-inf)
         silent = [(front, count) for front, count in self._before.items() if front not in now]
         self._before = dict(silent[-KEEP_SILENT:]) | dict(now)
         return news
@@ -81,7 +89,9 @@ def leader_of(application: str) -> str:
     """The deployment that leads an application from plan to plan: its deployer or, of texts, the front."""
     from ray import serve
 
-    return DEPLOYER if DEPLOYER in serve.status().applications[application].deployments else FRONT
+    if (status := serve.status().applications.get(application)) is None:
+        raise LookupError(f"Serve has no application {application!r}")
+    return DEPLOYER if DEPLOYER in status.deployments else FRONT
 
 
 class RunningApplication:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isobatch.cluster.controller.application import News
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
@@ -247,3 +248,11 @@ def test_where_dollars_count_devices_come_early_though_the_plan_promised_enough(
     assert step.event.why.startswith("more inputs arrive than the running plan sustains: ")
     assert step.plan
     assert step.plan.devices()["v100"] > 2
+
+
+def test_a_front_that_did_not_answer_at_first_brings_no_counts_of_hours() -> None:
+    news, early = News(), Observed(0.0, 3600.0, 1000, 1000, (1000,))
+    assert news.of({"a": early}) == [early]
+    late, new = Observed(0.0, 3605.0, 900, 900, (900,)), Observed(3601.0, 4.0, 7, 7, (7,))
+    counted = news.of({"a": replace(early, seconds=3605.0, arrivals=1010), "b": late, "c": new})
+    assert [(each.arrivals, each.seconds) for each in counted] == [(10, 5.0), (0, 0.0), (7, 4.0)]
