@@ -162,8 +162,8 @@ class ControllerConfig(WatcherConfig, Patience):
     )
     grow_to: dict[str, PositiveInt] = Field(
         {},
-        description="How many devices of each kind there may be, present ones included, as KIND: COUNT; devices that "
-        "the first plan shares have their names there, and count as many: v100/2: 8 are 4 devices. The controller "
+        description="How many devices of each kind there may be, present ones included, as KIND: COUNT. Shared "
+        "devices have their names in the first plan: v100/2: 8 are 4 devices. The controller "
         "requests those that the cheapest plan needs from Ray's autoscaler (goal: cost). None: no requests.",
     )
     shared: dict[str, PositiveInt] = Field(

@@ -96,15 +96,16 @@ class Events:
 
     def __init__(self, path: Path | None) -> None:
         self._journal = Journal(path, _EVENTS.validate_python, KEEP_EVENTS)
-        self._events = {event.number: event for event in self._journal.entries}
+        by_number = sorted(self._journal.entries, key=lambda event: event.number)  # stable: the latest line counts
+        self._events = {event.number: event for event in by_number}
 
     @property
     def all(self) -> tuple[Event, ...]:
-        return tuple(self._events[number] for number in sorted(self._events))
+        return tuple(self._events.values())
 
     @property
     def last(self) -> Event | None:
-        return self._events[max(self._events)] if self._events else None
+        return next(reversed(self._events.values()), None)
 
     def numbered(self, number: int) -> Event | None:
         return self._events.get(number)
