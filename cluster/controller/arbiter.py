@@ -1,13 +1,12 @@
 """Moves devices between the applications of a fleet while they run. Pure code, as the controller: no Ray, no clock.
 
 Each application keeps its own controller, which plans on its *budget*: the devices that it may use. The arbiter changes
-budgets only. An application lends devices that it is not expected to need. It never has less than it needs of what its
-own devices sustain.
+budgets only. An application lends devices that it is not expected to need. It keeps the goodput that it asks for, as
+far as its own devices sustain that.
 
 A *parked* application has had no inputs for a while, and others get its devices. Where replicas stand by, its next
-inputs are answered by one of them, on a device of another application, until it has devices of its own again. Until
-then both compute there, and the other one is slower by that. Without standby its replicas end, and its next inputs wait
-until others start.
+inputs are answered by one of them, on a device of another application, until it has devices of its own again. The two
+applications slow each other there. Without standby its replicas end, and its next inputs wait until others start.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -62,11 +61,11 @@ class Arbiter:
     _ids: dict[str, frozenset[str]] = field(default_factory=dict)  # of devices, where replicas stand by
     _standby: dict[str, tuple[StandbyReplica, ...]] = field(default_factory=dict)  # as each answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
-    _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
-    _unsent: set[str] = field(default_factory=set)  # the applications to which the last grant did not get
-    _parked: dict[str, Grant] = field(default_factory=dict)  # with standby: and the device of their next inputs
-    asleep: frozenset[str] = frozenset()  # those of them that had no inputs at the last decision
-    _woken: dict[str, Grant] = field(default_factory=dict)  # applications whose plan may still use that device
+    _plans: dict[str, PartPlans] = field(default_factory=dict)  # of the last decision
+    _unsent: set[str] = field(default_factory=set)  # applications that the last grant may not have reached
+    _parked: dict[str, Grant] = field(default_factory=dict)  # with standby, it names the device of the next inputs
+    asleep: frozenset[str] = frozenset()  # the parked ones without inputs at the last decision
+    _woken: dict[str, Grant] = field(default_factory=dict)  # no longer parked, but their plan may still use that device
     _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`
     _why: str = ""
     _decided_s: float | None = None

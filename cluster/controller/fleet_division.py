@@ -146,10 +146,11 @@ class Asked:
         yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """First each application needs what it asks of its own devices, and its least goodput; then no more of the
-        latter than its own devices sustain by now; then only that.
+        """The plans with what each application needs: the more needs are given up, the less.
 
-        Then it needs some device, as long as there is one for each: a controller cannot do without any.
+        At first an application needs its least goodput, and what it asks for as far as its own devices sustain it. Then
+        it needs its least goodput only as far as its own devices sustain that, too; then nothing but this part of its
+        least goodput; then any device, because a controller cannot do without; at last nothing.
         """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []

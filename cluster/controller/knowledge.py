@@ -22,12 +22,12 @@ class CurrentWindow:
 
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
-        self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
-        self.quiet_s, self.had_inputs = 0.0, False  # since an input was inside; whether any was
+        self._recent = deque[Observed]()  # the looks of the last `RECENT_S`, also of the window before
+        self.quiet_s, self.had_inputs = 0.0, False  # seconds since an input was inside; whether one ever was
         self.parked = False  # the application has no replicas
         self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
-        self.called_for_s = 0.0  # since the first input after parking
-        self._added_s = 0.0  # how much of the last one are short looks that followed it
+        self.called_for_s = 0.0  # seconds since the first input after parking
+        self._added_s = 0.0  # seconds of short looks that were merged into the last of these
         self.start(now_s)
 
     def start(self, now_s: float) -> None:

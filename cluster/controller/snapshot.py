@@ -63,7 +63,7 @@ class Snapshot:
 
     @cached_property
     def most(self) -> Expectation:
-        """The plan of most goodput on these devices; the planner's may be worse than the running one by its `gap`."""
+        """The plan of most goodput: the planner's, or the running one, which may be better by the planner's `gap`."""
         best = self._expected(self.problem.best(*self._now))
         stays = not lost_devices(self.plan, self.counts) and self.running.goodput_per_s >= best.goodput_per_s
         return self.running if stays else best
