@@ -85,7 +85,8 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
         application["args"] = _checked(application, root)
     check_apart(content)
     for application in controllers(content):
-        key_in(checked(ControllerConfig, application.get("args") or {}).api_key_variable)
+        application["args"] = application.get("args") or {}
+        key_in(checked(ControllerConfig, application["args"]).api_key_variable)
     for application in arbiters(content):
         key_in(_checked_arbiter(application, content).api_key_variable)
     content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
@@ -241,7 +242,7 @@ def _misfit(
     name, shared = terms.name, controller.get("shared") or {}
     if name not in led:
         return f"there is no application {name} that classifies, only {', '.join(led) or 'none'}"
-    if not shared or controller.get("application") != name:
+    if not shared or controller.get("application", NAME) != name:
         return f"{terms.controller} is no controller of {name} with shared: {dict(fleet)}"
     if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
         counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
@@ -258,7 +259,7 @@ def only(name: str, content: ServeFile) -> ServeFile:
     names = [name_of(each) for each in served(content)]
     if name not in names:
         raise UserError(f"--application {name}: the file has {', '.join(names)}")
-    others = [each for each in controllers(content) if each["args"].get("application") == name]
+    others = [each for each in controllers(content) if each["args"].get("application", NAME) == name]
     return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
 
 

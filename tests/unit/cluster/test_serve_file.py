@@ -14,7 +14,15 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
-from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, grpc_addresses, serve_file, with_grpc
+from isobatch.cluster.serving.serve_file import (
+    APPLICATION,
+    CONTROLLER,
+    ROOT,
+    grpc_addresses,
+    only,
+    serve_file,
+    with_grpc,
+)
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
@@ -219,6 +227,13 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> N
     with pytest.raises(UserError, match=sentence) as error:
         serve_file(file, {})
     assert "\n" not in str(error.value)
+
+
+def test_a_controller_without_arguments_controls_the_application_of_the_usual_name(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{CONTROLLED}import_path: '{CONTROLLER}'}}]")
+    _, controller = only("isobatch", serve_file(file, {}))["applications"]
+    assert (controller["name"], controller["args"]) == ("c", {})
 
 
 def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
