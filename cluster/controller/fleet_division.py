@@ -133,7 +133,7 @@ class Asked:
             was = _asked_value(without_reserve, goal, present) if present in known else None
             now = _asked_value(plans, goal, after)
             assert now is not None, "This is a bug: a division gives each application what it needs."
-            if was is not None and now - was < self.config.least_gain * abs(was):
+            if was is not None and now - was <= self.config.least_gain * abs(was):
                 return None
             return self._budgets(after), f"{_reached(goal, was, now)}{_short(plans, self._with_needs(own, 0))}"
         return None

@@ -262,3 +262,11 @@ def test_the_next_arbiter_knows_which_application_was_parked() -> None:
     standings = {"a": quiet(standing(0.1, one), 0.0), "b": quiet(standing(9.0, FLEET), 0.0)}
     assert list(fleet.look(standings, FLEET, 0.0)) == ["b"], "which has to share"
     assert list(fleet.parked) == ["a"]
+
+
+def test_where_one_application_can_have_no_device_a_smallest_share_of_nothing_is_no_gain() -> None:
+    fleet, left = arbiter(goal="fairness", a={"priority": 1}), {"v100": 1, "k80": 0}
+    standings = {"a": standing(1.0, left), "b": standing(1.0, NOTHING)}
+    for at_s in (0.0, WINDOW_S):
+        assert fleet.look(standings, left, at_s) == {}
+    assert [decision.budgets for decision in fleet.decisions] == [None]
