@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
@@ -183,8 +184,11 @@ class ControlLoop:
             self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
-        """Execute a command of a person, even if the connection to that person is closed."""
-        task = asyncio.create_task(command)
+        """Execute a command of a person, even if the connection to that person is closed.
+
+        It has a context of its own, because Serve then cancels all calls in the context of the request.
+        """
+        task = asyncio.create_task(command, context=Context())
         self._commands.add(task)
         task.add_done_callback(self._commands.discard)
         return await asyncio.shield(task)

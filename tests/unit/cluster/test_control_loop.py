@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
@@ -101,6 +102,30 @@ class SlowlyRolled(Fluid):
         self.begun.set()
         await asyncio.sleep(0.01)
         await super().roll_out(plan)
+
+
+CLIENT = ContextVar("CLIENT", default="none")
+
+
+class NotesTheClient(Fluid):
+    client = ""
+
+    async def roll_out(self, plan: Plan) -> None:
+        self.client = CLIENT.get()
+        await super().roll_out(plan)
+
+
+def test_a_command_is_no_part_of_the_request_that_brought_it() -> None:
+    """Serve cancels the calls of a request whose client goes away."""
+    asked = question(MEDIUM)
+    app = NotesTheClient(asked, batches(first_plan(asked), 4))
+
+    async def forced() -> None:
+        CLIENT.set("a person")
+        await control_loop(app).force()
+
+    asyncio.run(forced())
+    assert (len(app.rolled), app.client) == (1, "none")
 
 
 def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
