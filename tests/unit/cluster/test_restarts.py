@@ -79,6 +79,7 @@ def looking(folder: Path) -> tuple[Fluid, Plan, ControlLoop]:
     asked = question(HARD)
     app = Fluid(asked, first := first_plan(asked))
     app.truth = lambda at_s: HARD
+    app.rate = lambda at_s: 200.0  # without refusals, after which another plan would run at once
     loop = control_loop(app, folder)
     while app.running == first:
         run(app, loop, 30)
