@@ -37,7 +37,7 @@ class ClassifierPlanOptions(_CommonOptions):
 
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, there is none."] = None
     budget: Annotated[float | None, "The most dollars per hour."] = None
-    slack: Annotated[float, "The share of the SLO that is reserved for bursts."] = 0.2
+    slack: Annotated[float, "The share of the SLO that estimates reserve for bursts; simulated plans need none."] = 0.2
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
     dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False
