@@ -162,8 +162,8 @@ class ControllerConfig(WatcherConfig, Patience):
     )
     grow_to: dict[str, PositiveInt] = Field(
         {},
-        description="How many devices of each kind there may be, present ones included, as KIND: COUNT. Shared "
-        "devices have their names in the first plan: v100/2: 8 are 4 devices. The controller "
+        description="How many devices of each kind there may be, present ones included, as KIND: COUNT; devices that "
+        "the first plan shares have their names there, and count as many: v100/2: 8 are 4 devices. The controller "
         "requests those that the cheapest plan needs from Ray's autoscaler (goal: cost). None: no requests.",
     )
     shared: dict[str, PositiveInt] = Field(
@@ -184,7 +184,10 @@ class ControllerConfig(WatcherConfig, Patience):
         "under XDG_CACHE_HOME, or `~/.cache`.",
     )
     under_load: float | None = Field(
-        None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
+        None,
+        gt=0,
+        lt=1,
+        description="The agreement that is enough while many inputs are late or refused; none: never less.",
     )
     strict: bool = Field(False, description="If no audit ends for ten minutes, the checkpoint's own thresholds return.")
 

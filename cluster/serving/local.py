@@ -273,6 +273,17 @@ def _serving(http: dict[str, Any], folder: Path, raylet: int = 0) -> LocalRay:
 
 
 @contextmanager
+def while_serving(address: str) -> Iterator[None]:
+    """Raise UserError if Serve ends in this block, as when its `isobatch serve` is stopped."""
+    from ray.exceptions import RayActorError
+
+    try:
+        yield
+    except RayActorError as error:
+        raise UserError(f"Serve ended on the cluster at {address}: if nobody stopped it, try again") from error
+
+
+@contextmanager
 def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     """Connect to a running Ray cluster. The function that is yielded starts Serve there, if it does not run yet."""
     if _HOST_AND_PORT.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray would try for minutes
@@ -290,7 +301,8 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
+        # The folder contains no files of the cluster's HAProxy.
+        with while_serving(address), tempfile.TemporaryDirectory() as folder:
             yield partial(_serving, folder=Path(folder))
     finally:
         ray.shutdown()

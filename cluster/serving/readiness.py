@@ -52,10 +52,18 @@ def check_nodes(content: ServeFile) -> None:
     check_http(content["http_options"]["host"], encrypts=False, nodes=[address for address, _ in nodes])
     for address, state in nodes:
         if isinstance(state, Exception):
-            reason = f"{type(state).__name__}: {state}".strip().splitlines()[-1]
-            raise UserError(f"node {address}: isobatch is not installed there as it is here ({reason})")
+            raise UserError(f"node {address}: {_silence(state)}")
         for problem in missing(own, state):
             raise UserError(f"node {address}: {problem}")
+
+
+def _silence(error: Exception) -> str:
+    """Why a node did not say what it has."""
+    from ray.exceptions import GetTimeoutError, NodeDiedError
+
+    ended = isinstance(error, GetTimeoutError | NodeDiedError)
+    problem = "it has ended or does not answer" if ended else "isobatch is not installed there as it is here"
+    return f"{problem} ({f'{type(error).__name__}: {error}'.strip().splitlines()[-1]})"
 
 
 def needs_of(content: ServeFile) -> NodeNeeds:

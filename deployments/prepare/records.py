@@ -99,8 +99,8 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
 
 
 def _stripped(table: "csv.DictReader[str]") -> "csv.DictReader[str]":
-    """The table without blanks around the names of its columns."""
-    table.fieldnames = [name.strip() for name in table.fieldnames or ()]
+    """The table without blanks around the names of its columns, and without empty lines before them."""
+    table.fieldnames = [name.strip() for name in table.fieldnames or next(filter(any, table.reader), ())]
     return table
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.beside("graph", last=1)
 
 SLO_S = 1.0
 INPUTS = 16  # a request, so that the front is the limit
+CALM_S = 2.0
 
 
 @pytest.fixture
@@ -44,14 +45,14 @@ def front_cpu_s(large: str) -> float:
 
 def test_goodput_stays_where_it_was_and_comes_back(large: str) -> None:
     """What the front's processor time brings is compared: how much of it there is depends on who else needs it."""
-    asyncio.run(generator(large).by_clients(8, 1.0))  # warms up
+    asyncio.run(generator(large).by_clients(8, 0.5))  # warms up
     began_s = front_cpu_s(large)
-    record = asyncio.run(generator(large).by_clients(8, 3.0))
+    record = asyncio.run(generator(large).by_clients(8, CALM_S))
     calm_s = front_cpu_s(large)
     answered = int((record.status == 200).sum())
-    best_per_s = answered / 3.0
+    best_per_s = answered / CALM_S
 
-    flood = under(large, 5 * best_per_s, 4.0)
+    flood = under(large, 5 * best_per_s, 3.0)
     flooded_s = front_cpu_s(large)
     assert set(np.unique(flood.status)) <= {200, 503, 504}, "all are told"
     assert (flood.status == 503).sum() > best_per_s, "most were refused"
@@ -59,5 +60,5 @@ def test_goodput_stays_where_it_was_and_comes_back(large: str) -> None:
     assert in_time / (flooded_s - calm_s) > 0.5 * answered / (calm_s - began_s)
     assert ask(large, "GET", "/stats")[1]["latency_ms"]["p99"] <= 1e3 * SLO_S, "nothing is answered late"
 
-    calm = asyncio.run(generator(large).by_clients(8, 4.0))  # as much as the cores can do now
+    calm = asyncio.run(generator(large).by_clients(8, 3.0))  # as much as the cores can do now
     assert (calm.status[calm.reached_s > 2.0] == 200).mean() > 0.9

@@ -86,6 +86,12 @@ def test_figures_of_code_that_has_changed_since_are_hidden_and_named() -> None:
     assert "`bench-sim`" in page[page.index("Not shown") :]
 
 
+def test_benchmarks_reach_the_product() -> None:
+    found = code_of("serve")
+    assert {"deployments/app.py", "deployments/dispatch/dispatcher.py", "optimizer/plan.py"} <= set(found)
+    assert "optimizer/goals/latency.py" in found, "the package imports all its files"
+
+
 @pytest.mark.parametrize(("changed", "hidden"), [(0.0, False), (0.4, False), (0.6, True)])
 def test_a_claim_is_outdated_when_most_of_its_modules_have_changed(changed: float, hidden: bool) -> None:
     now = code_of("forecast")

@@ -18,7 +18,14 @@ from experiments.shared.machine import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.commands.serve import progress_printer
 from isobatch.cluster.serving import applications, ports
-from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
+from isobatch.cluster.serving.local import (
+    LocalRay,
+    attached,
+    check_place,
+    running_cluster,
+    short_temporary,
+    while_serving,
+)
 from isobatch.cluster.serving.ports import check_port, held_ports, is_free
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
@@ -30,6 +37,13 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No note of a Ray that others run on this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+
+def test_a_serve_that_is_stopped_during_a_deployment_is_told_in_a_sentence() -> None:
+    from ray.exceptions import ActorDiedError
+
+    with pytest.raises(UserError, match="Serve ended on the cluster at auto: if nobody"), while_serving("auto"):
+        raise ActorDiedError
 
 
 def test_a_ray_that_is_not_there_is_told_at_once() -> None:

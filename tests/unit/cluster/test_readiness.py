@@ -78,13 +78,20 @@ def test_the_keys_of_controllers_and_arbiters_are_looked_for_too(monkeypatch: py
 
 
 def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = ModuleNotFoundError("No module named 'cluster'")
+    from ray.exceptions import GetTimeoutError, NodeDiedError
+
     monkeypatch.setattr(readiness, "look", lambda _: HERE)
     monkeypatch.setattr(readiness, "serve_client", lambda: None)
-    monkeypatch.setattr(readiness, "each_node", lambda *_: [("10.0.0.1", HERE), ("10.0.0.2", nowhere)])
     content = {"applications": [], "http_options": {"host": "0.0.0.0", "port": 8000}}
-    with pytest.raises(UserError, match=r"node 10\.0\.0\.2: isobatch is not installed there .*No module named"):
-        readiness.check_nodes(content)
+    for error, sentence in (
+        (ModuleNotFoundError("No module named 'cluster'"), "isobatch is not installed there .*No module named"),
+        (NodeDiedError("its node is dead"), "it has ended or does not answer .*dead"),
+        (GetTimeoutError("timed out"), "it has ended or does not answer .*timed out"),
+    ):
+        answers = [("10.0.0.1", HERE), ("10.0.0.2", error)]
+        monkeypatch.setattr(readiness, "each_node", lambda *_, answers=answers: answers)
+        with pytest.raises(UserError, match=rf"node 10\.0\.0\.2: {sentence}"):
+            readiness.check_nodes(content)
 
 
 def test_fronts_on_several_nodes_cannot_listen_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """A controller that begins again in the folder of the one before: it knows what that one knew and was at."""
 
 import asyncio
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.record import KEEP_EVENTS
 from isobatch.optimizer import Plan, evaluate
+from isobatch.profiles.journal import SCHEMA_VERSION
 from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 
@@ -41,15 +43,20 @@ def test_a_restart_knows_which_share_of_its_estimates_is_kept(tmp_path: Path):
 
 
 def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):
+    """They are written to disk at once here: one by one they take ten seconds."""
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
-    loop = control_loop(app, tmp_path)
+    loop = control_loop(app)
     asyncio.run(loop.pause(True))
     record, decision = loop.controller.record, loop.controller.preview(app.now_s).event
     for _ in range(KEEP_EVENTS):
         record.add(replace(decision, number=record.number))
     assert record.paused
-    assert control_loop(app, tmp_path).controller.record.paused
+    lines = [json.dumps({"v": SCHEMA_VERSION, **asdict(event)}) for event in record.events.all]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    begun_again = control_loop(app, tmp_path).controller.record
+    assert len(begun_again.events.all) == KEEP_EVENTS
+    assert begun_again.paused
     asyncio.run(loop.pause(False))
     assert not record.paused
 

@@ -129,6 +129,11 @@ def test_blanks_around_the_names_of_columns_do_not_count(
     assert read(written(tmp_path, name, text), columns) == [("a", "1")]
 
 
+@pytest.mark.parametrize("before", ["\n\n", "\ufeff\r\n,\r\n"])
+def test_empty_lines_before_the_names_of_columns_do_not_count(tmp_path: Path, before: str) -> None:
+    assert read(written(tmp_path, "a.csv", f"{before}text,label\na,1\n\nb,0\n"), PLAIN) == [("a", "1"), ("b", "0")]
+
+
 def test_no_pair_is_looked_for_where_the_network_reads_single_texts(tmp_path: Path) -> None:
     for header, text in (("question,context", "question"), ("text,context", "text"), ("query,passage,text", "text")):
         path = written(tmp_path, "a.csv", f"{header},label\n" + "a," * header.count(",") + "b,1\n")
