@@ -101,7 +101,7 @@ class Snapshot:
     def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
             return self.most, self._for_goodput
-        if is_idle(self.observed) and not (forced or self.problem.aim.at_expected_rate):
+        if is_idle(self.observed) and not (forced or self.granted or self.problem.aim.at_expected_rate):
             return self.running, Verdict(False, "a change would gain nothing")
         if self.problem.answers_early:
             return self._for_answers()

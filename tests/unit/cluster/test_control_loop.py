@@ -262,6 +262,17 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert record.wakes_in_s == event.took_s + 50.0
 
 
+def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_decision() -> None:
+    """As where the budget has shrunk by one kind a moment before it grows by another."""
+    own = dict.fromkeys(FLEET, 1)
+    app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), own))
+    app.rate, loop = lambda at_s: 0.0, control_loop(app, budget=own)
+    run(app, loop, 30)
+    app.now_s += 0.5
+    granted(loop, Grant(FLEET, "a gets 1 v100, 1 k80"))
+    assert app.running.devices() == FLEET
+
+
 def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_replicas() -> None:
     app = Parks(ASKED, ASKED.best(MEDIUM, Corrections(), {"v100": 1, "k80": 1}))
     app.rate = lambda at_s: 10_000.0
