@@ -66,7 +66,7 @@ class DecoderIngress:
             for (kind, count), handle in zip(counts.items(), replicas, strict=True)
         ]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
-        meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
+        meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3, time.time())
         context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)
         texts = TextTokens(load_tokenizer(folder), context)
         rules = rules_of(folder, self._shape.num_blocks)

@@ -20,11 +20,15 @@ class ClientMeter:
     A token is in time if it comes no later than `ttft_s` after its text was asked for and `tpot_s` for each before it.
     """
 
-    def __init__(self, series: MetricSeries, clock: Callable[[], float], ttft_s: float, tpot_s: float) -> None:
+    def __init__(
+        self, series: MetricSeries, clock: Callable[[], float], ttft_s: float, tpot_s: float, now_s: float | None = None
+    ) -> None:  # fmt: skip
+        """`now_s`: the time by the clock that fronts and controllers share; None: they share `clock`."""
         self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
         self.clock, self.series = clock, series
         self.lengths = deque[tuple[int, int]](maxlen=LATEST_TEXTS)  # tokens of the prompt, tokens that were written
-        self._began_s = clock()
+        self._opened_s = clock()
+        self._began_s = self._opened_s if now_s is None else now_s
         self.ended_texts = self.ended_tokens = 0  # texts that were written to their end, and their tokens
         self.ttft_s, self.tpot_s = ttft_s, tpot_s
         self.depths: Counter[int] = Counter()  # tokens, by the block after which they were known
@@ -63,7 +67,7 @@ class ClientMeter:
         exits = tuple(self.depths[block] for block in range(num_blocks))
         tokens = sum(exits) + round(self.refused_tokens)
         return Observed(
-            self._began_s, self.clock() - self._began_s, tokens, self.in_time, exits, arrived_weight=tokens,
+            self._began_s, self.clock() - self._opened_s, tokens, self.in_time, exits, arrived_weight=tokens,
             texts=self.ended_texts, ended=self.ended_tokens, lengths=tuple(self.lengths),
         )  # fmt: skip
 

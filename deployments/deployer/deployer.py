@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -275,7 +276,8 @@ class Deployer:
                 await asyncio.to_thread(tidy)
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(work)
+        # In a context of its own: Serve cancels the calls in the context of a request whose caller has gone.
+        task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -11,6 +11,7 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
@@ -73,7 +74,8 @@ class Canary:
 
     async def reply(self, own: Awaitable[NamedReply], body: bytes, headers: Headers, within_s: float) -> bytes:
         """The reply for the client, who waits for `within_s`."""
-        task = asyncio.create_task(self._answer(body, headers, LEFT * within_s))
+        # In the context of the request, Serve would cancel the canary's answer when a client goes.
+        task = asyncio.create_task(self._answer(body, headers, LEFT * within_s), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:

@@ -109,6 +109,13 @@ def test_the_controller_is_told_tokens_by_their_depth_and_how_many_were_in_time(
     assert seen.seconds == pytest.approx(scene.now_s)
 
 
+def test_counts_begin_by_the_clock_that_fronts_and_controllers_share(scene: Scene) -> None:
+    meter = ClientMeter(MetricSeries(TEXT_FRONT, scene.noted), lambda: scene.now_s, 0.2, 0.05, now_s=1e9)
+    scene.now_s += 3.0
+    seen = meter.observed(num_blocks=4)
+    assert (seen.started_s, seen.seconds) == (1e9, 3.0)
+
+
 @pytest.mark.parametrize("prompt", [ASKED["prompt"], ["1+2=", "12+3=", "4+5="]])
 @pytest.mark.parametrize(("ttft_s", "burden"), [(0.2, Burden(0, 1, 0)), (1.0, Burden(0, 0, 1))])
 def test_haproxy_hears_of_strained_ones(scene: Scene, ttft_s: float, burden: Burden, prompt: str | list[str]) -> None:
