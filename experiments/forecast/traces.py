@@ -64,12 +64,6 @@ def elasticbert(exits: int, patience: int) -> Floats:
     return _shares([np.bincount(left[changes == group], minlength=exits) for group in range(3)])
 
 
-def elasticbert_survival(exits: int, patience: int) -> tuple[float, ...]:
-    """The share of the 50,000 reviews that is still inside before each exit."""
-    left, _ = _elasticbert(exits, patience)
-    return tuple(float((left >= exit_).mean()) for exit_ in range(exits))
-
-
 def _elasticbert(exits: int, patience: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The exit at which each review leaves, and how often its answer changes from exit to exit (2: more than once)."""
     table = np.loadtxt(data(f"exits/elasticbert/imdb_{exits}exits.tsv"), int, delimiter="\t", skiprows=1)

@@ -20,28 +20,23 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 
-from experiments.forecast.traces import elasticbert_survival
-from experiments.real import idle, launches, peers, together
+from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, WIDTH, profiled
+from experiments.shared.real_network import DTYPE, KIND, WIDTH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
-SIX_LAYERS = 6
-PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
-# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
+# Other SLOs, and two replicas.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2),
-    "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
-    "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
-PARTS = ("launches", "live", *OTHERS, "idle", "together", "peers")
+PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 CHAINS, LAYERS, TOKENS = 40, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
 console = Console(stderr=True, width=140)
@@ -83,23 +78,20 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
             yield from _rounds("live", replace(case, dtype=dtype), rounds if dtype == first.dtype else few, seconds)
-    for name in OTHERS:
+    for name, changed in OTHERS.items():
         if name in wanted:
-            yield from _rounds(name, first, few, seconds)
+            yield from _rounds(name, changed(first), few, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
-    others = {"together": (together.figures, OTHERS["half"](first)), "peers": (peers.figures, first)}
-    for name, (figures, own) in others.items():
-        for number in range(few if name in wanted else 0):
-            measured = partial(figures, own, number, seconds)
-            yield RealPart(f"{name} {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
+    for number in range(few if "peers" in wanted else 0):
+        measured = partial(peers.figures, first, number, seconds)
+        yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
 
 
 def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:
     suffix = f"_{case.dtype}" if name == "live" else f"_{name}_{case.dtype}"
     for number in range(rounds):
-        figures = partial(_round, name, case, number, seconds)
-        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, figures)
+        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, partial(live, case, number, seconds))
 
 
 def _in_own_process(part: RealPart) -> dict[str, float]:
@@ -124,14 +116,6 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
         if (rate_per_s := figures.get(f"live_per_s_{peer.name}_{dtype}"))
         and f"live_per_s_{CONSTANT}_{dtype}" in figures
     }
-
-
-def _round(name: str, case: RealCase, number: int, seconds: float) -> dict[str, float]:
-    try:
-        return live(OTHERS[name](case) if name in OTHERS else case, number, seconds)
-    except UserError as error:  # recorded exits are no part of the project
-        console.print(f"[bold red]not measured[/]: {error}")
-        return {"missing": 1.0}
 
 
 def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:

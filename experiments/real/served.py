@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
+from experiments.shared.real_network import CPU_SIZE, KIND, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -85,19 +85,16 @@ class Nearly:
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is served, and within which time. `cores`: of one device. `survival`: the share of inputs that enter each
-    block."""
+    """What is served, and within which time."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
-    cores: int = 1
-    survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
 
     @property
     def checkpoint(self) -> Path:
-        return checkpoint(self.survival, self.size.width)
+        return checkpoint(self.size.width)
 
     @property
     def backend(self) -> str:
@@ -195,13 +192,11 @@ class ServedNetwork:
 
     @staticmethod
     async def deployed(here: Live, folder: Path, known: Profile, plan: Plan, case: "RealCase") -> "ServedNetwork":
-        share = {"cpus_per_replica": case.cores / case.replicas} if case.size.device == KIND else {}
+        share = {"cpus_per_replica": 1 / case.replicas} if case.size.device == KIND else {}
         front = application(
             plan, known, folder, model=str(case.checkpoint), backend=case.backend, dtype=case.dtype,
             slo_ms=case.slo_ms, **share,
         )  # fmt: skip
-        if case.cores > 1:  # all that this machine has
-            front["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0}}]
         await asyncio.to_thread(here.deploy, front)
         return ServedNetwork(here, AskedServer(here.url, case.slo_ms, words=case.size.words))
 
