@@ -58,14 +58,8 @@ def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
     rows = list(bench.compare([load.slo_ms], load.seconds, load.rounds))
     figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, load.slo_ms).items()}
     figures |= {f"{called}_{NAMES[row.system]}_per_s": row.goodput_per_s for row in rows}
-    full = judged(bench.model, bench.source, ())
-    exits = judged(bench.model, bench.source, bench.model.ramp_blocks)
-    return figures | {
-        f"{called}_accuracy_full": full.accuracy,
-        f"{called}_accuracy_with_exits": exits.accuracy,
-        f"{called}_exits_cost_points": 100 * (full.accuracy - exits.accuracy),
-        f"{called}_depth_with_exits": exits.depth,
-    }
+    full, exits = (accuracy(bench.model, bench.source, ramps) for ramps in ((), bench.model.ramp_blocks))
+    return figures | {f"{called}_exits_cost_points": 100 * (full - exits)}
 
 
 def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
