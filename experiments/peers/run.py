@@ -8,7 +8,6 @@ the opposite order. A peer that is not installed is named, first and last.
 """
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from rich.console import Console
 
 from experiments.peers.network import BATCH, ONNX, READY
 from experiments.peers.workloads import PeerWorkload, workloads
+from experiments.serve.fleet import serve_file_of
 from experiments.serve.servers import isobatch, running
 from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import LoadGenerator
@@ -86,9 +86,8 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
     _tell_missing(missing)
     figures: dict[str, float] = {f"missing_{peer.name}": float(peer in missing) for peer in PEERS}
     with TemporaryDirectory() as folder:
-        for workload in workloads(Path(folder)):
+        for workload in workloads():
             if only in ("", workload.name):
-                console.print(f"{workload.name}: {workload.says}")
                 figures |= _compared(workload, [OURS, OURS_FULL, *there], Path(folder), rounds, float(seconds))
     _tell_missing(missing)
     lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
@@ -161,7 +160,8 @@ def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
 
 
 def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) -> PeerRound:
-    own = isobatch(_serve_file(workload, folder)) if system.ours else running_peer(system, workload.folder)
+    served = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
+    own = isobatch(serve_file_of(folder, served)) if system.ours else running_peer(system, workload.folder)
     with own as url:
         load = partial(LoadGenerator, url, workload.bodies(system.listed), headers=system.headers)
         _clients(load, WARMS_UP, min(seconds, 2.0))
@@ -176,14 +176,6 @@ def running_peer(peer: Peer, folder: str) -> Iterator[str]:
     options = [folder, str(port), str(peer.workers), peer.exits]
     with running([python(peer), "-m", f"experiments.peers.{peer.needs}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"
-
-
-def _serve_file(workload: PeerWorkload, folder: Path) -> Path:
-    arguments = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
-    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
-    path = folder / f"{workload.name}.yaml"
-    path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    return path
 
 
 def _clients(load: Callable[..., LoadGenerator], count: int, seconds: float) -> Summary:
