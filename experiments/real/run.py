@@ -2,8 +2,9 @@
 
 BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
 one thread. A round profiles the network, plans, and serves: the machine's speed changes within minutes, so that a
-promise counts for its own round only. All is on one machine's cores, the generator too. The figures of a round are kept
-when it ends, so that an interrupted run goes on with the next.
+promise counts for its own round only. The controls are early exit in one split and no exits, in turns, each with its
+best batch. Other servers are measured apart from them, minutes later. All is on one machine's cores, the generator too.
+The figures of a round are kept when it ends, so that an interrupted run goes on with the next.
 """
 
 import asyncio

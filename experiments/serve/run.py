@@ -1,7 +1,7 @@
 """Claim: constant batch on Ray Serve costs little beside the devices, and keeps what a plan promises.
 
 The server runs through HTTP and HAProxy, on virtual devices that take their time and compute nothing; the load comes
-from this process, over loopback, on the same cores.
+from this process, over loopback, on the same cores. The controls are the time of the devices alone, and the promise.
 """
 
 from statistics import median
