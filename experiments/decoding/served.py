@@ -1,6 +1,7 @@
 """A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
 
-Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads.
+Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads. A rate is
+asked for `seconds`, from an empty server on: about as long as one text takes. So an overload of some percent passes.
 """
 
 import asyncio
