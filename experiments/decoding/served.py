@@ -1,7 +1,7 @@
 """A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
 
 Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads. A rate is
-asked for `seconds`, from an empty server on: about as long as one text takes. So an overload of some percent passes.
+offered for `seconds` to an empty server, about as long as one text may take. So an overload of some percent passes.
 """
 
 import asyncio
