@@ -1,7 +1,7 @@
 """Claim: curves fitted to published latencies tell those of networks and devices that they have not seen.
 
 Held out one network at a time (the curve of the device is fitted to its other networks), one device at a time (its
-curve is estimated from those of the same framework elsewhere). The control is what was published of them, published.csv:
+curve is estimated from those of the same framework elsewhere). The control is what was published (published.csv);
 nothing else is needed.
 """
 
