@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Serve networks whose inputs stop early, at constant batch size, on Ray Serve.",
+    help="Serve early-exit networks in full batches, on Ray Serve.",
 )
 
 

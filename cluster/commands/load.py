@@ -67,7 +67,7 @@ def load(
 
     Without --data or --bodies, made-up inputs of the kind that the server accepts are sent: sentences, images of noise,
     or the demo's digits. The exit code is 1 if nothing was answered, or if a request ended in another way than with an
-    answer, a refusal (503) or an expired deadline (504).
+    answer, a refusal (503, 429) or an expired deadline (504).
 
     With --prompts, requests go to /v1/completions. The report has the times to the first token and between tokens, and
     tokens per second.

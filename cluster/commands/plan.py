@@ -37,10 +37,10 @@ class ClassifierPlanOptions(_CommonOptions):
 
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, there is none."] = None
     budget: Annotated[float | None, "The most dollars per hour."] = None
-    slack: Annotated[float, "The share of the SLO that is reserved for bursts."] = 0.2
+    slack: Annotated[float, "The share of the SLO that estimates reserve for bursts; simulated plans need none."] = 0.2
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
     dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
-    no_later: Annotated[bool, "No answer takes longer than without exits, whatever the SLO allows."] = False
+    no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False
     max_batch: Annotated[int, "The largest batch."] = 64
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
     one_machine: Annotated[bool, "Devices share a host, not a network."] = False
@@ -81,7 +81,7 @@ PANELS = {
 
 @of_kinds(ClassifierPlanOptions, DecoderPlanOptions, panels=PANELS)
 def plan(given: GivenOptions) -> None:
-    """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
+    """Find the best plan for a profile and a fleet, and say by how much another plan could be better at most.
 
     The plan of a decoder says where the network is cut, how many texts are resident, and when its deep part runs. Ways
     to decode are ranked by arithmetic, and the best are simulated; --rate is texts per second, at the least cost.

@@ -111,7 +111,7 @@ def prepare(given: GivenOptions) -> None:
     For a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
 
     For a decoder, data are prompts, which it continues or which its encoder reads (T5). Its ramp is its own head, read
-    after the block that brings most; --max-accuracy-loss is the share of tokens that may differ from the full
+    after the block where that gains most; --max-accuracy-loss is the share of tokens that may differ from the full
     network's.
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]

@@ -16,7 +16,7 @@ class CommonOptions(ArrivalOptions):
         Path, "A Serve file whose args: name a plan and a profile; networks that write texts need no profile."
     ]
     application: Annotated[str | None, "One of several, by its name. None: all of a fleet together."] = None
-    plan: Annotated[Path | None, "The plan, where the file names none."] = None
+    plan: Annotated[Path | None, "The plan, in place of the one that the file names."] = None
     hours: Annotated[float, "How long, in simulated time."] = 0.1
 
     @property

@@ -31,7 +31,7 @@ def tune(
     ] = None,
     max_batch: Annotated[int, "The largest batch."] = 64,
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
-    no_later: Annotated[bool, "No answer takes longer than without exits, whatever the SLO allows."] = False,
+    no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False,
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,
     believed: Annotated[bool, "Simulate nothing: compare plans by the planner's own estimates."] = False,
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False,

@@ -184,7 +184,10 @@ class ControllerConfig(WatcherConfig, Patience):
         "under XDG_CACHE_HOME, or `~/.cache`.",
     )
     under_load: float | None = Field(
-        None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
+        None,
+        gt=0,
+        lt=1,
+        description="The agreement that is enough while many inputs are late or refused; none: never less.",
     )
     strict: bool = Field(False, description="If no audit ends for ten minutes, the checkpoint's own thresholds return.")
 

@@ -59,7 +59,7 @@ PARTS: tuple[tuple[type[BaseModel], str, type[BaseModel]], ...] = (
     (ArbiterConfig, "Each of its `applications:`", MemberTerms),
 )
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "none"}
+WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "null": "none"}
 
 
 def page() -> str:
@@ -95,10 +95,10 @@ def _table(fields: dict[str, Any]) -> Iterator[str]:
 def _value(default: Any) -> str:
     """
     >>> _value(None), _value(False), _value([]), _value(30.0), _value(16777216), _value("cpu")
-    ('none', '`false`', 'none', '`30`', '`16777216`', '`cpu`')
+    ('', '`false`', '', '`30`', '`16777216`', '`cpu`')
     """
     if default in (None, [], {}) and default is not False:
-        return "none"
+        return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
