@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from experiments.real import idle, launches, peers
-from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
+from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
@@ -155,17 +155,16 @@ async def _measured(
     """All systems once, in the order of this round. `profiled_s`: a chain of plain layers beside the profile."""
     planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
     served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
-    seen: dict[str, Seen] = {}
-    stolen, total = core_times()
+    seen, nearly = dict[str, Seen](), dict[str, float]()
     for system in planned if number % 2 == 0 else planned[::-1]:
         await served.follow(system)
         before_s = chain_s(case)
         sustained_per_s = await served.sustained_per_s(system, seconds, seed=number)
-        slower = (before_s + chain_s(case)) / 2 / profiled_s
-        seen[system.name] = Seen(sustained_per_s, slower, await served.nearly(system, seconds))
+        seen[system.name] = Seen(sustained_per_s, (before_s + chain_s(case)) / 2 / profiled_s)
+        if system.name == CONSTANT:
+            nearly = asdict(await served.nearly(system, seconds))
         console.print(f"{_splits(system.plan)} promises {system.promised_per_s:.1f}/s: {seen[system.name]}")
-    stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return figures_of(planned, seen) | {"stolen_share": stolen / total}
+    return figures_of(planned, seen) | nearly
 
 
 def _splits(plan: Plan) -> str:
@@ -174,11 +173,10 @@ def _splits(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a system sustained, how many times as long a chain of plain layers took then, and its launches."""
+    """What a system sustained, and how many times as long a chain of plain layers took then."""
 
     per_s: float
     slower: float
-    nearly: Nearly
 
 
 def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[str, float]:
@@ -188,13 +186,8 @@ def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[s
         kept = own.per_s / system.promised_per_s
         figures |= {f"promised_per_s_{name}": system.promised_per_s, f"live_per_s_{name}": own.per_s}
         figures |= {f"live_over_promise_{name}": kept, f"live_over_promise_at_its_speed_{name}": kept * own.slower}
-        figures |= {
-            f"launches_over_tables_{name}": own.nearly.launches_over_tables,
-            f"machine_slower_{name}": own.slower,
-        }
+        figures[f"machine_slower_{name}"] = own.slower
+    constant_per_s = seen[CONSTANT].per_s
     simple = {name: each.per_s for name, each in seen.items() if name != CONSTANT}
-    constant = seen[CONSTANT]
-    figures |= {f"constant_over_{name}": constant.per_s / value for name, value in simple.items() if value}
-    best = constant.per_s / (max(simple.values()) or 1e-9)
-    nearly = {name: value for name, value in asdict(constant.nearly).items() if name != "launches_over_tables"}
-    return figures | {"chosen_over_best_simple": best} | nearly
+    figures |= {f"constant_over_{name}": constant_per_s / value for name, value in simple.items() if value}
+    return figures | {"chosen_over_best_simple": constant_per_s / (max(simple.values()) or 1e-9)}
