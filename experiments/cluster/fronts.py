@@ -100,7 +100,7 @@ async def _turn(here: Live, seed: int) -> FrontsSeen:
 
 def _passed(here: Live) -> FrontsPassed:
     measures.rate(here.url, CLIENTS, 2.0)  # warms up
-    before_s = measures.fronts(here.url)["cpu_s"]
+    before_s = measures.fronts_cpu_s(here.url)
     per_s = measures.rate(here.url, CLIENTS, CLOSED_S)
-    took_s = measures.fronts(here.url)["cpu_s"] - before_s
+    took_s = measures.fronts_cpu_s(here.url) - before_s
     return FrontsPassed(per_s, 1e3 * took_s / (per_s * CLOSED_S))
