@@ -1,12 +1,11 @@
 """Measures what exits and constant batches gain on one host thread, also for a compressed network.
 
 Each network is compared in float32 and in 8 bits, with ramps made for it (E3's figure 9 puts exits on compressed
-models). What becomes of ramps that were made for float32 is measured too: it is why `isobatch prepare` has a --dtype.
+models).
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,11 +13,7 @@ from experiments.backend import minilm
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.bench.setup import BenchRequest, make
-from isobatch.deployments import models
-from isobatch.deployments.demo import demo_directory
-from isobatch.deployments.models.backends import make_ready, on_backend
 from isobatch.deployments.models.ramps import RampDtype
-from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.named import DEMO_NAME
 from isobatch.profiles.model import SplitModel
 
@@ -42,38 +37,29 @@ DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
 def of_demo() -> dict[str, float]:
     requests = {dtype: BenchRequest(DEMO_NAME, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
-    return _compared("demo", requests, DEMO_LOAD, demo_directory())
+    return _compared("demo", requests, DEMO_LOAD)
 
 
 def of_minilm() -> dict[str, float]:
     options = {"data": minilm.test_file(), "budget_s": BUDGET_S, "backend": "onnx", "largest": 32}
     requests = {dtype: BenchRequest(str(minilm.prepared(dtype)), dtype=dtype, **options) for dtype in DTYPES}  # type: ignore[arg-type]
-    return _compared("minilm", requests, MINILM_LOAD, minilm.prepared())
+    return _compared("minilm", requests, MINILM_LOAD)
 
 
-def _compared(name: str, requests: dict[RampDtype, BenchRequest], load: Load, float32_ramps: Path) -> dict[str, float]:
+def _compared(name: str, requests: dict[RampDtype, BenchRequest], load: Load) -> dict[str, float]:
     figures = dict[str, float]()
     for dtype, wish in requests.items():
         bench, _ = make(wish)
         figures |= _of_one(name if dtype == "float32" else f"{name}_{dtype}", bench, load)
-    unfit = judged(_in_8_bits(float32_ramps), bench.source, bench.model.ramp_blocks)
-    figures |= {f"{name}_int8_unfit_ramps_accuracy": unfit.accuracy, f"{name}_int8_unfit_ramps_depth": unfit.depth}
-    gain = figures[f"{name}_int8_constant_per_s"] / figures[f"{name}_constant_per_s"]
-    return figures | {f"{name}_int8_over_float32": gain}
+    return figures
 
 
 def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
     rows = list(bench.compare([load.slo_ms], load.seconds, load.rounds))
     figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, load.slo_ms).items()}
     figures |= {f"{called}_{NAMES[row.system]}_per_s": row.goodput_per_s for row in rows}
-    full = judged(bench.model, bench.source, ())
-    exits = judged(bench.model, bench.source, bench.model.ramp_blocks)
-    return figures | {
-        f"{called}_accuracy_full": full.accuracy,
-        f"{called}_accuracy_with_exits": exits.accuracy,
-        f"{called}_exits_cost_points": 100 * (full.accuracy - exits.accuracy),
-        f"{called}_depth_with_exits": exits.depth,
-    }
+    full, exits = (accuracy(bench.model, bench.source, ramps) for ramps in ((), bench.model.ramp_blocks))
+    return figures | {f"{called}_exits_cost_points": 100 * (full - exits)}
 
 
 def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
@@ -86,27 +72,12 @@ def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The share of inputs that are answered right, and the share of the blocks that an input runs."""
-
-    accuracy: float
-    depth: float
-
-
-def judged(model: SplitModel, source: Source, ramps: Collection[int]) -> Judged:
+def accuracy(model: SplitModel, source: Source, ramps: Collection[int]) -> float:
+    """The share of inputs that are answered right with these ramps open."""
     assert source.labels is not None, "This is a bug: what is compared has labels."
-    right, blocks = list[bool](), list[int]()
+    right = list[bool]()
     for start in range(0, len(source.inputs), TOGETHER):
         batch = model.merge(source.inputs[start : start + TOGETHER])
         exits = model.run(batch, model.num_blocks, ramps).exits
         right += (exits.labels == source.labels[start + exits.rows]).tolist()
-        blocks += exits.blocks.tolist()
-    return Judged(float(np.mean(right)), float(np.mean(blocks) + 1) / model.num_blocks)
-
-
-def _in_8_bits(folder: Path) -> SplitModel:
-    """The network in 8 bits with the ramps that it has, whatever precision these were made for."""
-    served = on_backend(models.load(folder), folder, "onnx", int8=True)
-    make_ready(served, folder, [BlockRange(0, served.num_blocks, tuple(served.ramp_blocks))])
-    return served
+    return float(np.mean(right))

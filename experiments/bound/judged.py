@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,7 @@ from rich.progress import track
 
 from experiments.bound.hindsight import LOADS, Hindsight
 from experiments.bound.plans import JudgedPlan, judge
-from experiments.shared.version import code_behind
-from isobatch.deployments.folders import cache_directory
-from isobatch.optimizer.effort import MOST_GAP
-
-MANY_DEVICES, LOOSE = 16, 3.0  # devices, and the SLO as a multiple of what the fastest plan takes
+from experiments.shared.kept_parts import place_of
 
 
 @dataclass(frozen=True)
@@ -37,8 +31,7 @@ class Until:
 
 def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> dict[int, JudgedPlan | None]:
     """Those of these problems that this code has judged, now or in a run before; None: the problem has no plan."""
-    code = sha256(json.dumps(code_behind("experiments/bound/judged.py")).encode()).hexdigest()[:16]
-    kept = cache_directory() / "bench-bound" / f"{code}.json"
+    kept = place_of("bound", module="judged").with_suffix(".json")
     kept.parent.mkdir(parents=True, exist_ok=True)
     found = {int(seed): _read(each) for seed, each in (json.loads(kept.read_text()) if kept.exists() else {}).items()}
     left = [seed for seed in seeds if seed not in found]
@@ -59,12 +52,9 @@ def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
     return {
         "problems": len(found),
         "planned": len(plans),
-        "promise_error_p50": float(np.quantile(errors, 0.5)),
         "promise_error_p90": float(np.quantile(errors, 0.9)),
         "promise_error_max": float(errors.max()),
-        "promise_kept_p10": float(np.quantile([1 + plan.error for plan in plans], 0.1)),
         "beaten_by_baseline": sum(plan.beaten_by != "" for plan in plans),
-        "gap_finite": float(np.mean([isfinite(plan.gap) and plan.gap < MOST_GAP for plan in plans])),
         "plan_s_p50": float(np.quantile([plan.seconds for plan in plans], 0.5)),
         "plan_s_max": max(plan.seconds for plan in plans),
         **({"neighbours": len(gains), "best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
@@ -90,10 +80,6 @@ def _oracle_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
         name = why.split(",")[0].replace(" ", "_")
         yield f"share_of_oracle_where_{name}", float(np.mean(shares))
         yield f"problems_where_{name}", len(shares)
-    loose = [plan.share_of_oracle for plan in plans if plan.devices >= MANY_DEVICES and plan.slo_times >= LOOSE]
-    if loose:
-        yield "share_of_oracle_many_devices_loose_slo", float(np.mean(loose))
-        yield "problems_many_devices_loose_slo", len(loose)
 
 
 def _read(kept: Sequence[Any] | None) -> JudgedPlan | None:

@@ -36,7 +36,6 @@ from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
-from isobatch.optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
 INPUTS, SLOS = 10_000, 40  # of a run at least
@@ -55,15 +54,12 @@ class JudgedPlan(NamedTuple):
     promised_per_s: float
     sustained_per_s: float
     error: float
-    gap: float
     beaten_by: str  # a baseline, or nothing
     neighbour_gain: float | None  # how much more the best plan sustains that is found close by, where it is looked for
     seconds: float  # of processor time that planning took
     hindsight: list[Hindsight]  # by load
     share_of_oracle: float
     limited_by: str  # what costs the largest part of the upper bound
-    devices: int
-    slo_times: float  # the SLO, times what the fastest plan takes
 
 
 def judge(seed: int) -> JudgedPlan | None:
@@ -81,10 +77,9 @@ def judge(seed: int) -> JudgedPlan | None:
     gain = neighbour_gain(plan, facts, objective) if seed % MOVED_EVERY == 0 else None
     lost = shortfalls(plan, facts, objective, kept)
     return JudgedPlan(
-        promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, gain, seconds,
+        promised, kept, kept / promised - 1, beaten_by, gain, seconds,
         hindsight(_world(plan, facts, objective.slo_s), promised, seed), 1 - sum(each.share for each in lost),
-        max(lost, key=lambda each: each.share).why, sum(each.count for each in facts.devices),
-        objective.slo_s / _fastest_s(facts, objective),
+        max(lost, key=lambda each: each.share).why,
     )  # fmt: skip
 
 
@@ -139,12 +134,6 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
                 kept = all(run_if_sustained(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
                 if kept and sustained_per_s(world, rate_per_s) >= rate_per_s:
                     yield other.name
-
-
-def _fastest_s(facts: Problem, objective: Objective) -> float:
-    fastest = search(facts, Objective(goal="latency", max_batch=objective.max_batch))
-    assert fastest is not None
-    return evaluate(fastest, facts).latency_s
 
 
 def _world(plan: Plan, facts: Problem, slo_s: float) -> World:

@@ -1,6 +1,8 @@
 """Claim: a small network before a large one answers sooner and more, at what is promised of accuracy.
 
-On virtual devices with Tabi's own latencies and shares; and really computed: MiniLM's first two layers before all six.
+On virtual devices with Tabi's own latencies and shares; and really computed: MiniLM's first two layers before all six,
+in turns. The control is the large network alone; beside it, exits inside the large network, with and without the small
+one.
 """
 
 from rich.console import Console

@@ -36,7 +36,6 @@ class FrontsSeen:
     fill: float  # of batches at the first split, which newcomers fill
     p99_ms: float
     good_share: float
-    busiest_share: float  # of the inputs, at the front that had most
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ def figures(result: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str
         if fronts > 1:
             figures_of_fronts[f"fill_{fronts}_fronts_over_one"] = filled["fill"] / one["fill"]
             figures_of_fronts[f"p99_{fronts}_fronts_over_one"] = filled["p99_ms"] / one["p99_ms"]
-            figures_of_fronts[f"busiest_share_{fronts}_fronts"] = filled["busiest_share"]
     return figures_of_fronts
 
 
@@ -95,19 +93,14 @@ async def _turn(here: Live, seed: int) -> FrontsSeen:
     launches = [each["launches"] for each in first]
     full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled
     took_ms = 1e3 * (record.ended_s - record.due_s)[record.status == 200]
-    cpu_s = np.array([b["cpu_s"] - a["cpu_s"] for a, b in zip(_by_cpu(before), _by_cpu(after), strict=True)])
     good = float(((record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)).mean())
     fill = (full[1] - full[0]) / (launches[1] - launches[0])
-    return FrontsSeen(fill, float(np.percentile(took_ms, 99)), good, float(cpu_s.max() / max(1e-9, cpu_s.sum())))
-
-
-def _by_cpu(stats: dict[str, list[dict[str, float]]]) -> list[dict[str, float]]:
-    return sorted(stats["fronts"], key=lambda each: each["cpu_s"])
+    return FrontsSeen(fill, float(np.percentile(took_ms, 99)), good)
 
 
 def _passed(here: Live) -> FrontsPassed:
     measures.rate(here.url, CLIENTS, 2.0)  # warms up
-    before_s = measures.fronts(here.url)["cpu_s"]
+    before_s = measures.fronts_cpu_s(here.url)
     per_s = measures.rate(here.url, CLIENTS, CLOSED_S)
-    took_s = measures.fronts(here.url)["cpu_s"] - before_s
+    took_s = measures.fronts_cpu_s(here.url) - before_s
     return FrontsPassed(per_s, 1e3 * took_s / (per_s * CLOSED_S))

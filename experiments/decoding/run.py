@@ -129,7 +129,7 @@ def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) ->
             speeds[way.name].append(_tokens_per_s(way, _some(requests, way)))
         console.print(number, {name: round(result[-1]) for name, result in speeds.items()})
     right = [[*words(answer_to(*pair))["input_ids"], words.eos_token_id] for pair in pairs]
-    return _figures(speeds, written, right, rules)
+    return _figures(speeds, written, right)
 
 
 def t5_directory() -> Path:
@@ -196,9 +196,7 @@ def _tokens_per_s(way: WrittenWay, requests: Sequence[TextRequest]) -> float:
     return sum(map(len, written)) / (time.process_time() - begun_s)
 
 
-def _figures(
-    speeds: dict[str, list[float]], written: dict[str, Texts], right: Texts, rules: DecoderRules
-) -> dict[str, float]:
+def _figures(speeds: dict[str, list[float]], written: dict[str, Texts], right: Texts) -> dict[str, float]:
     figures = {f"tokens_per_s_{name}": median(result) for name, result in speeds.items()}
 
     def over(name: str, other: str) -> float:
@@ -213,11 +211,7 @@ def _figures(
         figures["full_over_generate_batch"] = over("full", "generate_batch")
     for name in sorted(speeds.keys() - {"exits_at_once", "exits_batch_of_one"}):
         figures[f"exact_match_{name}"] = _same(written[name], right)
-    figures["texts_changed_by_recompute"] = 1.0 - _same(written["recompute"], written["full"])
-    figures["texts_changed_by_project"] = 1.0 - _same(written["project"], written["full"])
     figures["texts_changed_by_verified"] = 1.0 - _same(written["verified"], written["full"])
-    figures["cut_after_blocks"] = rules.ramps[0].block + 1.0
-    figures["survival"] = rules.ramps[0].survival or 0.0
     return figures
 
 

@@ -1,6 +1,7 @@
 """A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
 
-Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads.
+Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads. A rate is
+offered for `seconds` to an empty server, about as long as one text may take. So an overload of some percent passes.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from experiments.shared.machine import ROOT
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer
+from isobatch.deployments.models.backends import compute_with
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.optimizer.text_plans import terms_of, tokens_per_s
 
@@ -37,6 +39,7 @@ RESIDENTS = 32
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 WAYS = ("off", "recompute", "verified", "project")
 SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
+PROMPTS = 400  # more than are written, so that none is there twice and shares all its pages
 WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, and for how long
 SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
 KEPT = 0.98  # of the texts in time: then a rate is sustained
@@ -184,8 +187,8 @@ async def _prefix_over_none(here: Live, case: ServedCase, seconds: int, number: 
     await asyncio.to_thread(here.deploy, _free(case, exits="off", dtype=case.dtype, kv_megabytes=2048))
     draw = random.Random(number)
     start = _digits(draw, SHARED)
-    same = [start + _digits(draw, OWN) for _ in range(100)]
-    other = [_digits(draw, SHARED + OWN) for _ in range(100)]
+    same = [start + _digits(draw, OWN) for _ in range(PROMPTS)]
+    other = [_digits(draw, SHARED + OWN) for _ in range(PROMPTS)]
     await ServedWay(here.base, same).closed(RESIDENTS, WARMS_UP_S)
     return await ServedWay(here.base, same).closed(RESIDENTS, seconds) / await ServedWay(here.base, other).closed(
         RESIDENTS, seconds
@@ -217,7 +220,7 @@ def generated_per_s(case: ServedCase) -> float:
 
 
 def print_generated(network: str, dtype: str, threads: str) -> None:
-    torch.set_num_threads(int(threads))
+    compute_with(int(threads))  # as a replica does, which keeps freed memory too
     model, tokenizer = load_decoder(Path(network), dtype=dtype), load_tokenizer(Path(network))
     tokenizer.padding_side = "left"
     batch = tokenizer(prompts(RESIDENTS, seed=3), return_tensors="pt", padding=True)

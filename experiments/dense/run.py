@@ -6,7 +6,7 @@ The promise is that other pictures lose at most 1 % of their mean IoU, 95 % sure
 
 Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
 smaller where pictures leave. Goodput: what one device sustains within an SLO in full, and with the plan and thresholds
-of `isobatch tune`; with early exit in batches that shrink and with constant batches beside it. The promise is repeated
+of `isobatch tune`, beside early exit in batches that shrink. The promise is repeated
 on random parts of recorded pictures. Tail: p99 over that in full at four loads, by `isobatch tune --no-later`,
 simulated with the measured times. Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose
 weights are random. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
@@ -30,7 +30,7 @@ from experiments.dense.shapes import exit_costs
 from experiments.shared.gains import baseline_plan
 from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import GRID, NAMES, SIDE, Scenes, drawn, on_grid, scene_network
-from isobatch.cluster.bench.compare import CONSTANT, GIVEN, NAIVE, STOCK, Bench, alone
+from isobatch.cluster.bench.compare import GIVEN, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.commands.tune import tune
 from isobatch.cluster.profiling.block_times import images, timed
@@ -47,7 +47,7 @@ from isobatch.deployments.prepare.measuring import PrepareOptions, retuned
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample
 from isobatch.deployments.progress import show
-from isobatch.optimizer import Objective, Plan, evaluate, read_plan
+from isobatch.optimizer import Objective, Plan, read_plan
 from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
@@ -97,7 +97,6 @@ def _figures(out: Path, parts: str, repeats: int, again: bool, live_s: int) -> d
     """The figures of these parts; the network and each part are kept when they end."""
     networks = cache(partial(_networks, out))
     known: dict[str, Callable[[], Figures]] = {
-        "costs": lambda: ((f"exit_cost_{block}", share) for block, share in enumerate(networks().exit_costs)),
         "latencies": lambda: networks().latencies(),
         "goodput": lambda: networks().goodput(),
         "promise": lambda: _promise(load(out), repeats),
@@ -149,12 +148,6 @@ class Networks:
     fresh: Scenes
 
     @property
-    def exit_costs(self) -> list[float]:
-        """Of each exit with its bridge, as a share of the whole network, for a picture alone."""
-        whole = float(self.table.block_times_s(1.0).sum())
-        return [float(each) / whole for each in self.table.ramp_times_s(1.0)[:-1]]
-
-    @property
     def slo_s(self) -> float:
         return SLO_OVER_ONE * float(self.table.block_times_s(1.0).sum())
 
@@ -170,15 +163,10 @@ class Networks:
             (full_ms, full), (exits_ms, labels) = (_timed(network, self.fresh, size, each) for each in ((), opened))
             ratios.append(exits_ms / full_ms)
             yield f"latency_{size}", ratios[-1]
-            yield f"opened_{size}", float(len(opened))
-            yield f"pixels_lost_{size}", float((labels != full).mean())
             iou, iou_early = (picture_iou(truth, each, len(NAMES)).mean() for each in (full, labels))
             yield f"iou_lost_{size}", float(iou - iou_early)
         yield "latency", float(np.mean(ratios))
-        yield "pixels_right_full", float((full == truth).mean())
         yield "picture_iou_full", float(iou)
-        yield "mean_iou_full", mean_iou(truth, full)
-        yield f"mean_iou_{BATCHES[-1]}", mean_iou(truth, labels)
 
     def _best_exits(self, size: int) -> list[int]:
         """One exit after the other, each the best beside those before it, as long as one more pays."""
@@ -216,8 +204,6 @@ class Networks:
         source, clock = Source(inputs), stopwatch_for("cpu")
         bench = Bench(network, made.profile, KIND, source, clock, LARGEST, given=made.plan)
         rows = {row.system: row for row in bench.compare([1e3 * self.slo_s], TRIAL_S, ROUNDS, console.print)}
-        for system, name in ((STOCK, "full"), (NAIVE, "early_exit"), (CONSTANT, "constant"), (GIVEN, "tuned")):
-            yield f"goodput_{name}_per_s", rows[system].goodput_per_s
         yield "goodput_over_no_exits", rows[GIVEN].goodput_per_s / rows[STOCK].goodput_per_s
         yield "goodput_over_early_exit", rows[GIVEN].goodput_per_s / max(rows[NAIVE].goodput_per_s, 1e-9)
 
@@ -234,8 +220,6 @@ class Networks:
         made, tails = self.no_later()
         for share, ratio in zip(LOADS, tails.ratios(made.plan), strict=True):
             yield f"p99_ratio_at_{share}", ratio
-        stock, exits = (evaluate(each, tails.facts).goodput_per_s for each in (tails.stock, made.plan))
-        yield "goodput_no_later_over_no_exits", exits / stock
 
     def live(self, lasts_s: float) -> Figures:
         from experiments.dense.live import live_tail
@@ -256,6 +240,7 @@ class TunedNetwork:
 def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int]) -> tuple[float, Indices]:
     """The mean time until a picture is answered (ms), in batches of one size, and all labels."""
     watch, took_ms, labels = stopwatch_for("cpu"), list[float](), list[Indices]()
+    network.run(network.encode(list(scenes.pictures[:size])), network.num_blocks, ramps)  # warms up
     for start in range(0, len(scenes.pictures), size):
         batch: Batch | None = network.encode(list(scenes.pictures[start : start + size]))
         rows, spent_s, found = np.arange(size), 0.0, dict[int, Indices]()
@@ -273,18 +258,6 @@ def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int])
                 break
         labels += [found[row] for row in range(size)]
     return float(np.mean(took_ms)), np.array(labels)
-
-
-def mean_iou(truth: Indices, labels: Indices) -> float:
-    """The mean over labels of intersection over union, of the pixels of all pictures.
-
-    >>> mean_iou(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1])) == (1 / 2 + 2 / 3) / 2
-    True
-    """
-    count = len(NAMES)
-    both = np.bincount(truth.ravel() * count + labels.ravel(), minlength=count**2).reshape(count, count)
-    union = both.sum(axis=0) + both.sum(axis=1) - np.diag(both)
-    return float((np.diag(both) / np.maximum(union, 1))[union > 0].mean())
 
 
 def _promise(model: TorchModel, repeats: int) -> Figures:
@@ -306,5 +279,4 @@ def _promise(model: TorchModel, repeats: int) -> Figures:
             losses.append(float(found.lost.mean))
             kept += found.cost < 1.0
         yield f"promise_broken{suffix}", float(np.mean(np.array(losses) > ALLOWED))
-        yield f"promise_lost{suffix}", float(np.mean(losses))
         yield f"promise_used{suffix}", kept / repeats

@@ -1,4 +1,4 @@
-"""Forecasts one day window by window, each from those before it, beside simpler ways and each method by itself."""
+"""Forecasts one day window by window, each from those before it, beside each method by itself."""
 
 from dataclasses import dataclass
 
@@ -20,14 +20,12 @@ class Backtest:
     trace: Trace
     actual: Floats
     forecast: Floats
-    last: Floats
-    mean10: Floats
     singles: dict[str, Floats]  # each method of the forecast by itself
     inside: float  # the share of what came that lay within the forecast's interval
-    arrivals: Floats  # relative errors: forecast, last window, mean of ten
 
     def error(self, way: str) -> float:
-        forecasts = self.singles[way] if way in self.singles else getattr(self, way)
+        """Of one method by itself, or of the forecast."""
+        forecasts = self.singles.get(way, self.forecast)
         return float(np.abs(forecasts - self.actual).mean())
 
 
@@ -35,10 +33,9 @@ def backtest(trace: Trace) -> Backtest:
     """Forecast every window of the day from those before it."""
     windows = trace.windows
     seen = np.array([window.exits.survival for window in windows])
-    rates = np.array([window.arrivals_per_s for window in windows])
     cuts = [block for block in range(1, seen.shape[1]) if (seen[:, block] != seen[:, block - 1]).any()]
     forecaster = Forecaster.after(windows[:WARM_UP], seen.shape[1], [cut - 1 for cut in cuts])
-    forecasts, inside, arrivals = [], [], []
+    forecasts, inside = [], []
     alone: dict[str, list[Floats]] = {}
     for index in range(WARM_UP, len(windows)):
         forecast = forecaster.forecast()
@@ -47,16 +44,10 @@ def backtest(trace: Trace) -> Backtest:
             alone.setdefault(way, []).append(values)
         low, high = (np.asarray(curve)[cuts] for curve in (forecast.survival_low, forecast.survival_high))
         inside.append((low <= seen[index, cuts]) & (seen[index, cuts] <= high))
-        guesses = np.array([forecast.arrivals_per_s, rates[index - 1], rates[index - 10 : index].mean()])
-        arrivals.append(np.abs(guesses / rates[index] - 1))
         forecaster.observe(windows[index])
     actual = seen[WARM_UP:, cuts]
-    means = np.stack([seen[index - 10 : index, cuts].mean(axis=0) for index in range(WARM_UP, len(seen))])
-    last = seen[WARM_UP - 1 : -1, cuts]
     singles = {way: np.array(values) for way, values in alone.items()}
-    return Backtest(
-        trace, actual, np.array(forecasts), last, means, singles, float(np.mean(inside)), np.array(arrivals)
-    )
+    return Backtest(trace, actual, np.array(forecasts), singles, float(np.mean(inside)))
 
 
 def _alone(forecaster: Forecaster) -> dict[str, Floats]:

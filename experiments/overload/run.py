@@ -25,7 +25,7 @@ from rich.console import Console
 
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
-from experiments.serve import measures, servers
+from experiments.serve import servers
 from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import Floats, LoadRecord, run_noting_polls
 from isobatch.cluster.load.workloads import arrivals
@@ -83,7 +83,7 @@ def measure(seconds: int = 3, fronts: int = 2, only: str = "") -> dict[str, floa
                     name = f"{inputs}_{protocol}" + ("" if count == 1 else f"_{count}fronts")
                     target = _target(url, grpc_port, refusing, inputs, protocol)
                     start_per_s = STARTS_PER_S[inputs, protocol]
-                    figures |= _flooded(name, url, target, start_per_s, float(seconds))
+                    figures |= _flooded(name, target, start_per_s, float(seconds))
     return figures | _overall(figures)
 
 
@@ -93,7 +93,7 @@ def _overall(figures: Mapping[str, float]) -> dict[str, float]:
     def each(figure: str) -> list[float]:
         return [value for name, value in figures.items() if re.fullmatch(rf"{figure}_\d+_.*", name)]
 
-    worst = {figure: max(each(figure)) for figure in ("back_after_s", "rss_growth_mb", *REFUSALS)}
+    worst = {figure: max(each(figure)) for figure in ("back_after_s", *REFUSALS)}
     return worst | {figure: sum(each(figure)) for figure in COUNTED}
 
 
@@ -118,10 +118,9 @@ def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, pr
     )
 
 
-def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: float) -> dict[str, float]:
+def _flooded(name: str, target: Target, start_per_s: float, seconds: float) -> dict[str, float]:
     best_per_s, best_rate = _best(name, target, start_per_s, seconds)
     figures = {f"best_per_s_{name}": best_per_s}
-    before_mb = measures.fronts(url)["memory_mb"]
     floods: list[Flooded] = []
     for flood, times in FLOODS.items():
         offered_per_s = times * best_per_s
@@ -144,7 +143,7 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
     figures |= {f"{figure}_{name}": sum(getattr(each, figure) for each in floods) for figure in COUNTED}
     figures |= {f"{figure}_{name}": max(getattr(each, figure) for each in floods) for figure in REFUSALS}
-    return figures | {f"rss_growth_mb_{name}": measures.fronts(url)["memory_mb"] - before_mb}
+    return figures
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:
@@ -183,7 +182,7 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
     """What comes in time at the best rate, while the rest of the flood goes to the decoy."""
 
     async def both() -> tuple[LoadRecord, LoadRecord]:
-        flood = asyncio.create_task(target.decoy.at(_poisson(max(flood_per_s, 1.0), seconds)))
+        flood = asyncio.create_task(target.decoy.at(_poisson(max(flood_per_s, 1.0), seconds, seed=2)))
         record = await target.server.at(_poisson(rate, seconds))
         return record, await flood
 
@@ -220,8 +219,8 @@ class _Cores:
         return own_s / seconds, (servers.processor_s() - self._server_s) / seconds
 
 
-def _poisson(rate_per_s: float, seconds: float) -> Floats:
-    return arrivals("poisson", rate_per_s, seconds, seed=1)
+def _poisson(rate_per_s: float, seconds: float, seed: int = 1) -> Floats:
+    return arrivals("poisson", rate_per_s, seconds, seed)
 
 
 def _good(record: LoadRecord) -> Any:

@@ -26,12 +26,10 @@ class PeerNetwork:
     """
 
     def __init__(self, folder: str, exits: str = "") -> None:
-        import torch
-
         from isobatch.deployments.models import load
-        from isobatch.deployments.models.backends import make_ready, on_backend
+        from isobatch.deployments.models.backends import compute_with, make_ready, on_backend
 
-        torch.set_num_threads(1)
+        compute_with(1)  # as a replica does, which keeps freed memory too
         self._exits = bool(exits)
         on_onnx = exits in ("", ONNX)
         loaded = load(folder, device="cpu", dtype="float32" if on_onnx else exits)

@@ -1,18 +1,16 @@
 """Claim: with real compute, isobatch answers more in time than what one would serve the same network with otherwise.
 
-Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
-call; isobatch serves it with its exits, and in full as its own control. All run on ONNX Runtime with one thread a
-worker and batches of at most 32, on the same cores as the client. For each, the best number of clients counts. One
-server runs at a time, as LitServe's idle workers poll; rounds take turns. A peer that is not installed is named, first
-and last.
+Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full on one worker and on two, and on one
+with the same exits inside a call; isobatch serves it by one replica, with its exits, and in full as its own control.
+All run on ONNX Runtime with one thread a worker and batches of at most 32, on the same cores as the client. For each,
+the best number of clients counts. One server runs at a time, as LitServe's idle workers poll, and every other round has
+the opposite order. A peer that is not installed is named, first and last.
 """
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,9 +22,10 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.peers.network import BATCH, ONNX, READY, PeerNetwork
+from experiments.peers.network import BATCH, ONNX, READY
 from experiments.peers.workloads import PeerWorkload, workloads
-from experiments.serve.servers import isobatch, memory_mb, running
+from experiments.serve.fleet import serve_file_of
+from experiments.serve.servers import isobatch, running
 from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
@@ -34,8 +33,7 @@ from isobatch.cluster.load.workloads import arrivals
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256, 512)
-LIGHT = 0.3  # of our own goodput, for what nothing batches at
-LONE = 50
+LONE, LONE_PER_S = 50, 10.0  # requests of which none meets another
 WARMS_UP = 16  # clients
 console = Console(stderr=True)
 
@@ -77,11 +75,8 @@ OURS, OURS_FULL = Peer("isobatch", "ray"), Peer("isobatch_full", "ray", headers=
 class PeerRound:
     """What one server did in one round."""
 
-    start_s: float
-    memory_mb: float
     lone_ms: float
     best: Summary
-    light_p50_ms: float
 
 
 def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, float]:
@@ -91,9 +86,8 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
     _tell_missing(missing)
     figures: dict[str, float] = {f"missing_{peer.name}": float(peer in missing) for peer in PEERS}
     with TemporaryDirectory() as folder:
-        for workload in workloads(Path(folder)):
+        for workload in workloads():
             if only in ("", workload.name):
-                console.print(f"{workload.name}: {workload.says}")
                 figures |= _compared(workload, [OURS, OURS_FULL, *there], Path(folder), rounds, float(seconds))
     _tell_missing(missing)
     lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
@@ -122,38 +116,33 @@ def _tell_missing(missing: Sequence[Peer]) -> None:
 def _compared(
     workload: PeerWorkload, systems: Sequence[Peer], folder: Path, rounds: int, seconds: float
 ) -> dict[str, float]:
+    """Every other round has the opposite order, so that a machine that slows down favours nobody."""
     result: defaultdict[str, list[PeerRound]] = defaultdict(list)
     for number in range(rounds):
-        for system in systems:
+        for system in systems if number % 2 == 0 else systems[::-1]:
             seen = _seen(workload, system, folder, seconds)
             result[system.name].append(seen)
             console.print(
                 f"{workload.name}, round {number + 1} of {rounds}, {system.name}: {seen.best.goodput_per_s:,.0f}/s in "
-                f"time, lone {seen.lone_ms:.1f} ms, {seen.memory_mb:,.0f} MB, started in {seen.start_s:.1f} s"
+                f"time, lone {seen.lone_ms:.1f} ms"
             )
-    return _figures(workload, result, _pass_ms(workload))
+    return _figures(workload.name, result)
 
 
-def _figures(workload: PeerWorkload, result: Mapping[str, Sequence[PeerRound]], pass_ms: float) -> dict[str, float]:
-    figures = {f"pass_ms_{workload.name}": pass_ms}
+def _figures(workload: str, result: Mapping[str, Sequence[PeerRound]]) -> dict[str, float]:
+    figures = dict[str, float]()
     goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in result.items()}
     lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in result.items()}
-    for name, rounds in result.items():
-        here = f"{name}_{workload.name}"
+    for name in result:
+        here = f"{name}_{workload}"
         figures[f"goodput_per_s_{here}"] = goodput[name]
         figures[f"lone_ms_{here}"] = lone_ms[name]
-        for share in ("p50", "p99"):
-            figures[f"{share}_ms_{here}"] = median(seen.best.latency_ms[share] for seen in rounds)
-        figures[f"memory_mb_{here}"] = median(seen.memory_mb for seen in rounds)
-        figures[f"start_s_{here}"] = median(seen.start_s for seen in rounds)
         if name != OURS.name:
             figures[f"goodput_over_{here}"] = goodput[OURS.name] / goodput[name]
     others = [lone_ms[peer.name] for peer in PEERS if peer.name in lone_ms]
     if others:
-        figures[f"lone_over_leanest_{workload.name}"] = lone_ms[OURS.name] / min(others)
-    light = median(seen.light_p50_ms for seen in result[OURS.name])
-    figures[f"p50_extra_ms_at_30_percent_{workload.name}"] = light - pass_ms
-    return figures | over_best(goodput, workload.name)
+        figures[f"lone_over_leanest_{workload}"] = lone_ms[OURS.name] / min(others)
+    return figures | over_best(goodput, workload)
 
 
 def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
@@ -171,26 +160,14 @@ def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
 
 
 def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) -> PeerRound:
-    began_s = time.perf_counter()
-    with _served(workload, system, folder) as url:
-        start_s = time.perf_counter() - began_s
+    served = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
+    own = isobatch(serve_file_of(folder, served)) if system.ours else running_peer(system, workload.folder)
+    with own as url:
         load = partial(LoadGenerator, url, workload.bodies(system.listed), headers=system.headers)
         _clients(load, WARMS_UP, min(seconds, 2.0))
-        lone_ms = _open(load, 10.0, LONE / 10.0).latency_ms["p50"]
-        runs = [_clients(load, count, seconds) for count in CLIENTS]
-        best = max(runs, key=lambda run: run.goodput_per_s)
-        light = _open(load, max(1.0, LIGHT * best.goodput_per_s), seconds) if system is OURS else None
-        return PeerRound(start_s, memory_mb(), lone_ms, best, light.latency_ms["p50"] if light else 0.0)
-
-
-@contextmanager
-def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]:
-    if system.ours:
-        with isobatch(_serve_file(workload, folder)) as url:
-            yield url
-        return
-    with running_peer(system, workload.folder) as url:
-        yield url
+        lone = asyncio.run(load().at(arrivals("uniform", LONE_PER_S, LONE / LONE_PER_S, seed=1)))
+        best = max((_clients(load, count, seconds) for count in CLIENTS), key=lambda run: run.goodput_per_s)
+        return PeerRound(summary(lone, SLO_MS).latency_ms["p50"], best)
 
 
 @contextmanager
@@ -201,28 +178,5 @@ def running_peer(peer: Peer, folder: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/predict"
 
 
-def _serve_file(workload: PeerWorkload, folder: Path) -> Path:
-    arguments = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
-    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
-    path = folder / f"{workload.name}.yaml"
-    path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    return path
-
-
 def _clients(load: Callable[..., LoadGenerator], count: int, seconds: float) -> Summary:
     return summary(asyncio.run(load(connections=count).by_clients(count, seconds)), SLO_MS)
-
-
-def _open(load: Callable[..., LoadGenerator], per_s: float, seconds: float) -> Summary:
-    return summary(asyncio.run(load().at(arrivals("uniform", per_s, seconds, seed=1))), SLO_MS)
-
-
-def _pass_ms(workload: PeerWorkload) -> float:
-    """One input through the network in full, with nothing around it."""
-    network = PeerNetwork(workload.folder)
-    times_s = []
-    for value in workload.inputs[:50]:
-        began_s = time.perf_counter()
-        network.labels([value])
-        times_s.append(time.perf_counter() - began_s)
-    return 1e3 * median(times_s)

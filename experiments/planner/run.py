@@ -1,4 +1,8 @@
-"""Claim: the planner is exact, and fast enough. Times are seconds of one core, the best of three."""
+"""Claim: the planner is exact, and fast enough. Times are seconds of one core, the best of three.
+
+Timed is the search alone, not the simulations with which `isobatch plan` chooses among its plans (`bench-bound` has
+those). The control of small random problems is brute force; that of large ones is the planner's own bound.
+"""
 
 import time
 from collections.abc import Callable

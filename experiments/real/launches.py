@@ -1,7 +1,7 @@
 """What launches cost beside their arithmetic, in one process: layers that do nothing, and sizes that are new."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -17,9 +17,8 @@ from isobatch.deployments.models.spans import Spans
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.connection import frame
-from isobatch.deployments.transport.holdings import Claim, Share
-from isobatch.deployments.transport.orders import NumberedReply, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.deployments.transport.orders import NumberedReply, Order
+from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.model import Batch
 
 INPUTS = 31
@@ -64,46 +63,17 @@ def _beside_layers(model: TorchModel) -> dict[str, float]:
     model.ramps = replace(model.ramps, heads={block: _Chance() for block in model.ramps.heads})
     replica = SplitReplica(model)
     parts = tuple(pack(model.encode([text])) for text in texts(INPUTS))
-    shares = _held(replica, parts)
-    drawn = np.random.default_rng(7)
-    unlike = [" ".join(drawn.choice(WORDS, length)) for length in drawn.integers(1, LONGEST, INPUTS)]
-    unlike_parts = tuple(pack(model.encode([text])) for text in unlike)
-
-    def took_ms(order: Order) -> float:
-        return _ms(partial(_run_once, replica, order))
-
-    launch_ms, stopping_ms = (took_ms(Order(BLOCKS, ramps, parts)) for ramps in (frozenset[int](), frozenset({STOP})))
+    launch_ms, stopping_ms = (
+        _ms(partial(_run, replica, Order(BLOCKS, ramps, parts))) for ramps in (frozenset[int](), frozenset({STOP}))
+    )
     ramp_ms = _ms(partial(_decide, model, first(hidden[:INPUTS], None)))
-    return {
-        "launch_beside_layers_ms": launch_ms,
-        "launch_of_unlike_lengths_beside_layers_ms": took_ms(Order(BLOCKS, frozenset(), unlike_parts)),
-        "split_beside_layers_ms": took_ms(Order(2, frozenset(), shares, keep=True)),
-        "stop_beside_layers_ms": stopping_ms - launch_ms - ramp_ms,
-        "ramp_that_computes_nothing_ms": ramp_ms,
-    }
+    return {"launch_beside_layers_ms": launch_ms, "stop_beside_layers_ms": stopping_ms - launch_ms - ramp_ms}
 
 
-def _held(replica: SplitReplica, parts: Sequence[Packed]) -> tuple[Share, ...]:
-    """The same inputs as survivors of two launches, which the replica has kept."""
-    half = len(parts) // 2
-    held = [_run(replica, Order(1, frozenset(), tuple(some), keep=True)) for some in (parts[:half], parts[half:])]
-    return tuple(Share(each, np.arange(len(each))) for each in held if isinstance(each, Claim))
-
-
-def _run(replica: SplitReplica, order: Order) -> Packed | Claim | None:
+def _run(replica: SplitReplica, order: Order) -> None:
     """Run a launch as a replica does, up to the messages that it sends."""
-    end: Packed | Claim | None = None
     for reply in replica.run(order):
         frame(NumberedReply(0, reply), [])
-        end = reply.survivors if isinstance(reply, Stayed) else None
-    return end
-
-
-def _run_once(replica: SplitReplica, order: Order) -> None:
-    """Run a launch and forget its survivors."""
-    kept = _run(replica, order)
-    if isinstance(kept, Claim):
-        replica.holdings.drop([kept.key])
 
 
 @torch.inference_mode()

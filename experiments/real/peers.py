@@ -38,11 +38,8 @@ def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, s
 
 def _called_per_s(case: RealCase) -> float:
     """Inputs a second of calls with full batches, one after another."""
-    import torch
-
     from experiments.peers.network import PeerNetwork
 
-    torch.set_num_threads(1)
     network, sent, calls = PeerNetwork(str(case.checkpoint), case.dtype), texts(LARGEST_BATCH), 0
     network.labels(sent)
     began_s = time.perf_counter()

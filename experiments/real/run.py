@@ -2,8 +2,9 @@
 
 BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
 one thread. A round profiles the network, plans, and serves: the machine's speed changes within minutes, so that a
-promise counts for its own round only. All is on one machine's cores, the generator too. The figures of a round are kept
-when it ends, so that an interrupted run goes on with the next.
+promise counts for its own round only. The controls are early exit in one split and no exits, in turns, each with its
+best batch. Other servers are measured apart from them, minutes later. All is on one machine's cores, the generator too.
+The figures of a round are kept when it ends, so that an interrupted run goes on with the next.
 """
 
 import asyncio
@@ -20,28 +21,23 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 
-from experiments.forecast.traces import elasticbert_survival
-from experiments.real import idle, launches, peers, together
-from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
+from experiments.real import idle, launches, peers
+from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, WIDTH, profiled
+from experiments.shared.real_network import DTYPE, KIND, WIDTH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
-SIX_LAYERS = 6
-PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
-# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
+# Other SLOs, and two replicas.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2),
-    "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
-    "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
-PARTS = ("launches", "live", *OTHERS, "idle", "together", "peers")
+PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 CHAINS, LAYERS, TOKENS = 40, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
 console = Console(stderr=True, width=140)
@@ -83,23 +79,20 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
             yield from _rounds("live", replace(case, dtype=dtype), rounds if dtype == first.dtype else few, seconds)
-    for name in OTHERS:
+    for name, changed in OTHERS.items():
         if name in wanted:
-            yield from _rounds(name, first, few, seconds)
+            yield from _rounds(name, changed(first), few, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
-    others = {"together": (together.figures, OTHERS["half"](first)), "peers": (peers.figures, first)}
-    for name, (figures, own) in others.items():
-        for number in range(few if name in wanted else 0):
-            measured = partial(figures, own, number, seconds)
-            yield RealPart(f"{name} {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
+    for number in range(few if "peers" in wanted else 0):
+        measured = partial(peers.figures, first, number, seconds)
+        yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
 
 
 def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:
     suffix = f"_{case.dtype}" if name == "live" else f"_{name}_{case.dtype}"
     for number in range(rounds):
-        figures = partial(_round, name, case, number, seconds)
-        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, figures)
+        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, partial(live, case, number, seconds))
 
 
 def _in_own_process(part: RealPart) -> dict[str, float]:
@@ -124,14 +117,6 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
         if (rate_per_s := figures.get(f"live_per_s_{peer.name}_{dtype}"))
         and f"live_per_s_{CONSTANT}_{dtype}" in figures
     }
-
-
-def _round(name: str, case: RealCase, number: int, seconds: float) -> dict[str, float]:
-    try:
-        return live(OTHERS[name](case) if name in OTHERS else case, number, seconds)
-    except UserError as error:  # recorded exits are no part of the project
-        console.print(f"[bold red]not measured[/]: {error}")
-        return {"missing": 1.0}
 
 
 def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:
@@ -170,17 +155,16 @@ async def _measured(
     """All systems once, in the order of this round. `profiled_s`: a chain of plain layers beside the profile."""
     planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
     served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
-    seen: dict[str, Seen] = {}
-    stolen, total = core_times()
+    seen, nearly = dict[str, Seen](), dict[str, float]()
     for system in planned if number % 2 == 0 else planned[::-1]:
         await served.follow(system)
         before_s = chain_s(case)
         sustained_per_s = await served.sustained_per_s(system, seconds, seed=number)
-        slower = (before_s + chain_s(case)) / 2 / profiled_s
-        seen[system.name] = Seen(sustained_per_s, slower, await served.nearly(system, seconds))
+        seen[system.name] = Seen(sustained_per_s, (before_s + chain_s(case)) / 2 / profiled_s)
+        if system.name == CONSTANT:
+            nearly = asdict(await served.nearly(system, seconds))
         console.print(f"{_splits(system.plan)} promises {system.promised_per_s:.1f}/s: {seen[system.name]}")
-    stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return figures_of(planned, seen) | {"stolen_share": stolen / total}
+    return figures_of(planned, seen) | nearly
 
 
 def _splits(plan: Plan) -> str:
@@ -189,11 +173,10 @@ def _splits(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a system sustained, how many times as long a chain of plain layers took then, and its launches."""
+    """What a system sustained, and how many times as long a chain of plain layers took then."""
 
     per_s: float
     slower: float
-    nearly: Nearly
 
 
 def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[str, float]:
@@ -203,13 +186,8 @@ def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[s
         kept = own.per_s / system.promised_per_s
         figures |= {f"promised_per_s_{name}": system.promised_per_s, f"live_per_s_{name}": own.per_s}
         figures |= {f"live_over_promise_{name}": kept, f"live_over_promise_at_its_speed_{name}": kept * own.slower}
-        figures |= {
-            f"launches_over_tables_{name}": own.nearly.launches_over_tables,
-            f"machine_slower_{name}": own.slower,
-        }
+        figures[f"machine_slower_{name}"] = own.slower
+    constant_per_s = seen[CONSTANT].per_s
     simple = {name: each.per_s for name, each in seen.items() if name != CONSTANT}
-    constant = seen[CONSTANT]
-    figures |= {f"constant_over_{name}": constant.per_s / value for name, value in simple.items() if value}
-    best = constant.per_s / (max(simple.values()) or 1e-9)
-    nearly = {name: value for name, value in asdict(constant.nearly).items() if name != "launches_over_tables"}
-    return figures | {"chosen_over_best_simple": best} | nearly
+    figures |= {f"constant_over_{name}": constant_per_s / value for name, value in simple.items() if value}
+    return figures | {"chosen_over_best_simple": constant_per_s / (max(simple.values()) or 1e-9)}

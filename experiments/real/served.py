@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
+from experiments.shared.real_network import CPU_SIZE, KIND, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -19,9 +19,7 @@ from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.candidates import LIMITS
 from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import IN_TIME_SHARE, sustained_per_s
-from isobatch.deployments.front.observed import LaunchShape, LaunchTimes
 from isobatch.optimizer import Objective, Plan, Problem
-from isobatch.optimizer.model.work import work
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import problem
@@ -51,24 +49,6 @@ class PlannedSystem:
     name: str
     plan: Plan
     promised_per_s: float
-    facts: Problem
-
-    def expected_s(self, shape: LaunchShape) -> float:
-        """What a launch takes by the tables; 0 for one that is not of this plan."""
-        reach = 1.0
-        for split in self.plan.splits:
-            kind = self.plan.placement_of(split).kind
-            found = work(split, self.facts, kind, None, reach, shape.size)
-            if (split.start, split.stop) == (shape.start, shape.stop):
-                return found.launch_s
-            reach = found.survivors
-        return 0.0
-
-    def over_tables(self, launches: Mapping[LaunchShape, LaunchTimes]) -> float:
-        """What launches of this plan took, over what the tables say of launches of their sizes."""
-        known = {shape: took for shape, took in launches.items() if self.expected_s(shape)}
-        expected_s = sum(took.times * self.expected_s(shape) for shape, took in known.items())
-        return sum(took.seconds for took in known.values()) / expected_s
 
 
 @dataclass(frozen=True)
@@ -80,24 +60,20 @@ class Nearly:
     wall_over_processor: float  # of launches, without the time in which they waited for a core
     waited_share: float  # of the time of launches: the core computed for another process
     in_time_at_90_percent: float
-    launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
 
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is served, and within which time. `cores`: of one device. `survival`: the share of inputs that enter each
-    block."""
+    """What is served, and within which time."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
-    cores: int = 1
-    survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
 
     @property
     def checkpoint(self) -> Path:
-        return checkpoint(self.survival, self.size.width)
+        return checkpoint(self.size.width)
 
     @property
     def backend(self) -> str:
@@ -114,7 +90,7 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
         rates = {plan: sustained_per_s(plan, facts, slo_s) for plan in plans}
         best = max(rates, key=lambda plan: rates[plan])
-        found.append(PlannedSystem(short, best, rates[best], facts))
+        found.append(PlannedSystem(short, best, rates[best]))
     return found
 
 
@@ -130,7 +106,7 @@ def chosen_system(name: str, facts: Problem, objective: Objective) -> PlannedSys
     assert first, "This is a bug: one replica is enough for some plan."
     planned, own = first
     chosen = best_simulated(planned, own, objective, lambda asked, within: side_by_side(asked.given, within))
-    return PlannedSystem(name, chosen.plan, chosen.after_per_s, own.for_plan(chosen.plan))
+    return PlannedSystem(name, chosen.plan, chosen.after_per_s)
 
 
 @dataclass(frozen=True)
@@ -195,13 +171,11 @@ class ServedNetwork:
 
     @staticmethod
     async def deployed(here: Live, folder: Path, known: Profile, plan: Plan, case: "RealCase") -> "ServedNetwork":
-        share = {"cpus_per_replica": case.cores / case.replicas} if case.size.device == KIND else {}
+        share = {"cpus_per_replica": 1 / case.replicas} if case.size.device == KIND else {}
         front = application(
             plan, known, folder, model=str(case.checkpoint), backend=case.backend, dtype=case.dtype,
             slo_ms=case.slo_ms, **share,
         )  # fmt: skip
-        if case.cores > 1:  # all that this machine has
-            front["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0}}]
         await asyncio.to_thread(here.deploy, front)
         return ServedNetwork(here, AskedServer(here.url, case.slo_ms, words=case.size.words))
 
@@ -244,7 +218,6 @@ class ServedNetwork:
             (busy_s - spent.waited_s) / spent.processor_s,
             spent.waited_s / busy_s,
             summary(record, self.server.slo_ms).good_share,
-            system.over_tables(seen.launches),
         )
 
 
@@ -260,12 +233,6 @@ def filled(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
         launches = other["launches"] - one["launches"]
         shares.append((other["fill"] * other["launches"] - one["fill"] * one["launches"]) / max(launches, 1))
     return shares
-
-
-def core_times() -> tuple[int, int]:
-    """Of all cores since they started, in ticks: what the machine below took for others, and all."""
-    ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return ticks[7], sum(ticks)
 
 
 @dataclass(frozen=True)

@@ -113,17 +113,11 @@ def figures(replays: Mapping[str, Replay]) -> dict[str, float]:
     judged = sum(len(each.judged) for each in replays.values())
     return {
         "regret_mean": float(np.mean([each.regret for each in replays.values()])),
-        "regret_worst_run": max(each.regret for each in replays.values()),
         "regret_worst_hour": max(each.worst_hour for each in replays.values()),
         "harm_share": sum(len(each.harmed) for each in replays.values()) / max(1, judged),
-        "windows_after_a_change": float(judged),
-        "changes": float(sum(len(each.changes) for each in replays.values())),
-        "hindsight_share": float(np.mean([each.hindsight_share for each in replays.values()])),
         **{f"regret_{name}": each.regret for name, each in replays.items()},
         **{f"worst_hour_{name}": each.worst_hour for name, each in replays.items()},
-        **{f"hindsight_share_{name}": each.hindsight_share for name, each in replays.items()},
         **{f"harmed_windows_{name}": float(len(each.harmed)) for name, each in replays.items()},
-        **{f"fixed_plans_{name}": float(len(each.staying)) for name, each in replays.items()},
     }
 
 
@@ -151,17 +145,14 @@ class Burst:
     refused_s: float | None  # the first refusal
     ended_s: float
     rolled_out_s: Sequence[float] = ()
-    on_a_small_plan: bool = False  # when it began
 
     @classmethod
-    def of(
-        cls, record: LoadRecord, began_s: float, slo_ms: float, rolled_out_s: Sequence[float] = (), small: bool = False
-    ) -> "Burst":
+    def of(cls, record: LoadRecord, began_s: float, slo_ms: float, rolled_out_s: Sequence[float] = ()) -> "Burst":
         seconds = float(record.due_s.max(initial=0.0))
         good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= slo_ms)
         refused_s = record.ended_s[record.status == REFUSED]
         first_s = began_s + float(refused_s.min()) if len(refused_s) else None
-        return cls(float(good.sum()) / max(seconds, 1e-9), first_s, began_s + seconds, rolled_out_s, small)
+        return cls(float(good.sum()) / max(seconds, 1e-9), first_s, began_s + seconds, rolled_out_s)
 
 
 def share_of(mine: Sequence[Burst], theirs: Sequence[Burst]) -> float:

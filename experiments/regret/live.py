@@ -10,12 +10,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-import numpy as np
 from rich.console import Console
 
 from experiments.regret.judged import Burst, believed_error, reacted_s, share_of
@@ -35,8 +33,6 @@ SLACK = 0.2
 CALM = 0.2  # of what the plan of most goodput promises
 TIMES = {"burst_10x": 10.0, "burst_30x": 30.0}  # the calm rate
 MIXED, FULL_SHARE = 0.4, 0.3  # of that plan; of the requests, that ask for the whole network
-AFTER_SIX = 0.6  # of that plan, after a first minute with six inputs
-SIX, SIX_EVERY_S = 6, 10.0
 MIXED_WINDOWS = 2
 REST_S, SETTLES_S = 5.0, 5.0  # between bursts; after a plan was rolled out
 ROUNDS = 3
@@ -118,15 +114,15 @@ class ServedBert:
         running = await RunningApplication(NAME).plan()
         return evaluate(running, self.facts).goodput_per_s < SMALL * self.per_s
 
-    async def ask(self, per_s: float, seconds: float, full: bool = False, process: str = "poisson") -> LoadRecord:
+    async def ask(self, per_s: float, seconds: float, full: bool = False) -> LoadRecord:
         headers = f"X-Deadline-Ms: {SLO_MS:g}\r\n" + ("X-Full: 1\r\n" if full else "")
         bodies = [json.dumps({"inputs": [text]}).encode() for text in texts(ASKED, IN_FULL if full else ORDINARY)]
         generator = LoadGenerator(f"{self.here.base}/predict", bodies, headers=headers)
-        return await generator.at(arrivals(process, per_s, seconds, seed=3), patience_s=2 * SLO_MS / 1e3)
+        return await generator.at(arrivals("poisson", per_s, seconds, seed=3), patience_s=2 * SLO_MS / 1e3)
 
     async def burst(self, times: float, seconds: float) -> Burst:
         """So many times the calm rate."""
-        small, began_s = await self.runs_small(), time.time()
+        began_s = time.time()
         record = await self.ask(times * self.calm_per_s, seconds)
         events = await self.events_since(began_s)
         for each in events:
@@ -134,11 +130,11 @@ class ServedBert:
                 f"{each['at_s'] - began_s:.1f} s into {times:g}x, {each['what']} {each['after']}: {each['why']}"
             )
         rolled_out_s = [each["at_s"] for each in events if each["what"] == "rolled out"]
-        return Burst.of(record, began_s, SLO_MS, rolled_out_s, small)
+        return Burst.of(record, began_s, SLO_MS, rolled_out_s)
 
 
 def live(timing: Timing, only: str, folder: Path) -> dict[str, float]:
-    """`only`: of first, mixed, bursts and react, those whose names are in it."""
+    """`only`: of mixed, bursts and react, those whose names are in it."""
     known = profiled(checkpoint(), folder, budget_s=min(30.0, timing.calm_s))
     with bare() as here:
         return asyncio.run(_measured(_planned(here, folder, known), timing, only))
@@ -156,7 +152,7 @@ def _planned(here: Live, folder: Path, known: Profile) -> ServedBert:
 
 async def _measured(served: ServedBert, timing: Timing, only: str) -> dict[str, float]:
     """All on one event loop: Serve's handles stay with the one that they were first used on."""
-    parts = {"first": _first_minute, "mixed": _mixed, "bursts": _bursts, "react": _react}
+    parts = {"mixed": _mixed, "bursts": _bursts, "react": _react}
     chosen = {name: part for name, part in parts.items() if name in only.split(",")}
     await served.begin(timing.window_s, "begun")
     await served.ask(served.per_s, SETTLES_S)  # warms up
@@ -167,19 +163,6 @@ async def _measured(served: ServedBert, timing: Timing, only: str) -> dict[str, 
     return figures
 
 
-async def _first_minute(served: ServedBert, timing: Timing) -> dict[str, float]:
-    """Six inputs in the first minute, then a usual load; beside it, the same load on the plan that stays."""
-    began_s = time.time()
-    for _ in range(SIX):
-        await served.ask(1.0, 1.0, process="uniform")
-        await asyncio.sleep(min(SIX_EVERY_S, timing.calm_s / SIX) - 1.0)
-    steered = Burst.of(await served.ask(AFTER_SIX * served.per_s, timing.window_s), began_s, SLO_MS)
-    changes = await served.events_since(began_s)
-    await served.stays(served.most)
-    stayed = Burst.of(await served.ask(AFTER_SIX * served.per_s, timing.window_s), began_s, SLO_MS)
-    return {"first_minute_in_time": share_of([steered], [stayed]), "first_minute_changes": float(len(changes))}
-
-
 async def _mixed(served: ServedBert, timing: Timing) -> dict[str, float]:
     """What the controller believes of survival: of ordinary requests alone, then with those that are run in full.
 
@@ -188,15 +171,11 @@ async def _mixed(served: ServedBert, timing: Timing) -> dict[str, float]:
     known = await asyncio.to_thread(survival_of, texts(ASKED, ORDINARY))
     per_s, seconds = MIXED * served.per_s, MIXED_WINDOWS * timing.window_s + 2 * Patience().look_every_s
     await served.ask(per_s, seconds)
-    plain = await _survival(served)
     await asyncio.gather(
         served.ask((1 - FULL_SHARE) * per_s, seconds), served.ask(FULL_SHARE * per_s, seconds, full=True)
     )
     mixed = await _survival(served)
-    return {
-        "x_full_mix_survival_error": believed_error(mixed, known),
-        "plain_survival_error": believed_error(plain, known),
-    }
+    return {"x_full_mix_survival_error": believed_error(mixed, known)}
 
 
 async def _survival(served: ServedBert) -> Sequence[float]:
@@ -227,13 +206,7 @@ async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
         for name in TIMES:
             one, other = steered[name][-1], stayed[name][-1]
             console.print(f"{name}: {one.good_per_s:.1f} in time per second, {other.good_per_s:.1f} if the plan stays")
-    reacted = [reacted_s(each) for each in chain(*steered.values()) if each.on_a_small_plan]
-    return {
-        **{f"{name}_in_time": share_of(steered[name], stayed[name]) for name in TIMES},
-        **{f"{name}_devices_per_s": float(np.mean([each.good_per_s for each in stayed[name]])) for name in TIMES},
-        "bursts_on_a_small_plan": float(len(reacted)),
-        "seconds_to_react_after_calm": max(reacted, default=0.0),
-    }
+    return {f"{name}_in_time": share_of(steered[name], stayed[name]) for name in TIMES}
 
 
 async def _react(served: ServedBert, timing: Timing) -> dict[str, float]:

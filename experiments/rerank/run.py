@@ -11,43 +11,33 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.rerank.network import LENGTH, answered, lists_of, reranker
 from experiments.shared.kept_parts import place_of
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import label_names, task_at
-from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare.data import Columns, rows
 from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.deployments.progress import show
-from isobatch.deployments.transport.packed import pack, unpack, wanting_best
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import NDCG, Indices
-from isobatch.profiles.promise import RULES
 from isobatch.profiles.ranking import RankedLists
 
 PROMISED = 0.01
 TURNS = 2
-BEST = 3  # documents that a request wants of its ten
-LISTS_AT_ONCE = 6  # in a launch
 
 
 def measure(lists: int = 860, fresh: int = 100, repeats: int = 100) -> dict[str, float]:
     found = lists_of(answered("dev"), lists + fresh)
     folder = _prepared(found[:lists])
-    promise = read_rules(folder / RULES).promise
-    assert promise, "This is a bug: policies of scores have a threshold at which no input leaves."
-    figures = {"lists_tested": promise.deciding, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
-    figures |= _broken(Evidence.read(folder / EVIDENCE), repeats)
+    figures = _broken(Evidence.read(folder / EVIDENCE), repeats)
     network = load(folder)
-    return figures | _of_the_best(network, found[lists:]) | _timed(network, found[lists:])
+    return figures | _timed(network, found[lists:])
 
 
 def _prepared(found: list[tuple[str, list[str]]]) -> Path:
@@ -71,20 +61,12 @@ def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
     """How often promises are broken that are made with lists drawn from all recorded ones."""
     everything, random = _joined(evidence.shape, evidence.test), np.random.default_rng(0)
     shape, test = (len(each.ndcg(each.at_end)) for each in (evidence.shape, evidence.test))
-    lost, depths = [], []
+    broken = 0
     for _ in show(range(repeats), "promises"):
         drawn = redrawn(everything, random, shape), redrawn(everything, random, test)
         again = Evidence(*drawn, NDCG, PROMISED, evidence.confidence)
-        exits = outcome(everything, again.prepared, NDCG)
-        lost.append(exits.lost.mean)
-        depths.append(exits.cost)
-    broken = np.array(lost) > PROMISED
-    return {
-        "promises_broken_share": float(broken.mean()),
-        "promises_lost_mean": float(np.mean(lost)),
-        "promises_lost_most": float(np.max(lost)),
-        "promises_depth_mean": float(np.mean(depths)),
-    }
+        broken += outcome(everything, again.prepared, NDCG).lost.mean > PROMISED
+    return {"promises_broken_share": broken / repeats}
 
 
 def _joined(first: ExitTable, second: ExitTable) -> ExitTable:
@@ -103,35 +85,6 @@ def redrawn(table: ExitTable, random: np.random.Generator, count: int) -> ExitTa
     chosen = [order[starts[each] : starts[each + 1]] for each in random.integers(len(numbers), size=count)]
     lists: Indices = np.repeat(np.arange(count), [len(each) for each in chosen])
     return replace(table.of(np.concatenate(chosen)), lists=lists)
-
-
-def _of_the_best(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:
-    """How deep documents run if each request wants its best ones or all, and how many of the full network's best ones
-    are not among those that it gets."""
-    depths, lost = {BEST: list[float](), 0: list[float]()}, {BEST: list[float](), 0: list[float]()}
-    for start in show(range(0, len(found), LISTS_AT_ONCE), "requests for the best"):
-        lists = [[(question, text) for text in texts] for question, texts in found[start : start + LISTS_AT_ONCE]]
-        encoded = [pack(network.encode(values)) for values in lists]
-        full = [each.score for values in lists for each in network.predict(values, exits=False)]
-        for wanted in depths:
-            parts = [wanting_best(each, number, wanted) for number, each in enumerate(encoded)]
-            exits = network.run(unpack(parts), network.num_blocks, network.ramp_blocks).exits
-            depths[wanted] += ((exits.blocks + 1) / network.num_blocks).tolist()
-            scores = exits.logits[np.argsort(exits.rows), 0]
-            lost[wanted] += [
-                1 - len(set(here.tolist()) & set(there.tolist())) / BEST
-                for here, there in zip(_best(scores), _best(np.array(full)), strict=True)
-            ]
-    names = {"best": BEST, "all": 0}
-    return {
-        **{f"depth_of_{name}": float(np.mean(depths[wanted])) for name, wanted in names.items()},
-        **{f"best_lost_of_{name}": float(np.mean(lost[wanted])) for name, wanted in names.items()},
-    }
-
-
-def _best(scores: NDArray[Any]) -> Indices:
-    """The places of the best documents of each list."""
-    return np.argsort(-scores.reshape(-1, LENGTH), axis=1)[:, :BEST]
 
 
 def _timed(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:

@@ -64,7 +64,12 @@ def serve_file(
         "slo_ms": slo_ms,
         **fields,
     }
-    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
+    return serve_file_of(folder, arguments)
+
+
+def serve_file_of(folder: Path, arguments: Mapping[str, object]) -> Path:
+    """Write a Serve file for one application with these arguments."""
+    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": dict(arguments)}
     file = folder / "serve.yaml"
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     return file

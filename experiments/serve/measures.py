@@ -46,10 +46,9 @@ def stats(url: str) -> dict[str, Any]:
     return content
 
 
-def fronts(url: str) -> dict[str, float]:
-    """The usage of all fronts together: `cpu_s`, `memory_mb`."""
-    result = stats(url)["fronts"]
-    return {name: sum(front[name] for front in result) for name in ("cpu_s", "memory_mb")}
+def fronts_cpu_s(url: str) -> float:
+    """The processor time of all fronts together, in seconds."""
+    return float(sum(front["cpu_s"] for front in stats(url)["fronts"]))
 
 
 def p50s_ms(record: LoadRecord, bodies: int) -> Sequence[float]:

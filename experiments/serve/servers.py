@@ -130,11 +130,6 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
     process.wait()
 
 
-def memory_mb() -> float:
-    """What the server that runs now takes of the machine, with all that it started; shared pages are shared out."""
-    return sum(_own_kb(process) for process in _marked(f"{os.getpid()}-")) / 1e3
-
-
 def processor_s() -> float:
     """The processor time of the servers that run now, with all that they started, in seconds."""
     ticks = 0
@@ -154,14 +149,6 @@ def metrics_url() -> str:
                 for port in Path(folder[1]).glob("metrics_export_port_*"):
                     return f"http://127.0.0.1:{port.read_text()}/metrics"
     raise RuntimeError("no Ray of a server exports metrics")
-
-
-def _own_kb(process: int) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
-    return 0
 
 
 def _marked(mark: str) -> Iterator[int]:

@@ -14,6 +14,7 @@ from experiments.shared.version import code_behind
 from isobatch.deployments.folders import cache_directory
 
 Figures = Mapping[str, float] | Iterable[tuple[str, float]]
+SECONDS: list[float] = []  # what each part of this run took, whenever it was measured
 
 
 def place_of(claim: str, *about: str, module: str = "run") -> Path:
@@ -43,10 +44,18 @@ def kept_part(
     claim: str, part: str, options: str, again: bool, measure: Callable[[], Figures], console: Console
 ) -> dict[str, float]:
     """The figures of a part, as the same code measured them on this machine before, or measured now."""
-    path, began_s = place_of(claim, part, options).with_suffix(".json"), time.monotonic()
+    path = place_of(claim, part, options).with_suffix(".json")
     if again:
         path.unlink(missing_ok=True)
     console.print(f"{part}: " + ("measured before (again=1 measures it anew)" if path.is_file() else "measuring"))
-    figures: dict[str, float] = kept(path, lambda: dict(measure()))
-    console.print(f"{part}: done in {time.monotonic() - began_s:.0f} s")
+    result = kept(path, lambda: _timed(measure))
+    SECONDS.append(result["seconds"])
+    console.print(f"{part}: {SECONDS[-1]:.0f} s")
+    figures: dict[str, float] = result["figures"]
     return figures
+
+
+def _timed(measure: Callable[[], Figures]) -> dict[str, Any]:
+    began_s = time.monotonic()
+    figures = dict(measure())
+    return {"figures": figures, "seconds": time.monotonic() - began_s}

@@ -5,7 +5,6 @@ Nothing is downloaded: its tokenizer knows a few hundred made-up words. In bfloa
 """
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -73,22 +72,18 @@ def survival_of(inputs: list[str]) -> tuple[float, ...]:
     return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
-def checkpoint(survival: Sequence[float] = SURVIVAL, width: int = CPU_SIZE.width) -> Path:
-    """The directory of the network with its ramps: made at first use, then kept in the cache.
-
-    `survival`: the share of inputs that enter each block, one for each block.
-    """
-    shares = "" if survival == SURVIVAL else "-" + "-".join(f"{share:.3g}" for share in survival)
+def checkpoint(width: int = CPU_SIZE.width) -> Path:
+    """The directory of the network with its ramps: made at first use, then kept in the cache."""
     wide = "" if width == CPU_SIZE.width else f"-{width}"
-    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{wide}{shares}"
+    target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}{wide}"
     with locked(target):
         if not target.is_dir():
             with replacing(target) as draft:
-                _make(draft, survival, width)
+                _make(draft, width)
     return target
 
 
-def _make(folder: Path, survival: Sequence[float], width: int) -> None:
+def _make(folder: Path, width: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     torch.manual_seed(0)
@@ -97,35 +92,30 @@ def _make(folder: Path, survival: Sequence[float], width: int) -> None:
     names = dict(enumerate(LABELS))
     config = BertConfig(
         vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=width,
-        num_hidden_layers=len(survival), num_attention_heads=width // 64, intermediate_size=4 * width,
+        num_hidden_layers=BLOCKS, num_attention_heads=width // 64, intermediate_size=4 * width,
         id2label=names, label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     BertForSequenceClassification(config).eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rules = tuple(
         RampRule(block=block, threshold=1 - after / here, survival=after)
-        for block, (here, after) in enumerate(pairwise(survival))
+        for block, (here, after) in enumerate(pairwise(SURVIVAL))
     )
     heads = {rule.block: make_head("light", 2 * width, len(LABELS)) for rule in rules}
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
 
 
 def profiled(
-    network: Path, folder: Path, budget_s: float = 60.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE,
-    threads: int = 1, together: int = 1,
-) -> Profile:  # fmt: skip
-    """What `isobatch profile` measures of it here, with the survival of `profiled_texts`.
-
-    `threads`: of a CPU. `together`: replicas that share the device, besides one that has it alone.
-    """
+    network: Path, folder: Path, budget_s: float = 60.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE
+) -> Profile:
+    """What `isobatch profile` measures of it here, on one thread, with the survival of `profiled_texts`."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in profiled_texts(size.words))])
     backend = "onnx" if dtype == "int8" else "torch"
-    on_cpu = ["--kind", KIND, "--threads", threads] if size.device == KIND else []
-    shared = ["--together", together] if together > 1 else []
+    on_cpu = ["--kind", KIND, "--threads", 1] if size.device == KIND else []
     run_isobatch(
         "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend,
-        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu, *shared,
+        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu,
     )  # fmt: skip
     return load(out)

@@ -1,6 +1,7 @@
 """Claim: the simulator is fast, its memory does not grow, and it is near the live graph (`experiments/fidelity`).
 
-It also simulates the paper's two fleets at batches of 8.
+Speed: ten million requests to one split on 16 devices, on one core. The control of the second part is the live graph:
+six plans on virtual devices get the same arrivals live and simulated.
 """
 
 import resource
@@ -10,15 +11,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from experiments.fidelity import run as fidelity
-from experiments.shared.gains import GAP, MIXED, ONE_KIND, PaperFleet, baseline_plan
+from experiments.shared.gains import ONE_KIND, baseline_plan
 from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from isobatch.cluster.simulator.simulation import World, simulate
-from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS
-from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
-from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.pipelines.baselines import NO_EXITS
 from isobatch.profiles.exits import ExitProfile
 
 BATCH = 8
@@ -26,34 +24,13 @@ LOAD = 0.9  # of what the plan promises
 REQUESTS, PIECES = 10_000_000, 100
 
 
-def measure(parts: str = "speed,ratios,fidelity", requests: int = REQUESTS) -> dict[str, float]:
+def measure(parts: str = "speed,fidelity", requests: int = REQUESTS) -> dict[str, float]:
     """`requests`: of the part that measures the simulator's own speed."""
     measures: dict[str, Callable[[], dict[str, float]]] = {
         "speed": lambda: speed(requests),
-        "ratios": ratios,
         "fidelity": fidelity.measure,
     }
     return {name: value for part in parts.split(",") for name, value in measures[part]().items()}
-
-
-def ratios() -> dict[str, float]:
-    """What our plans sustain on E3's two fleets at one batch size, over the baselines."""
-    one, mixed = _sustained(ONE_KIND), _sustained(MIXED)
-    return {
-        "ratio_naive_homogeneous": one[""] / one[EARLY_EXIT],
-        "ratio_stock_homogeneous": one[""] / one[NO_EXITS],
-        "ratio_best_heterogeneous": mixed[""] / max(mixed[EARLY_EXIT], mixed[NO_EXITS]),
-        "share_of_oracle": one[""] / oracle_per_s(ONE_KIND.facts, ONE_KIND.slo_s, BATCH),
-    }
-
-
-def _sustained(fleet: PaperFleet) -> dict[str, float]:
-    """Inputs a second by the name of each baseline, and ours by none."""
-    facts, objective = fleet.facts, Objective(slo_s=fleet.slo_s, max_batch=BATCH)
-    ours = side_by_side(facts, objective, GAP)
-    assert ours, "This is a bug: these fleets have a plan."
-    plans = {"": ours} | {name: baseline_plan(name, facts, objective) for name in (EARLY_EXIT, NO_EXITS)}
-    return {name: sustained_per_s(plan, facts, fleet.slo_s) for name, plan in plans.items()}
 
 
 def speed(requests: int) -> dict[str, float]:

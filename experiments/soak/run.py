@@ -51,11 +51,10 @@ def measure(requests: int = REQUESTS, minutes: int = 0) -> dict[str, float]:
         soak = Soak(here, grpc_port, long_s, most_per_s)
         with redirect_stdout(StringIO()):  # Ray prints much about processes that died
             asyncio.run(soak.run(requests))
-        history = _history(Path(folder) / "memory")
     console.print(_table(soak.lives()))
     for surprise in soak.traffic.surprises:
         console.print(surprise, markup=False)
-    return soak.figures() | history
+    return soak.figures()
 
 
 @contextmanager
@@ -168,13 +167,6 @@ async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         yield
         for task in tasks:
             task.cancel()
-
-
-def _history(folder: Path) -> dict[str, float]:
-    """The files in which the controller remembers."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    lines = [path.read_bytes().count(b"\n") for path in files]
-    return {"history_kib": sum(path.stat().st_size for path in files) / 1024, "history_lines_most": float(max(lines))}
 
 
 def _table(lives: list[Life]) -> Table:

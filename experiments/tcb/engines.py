@@ -44,11 +44,6 @@ def in_rows(length: int) -> Engine:
     return lambda tokens: seconds(_bins(tokens, length), length)
 
 
-def in_slots(tokens: Sequence[int]) -> float:
-    """The same in slots as long as the longest text."""
-    return seconds(_bins(tokens, max(tokens)), max(tokens))
-
-
 def packed(mean: int) -> Engine:
     """Nothing is padded, and attention sees texts of about this length."""
     return lambda tokens: seconds(round(sum(tokens) / mean, 2), mean)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from experiments.packing.texts import POSITIONS, lengths_of, untrained_minilm
 from experiments.serve import servers
+from experiments.serve.fleet import serve_file_of
 from experiments.shared.commands import run_isobatch
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
@@ -132,6 +133,4 @@ def _serve_file(way: Way, folder: Path) -> Path:
     }
     if way.loader:
         arguments["loader"] = way.loader
-    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
-    (where / "serve.yaml").write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    return where / "serve.yaml"
+    return serve_file_of(where, arguments)
