@@ -21,21 +21,26 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 
+from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, KIND, WIDTH, profiled
+from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, WIDTH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
-# Other SLOs, and two replicas.
+SIX_LAYERS = 6
+PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
+# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2),
+    "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
+    "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))

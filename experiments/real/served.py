@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.real_network import CPU_SIZE, KIND, RealSize, checkpoint, profiled_texts
+from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -64,16 +64,17 @@ class Nearly:
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is served, and within which time."""
+    """What is served, and within which time. `survival`: the share of inputs that enter each block."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
+    survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
 
     @property
     def checkpoint(self) -> Path:
-        return checkpoint(self.size.width)
+        return checkpoint(self.survival, self.size.width)
 
     @property
     def backend(self) -> str:

@@ -5,6 +5,7 @@ Nothing is downloaded: its tokenizer knows a few hundred made-up words. In bfloa
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -72,18 +73,22 @@ def survival_of(inputs: list[str]) -> tuple[float, ...]:
     return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
-def checkpoint(width: int = CPU_SIZE.width) -> Path:
-    """The directory of the network with its ramps: made at first use, then kept in the cache."""
+def checkpoint(survival: Sequence[float] = SURVIVAL, width: int = CPU_SIZE.width) -> Path:
+    """The directory of the network with its ramps: made at first use, then kept in the cache.
+
+    `survival`: the share of inputs that enter each block, one for each block.
+    """
+    shares = "" if survival == SURVIVAL else "-" + "-".join(f"{share:.3g}" for share in survival)
     wide = "" if width == CPU_SIZE.width else f"-{width}"
-    target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}{wide}"
+    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{wide}{shares}"
     with locked(target):
         if not target.is_dir():
             with replacing(target) as draft:
-                _make(draft, width)
+                _make(draft, survival, width)
     return target
 
 
-def _make(folder: Path, width: int) -> None:
+def _make(folder: Path, survival: Sequence[float], width: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     torch.manual_seed(0)
@@ -92,14 +97,14 @@ def _make(folder: Path, width: int) -> None:
     names = dict(enumerate(LABELS))
     config = BertConfig(
         vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=width,
-        num_hidden_layers=BLOCKS, num_attention_heads=width // 64, intermediate_size=4 * width,
+        num_hidden_layers=len(survival), num_attention_heads=width // 64, intermediate_size=4 * width,
         id2label=names, label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     BertForSequenceClassification(config).eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rules = tuple(
         RampRule(block=block, threshold=1 - after / here, survival=after)
-        for block, (here, after) in enumerate(pairwise(SURVIVAL))
+        for block, (here, after) in enumerate(pairwise(survival))
     )
     heads = {rule.block: make_head("light", 2 * width, len(LABELS)) for rule in rules}
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
