@@ -76,7 +76,10 @@ def test_a_missed_aim_is_on_the_page_of_results_however_good_the_others_are() ->
     page = "\n".join(results_page.summary(kept))
     assert "| `soak` | 2 of 3 | requests without an answer, though asked again for 10 s: 1, aim ≤ 0 |" in page
     assert "| slots, of 10 rows of 400 tokens | 1.18 | **1.018** | `bench-tcb` |" in page
-    assert "| requests without an answer in these faults, though asked again for 10 s | not measured | ≤ 0 | `chaos` |" in page
+    assert (
+        "| requests without an answer in these faults, though asked again for 10 s | not measured | ≤ 0 | `chaos` |"
+        in page
+    )
 
 
 def test_figures_of_code_that_has_changed_since_are_hidden_and_named() -> None:
