@@ -306,7 +306,9 @@ def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> Non
     service.arbiter.look(idle, {"v100": 4}, 0.0)
     flooded = idle | {"queries": replace(standing, expected_per_s=1e6, refuses=True, goodput_per_s=123.0)}
     service.note(flooded)
-    service.arbiter.look(flooded, {"v100": 4}, 5.0)
+    grants = service.arbiter.look(flooded, {"v100": 4}, 5.0)
+    answered = replace(idle["reviews"], budget=grants["reviews"].budget)
+    service.arbiter.look(flooded | {"reviews": answered}, {"v100": 4}, 6.0)
     api = service.__serve_build_asgi_app__()
     check_document(api.openapi())
     assert DocumentedClient(api, base_url="http://localhost:8000").get("/status").json()["silent"] == []
@@ -314,7 +316,7 @@ def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> Non
         result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["status", url], catch_exceptions=False)
         shown = " ".join(result.stdout.split())
         assert "queries │ 2 v100 │ 123 │" in shown
-        assert "reviews │ 1 v100 │" in shown, "what it gives is no longer its own"
+        assert "reviews │ 1 v100 │" in shown, "what it gives is no longer its own once it has answered"
         assert "refuses inputs" in shown
         assert "inputs of queries are refused: weighted goodput" in shown
         assert "reviews gives 1 v100; queries gets 1 v100" in shown
