@@ -91,7 +91,7 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
                 figures |= _compared(workload, [OURS, OURS_FULL, *there], Path(folder), rounds, float(seconds))
     _tell_missing(missing)
     lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
-    return figures | {"lone_request_over_leanest": max(lone)}
+    return figures | ({"lone_request_over_leanest": max(lone)} if lone else {})
 
 
 def python(peer: Peer) -> str:
