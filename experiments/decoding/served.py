@@ -189,7 +189,7 @@ async def _prefix_over_none(here: Live, case: ServedCase, seconds: int, number: 
     start = _digits(draw, SHARED)
     same = [start + _digits(draw, OWN) for _ in range(PROMPTS)]
     other = [_digits(draw, SHARED + OWN) for _ in range(PROMPTS)]
-    await ServedWay(here.base, same[::-1]).closed(RESIDENTS, WARMS_UP_S)  # the last ones, which are not written again
+    await ServedWay(here.base, same[::-1]).closed(RESIDENTS, WARMS_UP_S)  # the last ones first: none is written twice
     return await ServedWay(here.base, same).closed(RESIDENTS, seconds) / await ServedWay(here.base, other).closed(
         RESIDENTS, seconds
     )
