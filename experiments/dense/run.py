@@ -6,10 +6,10 @@ The promise is that other pictures lose at most 1 % of their mean IoU, 95 % sure
 
 Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
 smaller where pictures leave. Goodput: what one device sustains within an SLO in full, and with the plan and thresholds
-of `isobatch tune`, beside early exit in batches that shrink. The promise is repeated
-on random parts of recorded pictures. Tail: p99 over that in full at four loads, by `isobatch tune --no-later`,
-simulated with the measured times. Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose
-weights are random. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
+of `isobatch tune`, beside early exit in batches that shrink. The promise is repeated on random parts of recorded
+pictures. Tail: p99 over that in full at four loads, by `isobatch tune --no-later`, simulated with the measured times.
+Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose weights are random. The figures of a
+part are kept when it ends, so that an interrupted run goes on with the next.
 
 `parts=tail` and then `parts=live` play the tail through HTTP; the second one on a machine that does nothing else.
 """
