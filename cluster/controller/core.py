@@ -136,7 +136,7 @@ class Controller:
             self.window.start(now_s)
         elif event.what != "looked":
             if event.what == "waking":
-                self._granted = self.window.parked = False
+                self._granted, self.window.parked, self.peek = False, False, None
                 called_s = event.at_s - self.window.called_for_s  # when its inputs came
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, DONE[event.what], took_s, now_s)
@@ -148,8 +148,7 @@ class Controller:
         """The previous plan runs on. `blameless`: the failure says nothing against the new plan."""
         event, peeked = step.event, step.event.what in PEEK
         if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
-            self._peeks.peeked_s = now_s
-            self.peek = event if event.what == "looked" else None
+            self._peeks.peeked_s, self.peek = now_s, event if event.what == "looked" else None
         if event.what == "rolling back":  # tried once; its failure says nothing against the previous plan
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
@@ -160,6 +159,7 @@ class Controller:
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
             self._relief.best = None if blameless else self.running  # until the next decision
         what: What = "stayed" if peeked or blameless or event.what in THRESHOLDS else "failed"
+        what = "looked" if event is self.peek else what  # so that a controller that restarts closes them, too
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
 
@@ -196,7 +196,7 @@ class Controller:
 
     def _end_peek(self, observed: Observed, now_s: float) -> NextStep | None:
         """Learn from the look with all ramps open, and close them again."""
-        if not (peek := self.peek):
+        if not (peek := self.peek) or self.window.parked:  # the plan with which it wakes is chosen anew
             return None
         before = self.known.estimate.survival
         self.known.estimate.add_peek(observed, self.ramps)

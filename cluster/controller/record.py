@@ -155,9 +155,9 @@ class TrackRecord:
 
     @property
     def last_step(self) -> Event | None:
-        """The last event that is no command; the last one where all are."""
+        """The last event that is no command; None: there is none."""
         steps = [event for event in self.events.all if event.what not in COMMANDS]
-        return steps[-1] if steps else self.events.last
+        return steps[-1] if steps else None
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""

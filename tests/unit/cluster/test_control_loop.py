@@ -322,6 +322,18 @@ def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_late
     assert loop.controller.record.wakes_in_s == expected_s, "an attempt that fails takes as long as it takes to give up"
 
 
+def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes() -> None:
+    app = Parks(ASKED)
+    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
+    loop.controller.peek = Event(1, app.now_s, "looking", "", batches(app.running, 4))
+    loop.controller.record.add(loop.controller.peek)
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, Grant(FLEET, "a gets all"))
+    last = loop.controller.record.events.last
+    assert last
+    assert (last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
+
+
 def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
     """It has no arbiter, which would grant it devices. An attempt that fails is repeated."""
     app = Parks(ASKED)

@@ -120,6 +120,16 @@ def test_a_restart_before_ramps_were_closed_again_closes_them(tmp_path: Path):
     assert app.running == first
 
 
+def test_a_restart_after_ramps_could_not_be_closed_closes_them(tmp_path: Path):
+    app, first, loop = looking(tmp_path)
+    app.fails = lambda plan: True
+    run(app, loop, 30)
+    assert app.running != first
+    app.fails = lambda plan: False
+    run(app, control_loop(app, tmp_path), 30)
+    assert app.running == first
+
+
 def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again():
     """It has a memory of its own, which does not know of that."""
     asked = question(HARD)
