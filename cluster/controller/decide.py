@@ -312,8 +312,9 @@ class Trial:
     """Judges whether the new plan answers as many inputs in time as the previous plan would have, of the same arrivals.
 
     The estimate for the previous plan is the cost model's present score, times `kept_share`, the share of such promises
-    that was kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. `number` is that
-    of the event that records the change.
+    that was kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. Texts report no
+    launches: their kept share also counts tokens that are late although few come. `number` is that of the event that
+    records the change.
     """
 
     number: int
@@ -337,7 +338,8 @@ class Trial:
             return None
         arrivals, achieved = self.observed.arrivals_per_s, self.observed.goodput_per_s
         sustained = self.kept_share * sustained_per_s(self.before)
-        expected = min(arrivals, sustained)
+        answerable = arrivals if self.observed.launches else min(1.0, self.kept_share) * arrivals
+        expected = min(answerable, sustained)
         gain = achieved / expected - 1 if expected else 0.0
         chance = 2 / (expected * self.observed.seconds) ** 0.5 if expected else 1.0  # two deviations of a count
         failed = -gain > least_loss + chance

@@ -7,7 +7,7 @@ import pytest
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.decide import Trial, served_alike
 from isobatch.cluster.controller.record import Barred
-from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Placement, Plan, Split
 from tests.helpers.fluid_application import (
     EASY,
@@ -249,6 +249,9 @@ def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pin
     assert app.running == mine
 
 
+LAUNCHES = {LaunchShape("v100", 0, 4, 8): LaunchTimes(10, 1.0)}
+
+
 @pytest.mark.parametrize(("kept_share", "in_time", "worse"), [(1.2, 1.0, False), (0.5, 0.5, True)])
 def test_a_trial_with_room_to_spare_expects_an_answer_to_each_input_and_no_more(
     kept_share: float, in_time: float, worse: bool
@@ -257,6 +260,15 @@ def test_a_trial_with_room_to_spare_expects_an_answer_to_each_input_and_no_more(
     trial = Trial(1, first_plan(question(MEDIUM)), kept_share)
     good = round(30_000 * in_time)
     for started_s in (0.0, 60.0):  # the first look covers the change
-        trial.add(Observed(started_s, 60.0, 30_000, good, (0, 0, 0, good)))
+        trial.add(Observed(started_s, 60.0, 30_000, good, (0, 0, 0, good), LAUNCHES))
     verdict = trial.judge(lambda plan: 1500.0, least_loss=0.1)
     assert (verdict.moves, verdict.why.endswith("would have answered 500/s")) == (worse, True)
+
+
+@pytest.mark.parametrize(("in_time", "worse"), [(15_000, False), (12_000, True)])
+def test_a_trial_of_texts_counts_on_as_many_late_tokens_as_before(in_time: int, worse: bool):
+    """Half of them are late although few come. They report no launches."""
+    trial = Trial(1, first_plan(question(MEDIUM)), kept_share=0.5)
+    for started_s in (0.0, 60.0):
+        trial.add(Observed(started_s, 60.0, 30_000, in_time, (0, 0, 0, 30_000)))
+    assert trial.judge(lambda plan: 1500.0, least_loss=0.1).moves == worse
