@@ -40,7 +40,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     from isobatch.cluster.commands.serve import progress_printer, url
     from isobatch.cluster.serving import applications
     from isobatch.cluster.serving.capacity import check_capacity
-    from isobatch.cluster.serving.local import attached
+    from isobatch.cluster.serving.local import attached, while_serving
     from isobatch.cluster.serving.readiness import check_nodes
     from isobatch.cluster.serving.serve_file import with_demo
     from isobatch.deployments.ray_facts import declared_applications, nodes
@@ -48,7 +48,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     requested = with_demo(content)
-    with console.status("Connecting") as status, attached(address) as serving:
+    with console.status("Connecting") as status, attached(address) as serving, while_serving(address):
         show_progress = progress_printer(console, status.update, aside.print)
         show_progress("Checking every node")
         check_nodes(requested)

@@ -301,8 +301,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        # The folder contains no files of the cluster's HAProxy.
-        with while_serving(address), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
             yield partial(_serving, folder=Path(folder))
     finally:
         ray.shutdown()
