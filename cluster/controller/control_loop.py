@@ -186,7 +186,7 @@ class ControlLoop:
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
         """Execute a command of a person, even if the connection to that person is closed.
 
-        It has a context of its own, because Serve then cancels all calls in the context of the request.
+        It has a context of its own: Serve cancels the calls in the context of a request whose client has gone.
         """
         task = asyncio.create_task(command, context=Context())
         self._commands.add(task)

@@ -27,7 +27,7 @@ class CurrentWindow:
         self.parked = False  # the application has no replicas
         self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
         self.called_for_s = 0.0  # seconds since the first input after parking
-        self._added_s = 0.0  # seconds of short looks that were merged into the last of these
+        self._added_s = 0.0  # seconds of short looks that were merged into the last of `_recent`
         self.start(now_s)
 
     def start(self, now_s: float) -> None:
