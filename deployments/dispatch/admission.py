@@ -139,10 +139,12 @@ def highest_risk(lane: Lane, tolerated: float) -> float:
     """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
 
     Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
-    more than that would otherwise always be refused, and the replicas' time be wasted.
+    more than that would otherwise always be refused, and the replicas' time be wasted. An input that is probably late
+    even at the first exit point is refused.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
-    return MOST_RISK + min(1.0 - MOST_RISK, lane.leaving_first) * idle * tolerated / MOST_RISK
+    riskiest = min(MOST_RISK + lane.leaving_first, 1.0 - lane.leaving_first / 2)
+    return MOST_RISK + (riskiest - MOST_RISK) * idle * tolerated / MOST_RISK
 
 
 def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) -> float:

@@ -179,6 +179,17 @@ def test_an_input_for_the_full_network_is_refused_where_only_ramps_are_in_time()
         assert isinstance(both, Refusal) == is_refused
 
 
+@pytest.mark.parametrize("route", [FLAT, Route((linear(0, 1, 4, "first"),))])
+def test_an_input_without_time_for_the_first_exit_point_is_refused_however_idle_replicas_are(route: Route) -> None:
+    """It comes while a launch runs, of which there are few."""
+    calm = [Input(number / 20, route.num_blocks, slack_s=1.0) for number in range(40)]
+    hopeless = [Input(each.at_s + 0.001, 1, slack_s=0.002) for each in calm[20:]]
+    world = World(route, {stage.group: [stage.group] for stage in route.stages})
+    world.arrive(*calm, *hopeless)
+    world.run()
+    assert len(world.refusals) == len(hopeless)
+
+
 def test_inputs_of_a_parked_application_wait_for_replicas_if_these_start_in_time() -> None:
     world = World(FLAT, ALONE)
     none: dict[str, list[str]] = {group: [] for group in ALONE}
