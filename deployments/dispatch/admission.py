@@ -21,6 +21,7 @@ from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, Expecte
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
 MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane whose replicas are busy
+HOPELESS = 0.9  # the same where its replicas are mostly idle, and inputs may leave early
 # Replicas that work for less of their time than `BUSY_USED` admit riskier inputs: the riskiest at `IDLE_USED`.
 BUSY_USED, IDLE_USED = 0.8, 0.45
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
@@ -139,11 +140,10 @@ def highest_risk(lane: Lane, tolerated: float) -> float:
     """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
 
     Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
-    more than that would otherwise always be refused, and the replicas' time be wasted. An input that is probably late
-    even at the first exit point is refused.
+    more than that would otherwise always be refused, and the replicas' time be wasted.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
-    riskiest = min(MOST_RISK + lane.leaving_first, 1.0 - lane.leaving_first / 2)
+    riskiest = min(MOST_RISK + lane.leaving_first, HOPELESS)
     return MOST_RISK + (riskiest - MOST_RISK) * idle * tolerated / MOST_RISK
 
 
