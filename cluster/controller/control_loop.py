@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from contextvars import Context
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
@@ -17,6 +16,7 @@ from isobatch.cluster.controller.decide import lost_devices
 from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
+from isobatch.deployments.ray_facts import own_task
 from isobatch.optimizer.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -184,14 +184,8 @@ class ControlLoop:
             self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
-        """Execute a command of a person, even if the connection to that person is closed.
-
-        It has a context of its own: Serve cancels the calls in the context of a request whose client has gone.
-        """
-        task = asyncio.create_task(command, context=Context())
-        self._commands.add(task)
-        task.add_done_callback(self._commands.discard)
-        return await asyncio.shield(task)
+        """Execute a command of a person, even if the connection to that person is closed."""
+        return await asyncio.shield(own_task(command, self._commands))
 
     async def _force(self) -> Event:
         async with self._turn:

@@ -5,10 +5,9 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextvars import Context
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from ray.serve import Application
@@ -22,7 +21,7 @@ from isobatch.deployments.front.messages import FrontMessage, FrontState, Questi
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
 from isobatch.deployments.planning import plan_for_fewer
-from isobatch.deployments.ray_facts import StoredPlan, stored_plan
+from isobatch.deployments.ray_facts import StoredPlan, own_task, stored_plan
 from isobatch.deployments.serve_process import join_serves_log
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
@@ -63,7 +62,6 @@ class Leadership:
 
 
 log = logging.getLogger("ray.serve")
-T = TypeVar("T")
 PATIENCE_S = 600.0  # for the replicas of a plan to start; a large network takes long to load
 FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; one that does not is dropped
 COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
@@ -144,7 +142,7 @@ class Deployer:
             reason = "another plan is being rolled out" if self._running else "the application is not running yet"
             return Undone(reason, blameless=True)
         self._leading = True
-        return await asyncio.shield(self._task(self._apply(plan, patience_s, benched)))
+        return await asyncio.shield(own_task(self._apply(plan, patience_s, benched), self._tasks))
 
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
         async with self._moving:  # waits for the clean-up after a restart
@@ -242,7 +240,7 @@ class Deployer:
         self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
-        self._task(self._tidy_later(left))
+        own_task(self._tidy_later(left), self._tasks)
 
     def _scale(self) -> None:
         self._fleet.scale_to(self._counts)
@@ -274,13 +272,6 @@ class Deployer:
         async with self._moving:
             if self._leadership.of_application():
                 await asyncio.to_thread(tidy)
-
-    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        # In a context of its own: Serve cancels the calls in the context of a request whose caller has gone.
-        task = asyncio.get_running_loop().create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def __del__(self) -> None:
         """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""

@@ -11,12 +11,12 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import Context
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
 from isobatch.deployments.front.service import IncomingRequest
 from isobatch.deployments.named import CanaryTerms
+from isobatch.deployments.ray_facts import own_task
 from isobatch.deployments.tracing import PARENT
 from isobatch.profiles.agreement import bounds
 
@@ -56,7 +56,7 @@ class Canary:
         self.counts = defaultdict[str, float](float)
         self._ask, self._reach, self._chance = ask, reach, chance
         self._reached = False
-        self._tasks = set[asyncio.Task[NamedReply | None]]()
+        self._tasks = set[asyncio.Task[Any]]()
 
     async def begin(self) -> None:
         """Wait until the canary first answers: its first start misses nothing."""
@@ -74,10 +74,7 @@ class Canary:
 
     async def reply(self, own: Awaitable[NamedReply], body: bytes, headers: Headers, within_s: float) -> bytes:
         """The reply for the client, who waits for `within_s`."""
-        # In the context of the request, Serve would cancel the canary's answer when a client goes.
-        task = asyncio.create_task(self._answer(body, headers, LEFT * within_s), context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = own_task(self._answer(body, headers, LEFT * within_s), self._tasks)
         try:
             mine = await own
         except BaseException:
