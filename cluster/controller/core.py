@@ -222,8 +222,9 @@ class Controller:
 
     def _judge_trial(self, now_s: float) -> NextStep | None:
         """Return to the previous plan if the new plan turned out worse."""
-        trial = self._trial
-        if not trial or trial.observed is None or trial.observed.seconds < self.patience.replan_every_s / 2:
+        if lost_devices(self.running, self.present.counts):
+            self._trial = None  # what is answered now says nothing about the plan
+        if not (trial := self._trial) or trial.seconds < self.patience.replan_every_s / 2:
             return None
         verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)
         if verdict and verdict.moves and not self.record.paused and not lost_devices(trial.before, self.present.counts):
@@ -232,7 +233,7 @@ class Controller:
             event = replace(self._event(now_s, trial.observed), what="rolling back", why=why, after=before)
             self.record.add(event)
             return NextStep(before, event)
-        if trial.observed.seconds >= self.patience.replan_every_s:
+        if trial.seconds >= self.patience.replan_every_s:
             self.record.add_gain(trial.number, verdict.gain if verdict else None)
             self._trial = None
         return None

@@ -329,6 +329,10 @@ class Trial:
             return
         self.observed = merged([self.observed, observed]) if self.observed else observed
 
+    @property
+    def seconds(self) -> float:
+        return self.observed.seconds if self.observed else 0.0
+
     def judge(self, sustained_per_s: Callable[[Plan], float], least_loss: float) -> Verdict | None:
         """Whether to return to the previous plan; None: too few inputs arrived to judge.
 

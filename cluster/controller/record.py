@@ -182,6 +182,15 @@ class TrackRecord:
             return f"the better plan failed before and is not tried again for {minutes:.0f} minutes"
         return None
 
+    def proven(self, now_s: float) -> list[Plan]:
+        """The plans that ran for this configuration and are not barred, the latest first."""
+        plans = list[Plan]()
+        for event in reversed(self.events.all):
+            if event.what == "began":
+                break
+            plans += [each for each in (event.after if event.what in DONE.values() else None, event.before) if each]
+        return [plan for plan in dict.fromkeys(plans) if not self.barred.until_s(plan, now_s)]
+
     def add(self, event: Event) -> None:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
         self.events.add(replace(event, paused=paused, kept_share=self.kept_share))

@@ -64,7 +64,7 @@ class Snapshot:
     @cached_property
     def most(self) -> Expectation:
         """The plan of most goodput: the planner's, or the running one, which may be better by the planner's `gap`."""
-        best = self._expected(self.problem.best(*self._now))
+        best = self._unless_barred(self.problem.best(*self._now))
         stays = not lost_devices(self.plan, self.counts) and self.running.goodput_per_s >= best.goodput_per_s
         return self.running if stays else best
 
@@ -147,7 +147,7 @@ class Snapshot:
         """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
         aim, reserve = self.problem.aim, self.problem.reserve
         wanted_per_s = self.demand.for_rate(reserve, self.known.record.kept_share)
-        better = self._expected(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
+        better = self._unless_barred(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
         if aim.at_given_goodput:
             survival, corrections, counts = self._now
             uses = better.plan.devices()
@@ -180,6 +180,19 @@ class Snapshot:
     @property
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
         return self.known.estimate.carried, self.known.corrections, self.counts
+
+    def _unless_barred(self, best: Plan) -> Expectation:
+        """The planner's choice or, while that is barred, the best plan that ran before, if it sustains more."""
+        chosen = self._expected(best)
+        if not self.known.record.barred.until_s(best, self.now_s):
+            return chosen
+        others = [
+            self._expected(plan)
+            for plan in self.known.record.proven(self.now_s)
+            if plan.length == self.plan.length and not lost_devices(plan, self.counts)
+        ]
+        other = max(others, key=lambda each: each.goodput_per_s, default=chosen)
+        return other if other.gain_over(self.running) > SAME else chosen
 
     def _expected(self, plan: Plan) -> Expectation:
         score = self.cost_model.score(plan)

@@ -46,6 +46,18 @@ def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_do
     assert loop.controller.record.barred.until_s(lost.after, app.now_s) is None
 
 
+def test_when_devices_are_back_a_plan_that_ran_on_them_goes_before_idle_devices():
+    """The best plan for them is barred, because it failed its trial."""
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, proven := batches(first_plan(asked), 6))
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 0.5 if plan == first_plan(asked) else 1.0
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 900 else 4}
+    loop = control_loop(app)
+    _, tried, fewer, back = moves(run(app, loop, 1500))
+    assert (tried.what, fewer.forced, "are gone" in fewer.why) == ("rolled back", True, True)
+    assert (back.what, back.after, app.running) == ("rolled out", proven, proven)
+
+
 def test_a_plan_that_fails_on_two_devices_may_still_run_on_one():
     """A node may have died while the replica on it started: one device must be enough again when little arrives."""
     one, two, three = (Plan((Placement("k80", count, (Split(0, 8, 4),)),)) for count in (1, 2, 3))
