@@ -254,7 +254,7 @@ def _live(setting: TableSetting) -> Found:
     from experiments.real.served import RealCase
     from experiments.shared.real_network import RealSize
 
-    return dict(live(RealCase(setting.dtype, slo_ms=200, size=RealSize.of(setting.device)), 0, seconds=8))
+    return dict(live(RealCase(setting.dtype, slo_ms=200, size=RealSize.of(setting.device)), 0, turns=4, seconds=8))
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -2,13 +2,13 @@
 
 BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
 one thread. A round profiles the network, plans, and serves: the machine's speed changes within minutes, so that a
-promise counts for its own round only. The controls are early exit in one split and no exits, in turns, each with its
-best batch. Other servers are measured apart from them, minutes later. All is on one machine's cores, the generator too.
+promise counts for its own round only. The controls are early exit in one split and no exits, each with its best batch.
+They take turns of seconds with the plan, in one server. Other servers are measured apart from them, minutes later. All
+is on one machine's cores, the generator too.
 The figures of a round are kept when it ends, so that an interrupted run goes on with the next.
 """
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,16 +18,16 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import torch
 from rich.console import Console
 
 from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
+from experiments.real.turns import Sustained, chain_s, in_turns
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, WIDTH, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -44,7 +44,7 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
-CHAINS, LAYERS, TOKENS = 40, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
+WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 console = Console(stderr=True, width=140)
 
 
@@ -59,9 +59,9 @@ class RealPart:
 
 def measure(
     parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
-    seconds: int = 16, again: int = 0,
+    turns: int = 8, seconds: int = 16, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of a search for what each system sustains, in runs of at least `seconds`, for each precision.
+    """What each system sustains, for each precision: `rounds` with a profile and a plan each, and so many turns.
 
     Only the first precision takes all rounds; the others, and all parts but `launches` and `live`, take a third.
     `again=1`: measure also what the same code has measured on this machine before.
@@ -69,24 +69,27 @@ def measure(
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
     seen = defaultdict[str, list[float]](list)
-    for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, seconds):
-        measure_part, options = partial(_in_own_process, part), f"{slo_ms} {seconds}"
+    for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, turns, seconds):
+        measure_part, options = partial(_in_own_process, part), f"{slo_ms} {turns} {seconds}"
         for name, value in kept_part("real", part.name, options, bool(again), measure_part, console).items():
             seen[f"{name}{part.suffix}"].append(value)
     figures = {name: median(values) for name, values in seen.items()}
     return figures | over_peers(figures)
 
 
-def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, seconds: int) -> Iterator[RealPart]:
+def _parts(
+    wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, turns: int, seconds: int
+) -> Iterator[RealPart]:
     first, few = replace(case, dtype=dtypes[0]), max(1, rounds // 3)
     for dtype in dtypes:
         if "launches" in wanted and dtype != "int8":
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
-            yield from _rounds("live", replace(case, dtype=dtype), rounds if dtype == first.dtype else few, seconds)
+            own = rounds if dtype == first.dtype else few
+            yield from _rounds("live", replace(case, dtype=dtype), own, turns, seconds)
     for name in OTHERS:
         if name in wanted and (other := _other(name, first)):
-            yield from _rounds(name, other, few, seconds)
+            yield from _rounds(name, other, few, turns, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     for number in range(few if "peers" in wanted else 0):
@@ -103,10 +106,10 @@ def _other(name: str, case: RealCase) -> RealCase | None:
         return None
 
 
-def _rounds(name: str, case: RealCase, rounds: int, seconds: float) -> Iterator[RealPart]:
+def _rounds(name: str, case: RealCase, rounds: int, turns: int, seconds: float) -> Iterator[RealPart]:
     suffix = f"_{case.dtype}" if name == "live" else f"_{name}_{case.dtype}"
     for number in range(rounds):
-        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, partial(live, case, number, seconds))
+        yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, partial(live, case, number, turns, seconds))
 
 
 def _in_own_process(part: RealPart) -> dict[str, float]:
@@ -133,67 +136,41 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def live(case: RealCase, number: int, seconds: float) -> dict[str, float]:
-    """The figures of one round: the systems take turns, in odd rounds the other way round."""
+def live(case: RealCase, number: int, turns: int, seconds: float) -> dict[str, float]:
+    """The figures of one round."""
     with TemporaryDirectory() as folder:
         before_s = chain_s(case)
         known = profiled(case.checkpoint, Path(folder), dtype=case.dtype, size=case.size)
         profiled_s = (before_s + chain_s(case)) / 2
         with bare() as here:
-            return asyncio.run(_measured(here, Path(folder), known, profiled_s, case, number, seconds))
-
-
-def chain_s(case: RealCase) -> float:
-    """The time of a chain of plain layers on one thread: how fast this machine is now, beside its neighbours.
-
-    Only of a CPU: a GPU has none. In int8 the chain computes as fast as this processor can.
-    """
-    if case.size.device != KIND:
-        return 1.0
-    torch.set_num_threads(1)
-    dtype = getattr(torch, DTYPE if case.dtype == "int8" else case.dtype)
-    layers = [torch.randn(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)]  # each has memory of its own
-    hidden, times = torch.randn(TOKENS, WIDTH, dtype=dtype), list[float]()
-    with torch.inference_mode():
-        for _ in range(CHAINS):
-            began_s, each = time.perf_counter(), hidden
-            for layer in layers:
-                each = torch.nn.functional.linear(each, layer)
-            times.append(time.perf_counter() - began_s)
-    return median(times)
+            return asyncio.run(_measured(here, Path(folder), known, profiled_s, case, turns, seconds, number))
 
 
 async def _measured(
-    here: Live, folder: Path, known: Profile, profiled_s: float, case: RealCase, number: int, seconds: float
+    here: Live, folder: Path, known: Profile, profiled_s: float, case: RealCase, turns: int, seconds: float, seed: int
 ) -> dict[str, float]:
-    """All systems once, in the order of this round. `profiled_s`: a chain of plain layers beside the profile."""
+    """All systems in turns, then the chosen plan near its promise. `profiled_s`: a chain's time beside the profile."""
     planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
     served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
-    seen, nearly = dict[str, Seen](), dict[str, float]()
-    for system in planned if number % 2 == 0 else planned[::-1]:
+    for system in planned:
         await served.follow(system)
-        before_s = chain_s(case)
-        sustained_per_s = await served.sustained_per_s(system, seconds, seed=number)
-        seen[system.name] = Seen(sustained_per_s, (before_s + chain_s(case)) / 2 / profiled_s)
-        if system.name == CONSTANT:
-            nearly = asdict(await served.nearly(system, seconds))
-        console.print(f"{_splits(system.plan)} promises {system.promised_per_s:.1f}/s: {seen[system.name]}")
-    return figures_of(planned, seen) | nearly
+        await served.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
+    seen = await in_turns(served, planned, lambda: chain_s(case) / profiled_s, turns, seconds, seed)
+    for system in planned:
+        own = seen[system.name]
+        console.print(
+            f"{system.name}, {_splits(system.plan)}: promises {system.promised_per_s:.1f}/s, "
+            f"sustains {own.per_s:.1f}/s on a machine that was {own.slower:.2f} times as slow as at the profile"
+        )
+    await served.follow(planned[0])
+    return figures_of(planned, seen) | asdict(await served.nearly(planned[0], seconds))
 
 
 def _splits(plan: Plan) -> str:
     return ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in plan.splits)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a system sustained, and how many times as long a chain of plain layers took then."""
-
-    per_s: float
-    slower: float
-
-
-def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[str, float]:
+def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Sustained]) -> dict[str, float]:
     figures = dict[str, float]()
     for system in planned:
         name, own = system.name, seen[system.name]
@@ -203,5 +180,5 @@ def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Seen]) -> dict[s
         figures[f"machine_slower_{name}"] = own.slower
     constant_per_s = seen[CONSTANT].per_s
     simple = {name: each.per_s for name, each in seen.items() if name != CONSTANT}
-    figures |= {f"constant_over_{name}": constant_per_s / value for name, value in simple.items() if value}
-    return figures | {"chosen_over_best_simple": constant_per_s / (max(simple.values()) or 1e-9)}
+    figures |= {f"constant_over_{name}": constant_per_s / value for name, value in simple.items()}
+    return figures | {"chosen_over_best_simple": constant_per_s / max(simple.values())}

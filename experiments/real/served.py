@@ -30,13 +30,11 @@ from isobatch.profiles.files import Profile
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}
 SLACK = 0.2
-# SLOs that a run lasts: an overload shows only once its queue is as long as the SLO, so that a run of n SLOs passes
-# a rate that is up to 1 / n too high. Simulated runs last 60 and more, so that live rates are up to 1.5 % flattered.
+# SLOs that a run of a server without a plan lasts: an overload shows only once its queue is as long as the SLO, so that
+# a run of n SLOs passes a rate that is up to 1 / n too high.
 RUN_SLOS = 40
 LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many inputs are lost
-FIRST, STEP, MOST = 0.95, 0.05, 1.5  # of what a plan promises: rates go up or down by a step until the outcome changes
 STEPS = 5  # halvings of the range in which a server without a plan is searched
-WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
 REPLICA = "ServeReplica:live."  # in the command line of a replica
@@ -124,31 +122,30 @@ class AskedServer:
         best: float = 0.0
         for _ in range(STEPS):
             rate_per_s = (low_per_s + high_per_s) / 2
-            if goodput_per_s := await self.goodput_per_s(rate_per_s, seconds, seed):
-                low_per_s, best = rate_per_s, max(best, goodput_per_s)
+            if await self.sustains(rate_per_s, max(seconds, RUN_SLOS * self.slo_ms / 1e3), seed):
+                low_per_s, best = rate_per_s, rate_per_s
             else:
                 high_per_s = rate_per_s
         return best
 
-    async def goodput_per_s(self, per_s: float, seconds: float, seed: int) -> float:
-        """The inputs a second in time at this rate, in a run of at least so many seconds; 0 if too many are lost."""
-        due_s = arrivals("poisson", per_s, max(seconds, RUN_SLOS * self.slo_ms / 1e3), seed)
-        generator = self._generator()
+    async def sustains(self, per_s: float, seconds: float, seed: int, lead_s: float = 0.0) -> bool:
+        """Whether nearly all inputs of a run are answered in time. Those of the first `lead_s` do not count."""
+        due_s = arrivals("poisson", per_s, lead_s + seconds, seed)
+        generator, allowed = self._generator(), (1 - IN_TIME_SHARE) * (due_s >= lead_s).sum()
         running = asyncio.ensure_future(generator.at(due_s, self._patience_s))
         while not running.done():
             await asyncio.wait({running}, timeout=LOOK_S)
-            if self._lost(generator.so_far(), generator.now_s()) > (1 - IN_TIME_SHARE) * len(due_s):
+            if self._lost(generator.so_far(), generator.now_s(), lead_s) > allowed:
                 generator.stop()
         record = await running
-        seen = summary(record, self.slo_ms)
-        kept = len(record.status) == len(due_s) and seen.good_share >= IN_TIME_SHARE
-        return seen.goodput_per_s if kept else 0.0
+        return len(record.status) == len(due_s) and self._lost(record, generator.now_s(), lead_s) <= allowed
 
-    def _lost(self, record: LoadRecord, now_s: float) -> int:
-        """The inputs that were refused or are late."""
+    def _lost(self, record: LoadRecord, now_s: float, lead_s: float) -> int:
+        """The inputs due after `lead_s` that were refused or are late."""
         ended = ~np.isnan(record.ended_s)
         took_s = np.where(ended, record.ended_s, now_s) - record.due_s
-        return int(((ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)).sum())
+        lost = (ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)
+        return int((lost & (record.due_s >= lead_s)).sum())
 
     async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
         return await self._generator().at(arrivals("poisson", per_s, seconds, seed), self._patience_s)
@@ -182,26 +179,6 @@ class ServedNetwork:
 
     async def follow(self, system: PlannedSystem) -> None:
         await RunningApplication(NAME).roll_out(system.plan)
-        await self.warm_up(system)
-
-    async def warm_up(self, system: PlannedSystem) -> None:
-        await self.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
-
-    async def sustained_per_s(self, system: PlannedSystem, seconds: float, seed: int) -> float:
-        """The largest of nearby rates at which nearly all requests are answered in time, to half a step."""
-
-        async def goodput_per_s(share: float) -> float:
-            return await self.server.goodput_per_s(share * system.promised_per_s, seconds, seed)
-
-        share, best = FIRST, await goodput_per_s(FIRST)
-        step = STEP if best else -STEP
-        while 0 < share + step <= MOST:
-            share += step
-            passed = await goodput_per_s(share)
-            best = max(best, passed)
-            if bool(passed) != (step > 0):
-                break
-        return max(best, await goodput_per_s(share - step / 2))
 
     async def nearly(self, system: PlannedSystem, seconds: float) -> Nearly:
         """Ask for most of what the plan promises, and look at its replicas."""
