@@ -8,7 +8,8 @@ Where the application is parked, an input counts as if it arrived when replicas 
 
 Two things raise the share that may be late, because each refusal costs an answer:
 - Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
-  Idle replicas also admit an input that has time for the first exit point only, as it may leave there.
+  Idle replicas also admit an input that has time for the first exit point only, as it may leave there. Launches that
+  take as long when they are full admit still riskier ones.
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
   refusal makes that share small. Then twice that share may be late.
 """
@@ -21,9 +22,12 @@ from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, Expecte
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
 MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane whose replicas are busy
-HOPELESS = 0.9  # the same where its replicas are mostly idle, and inputs may leave early
+HOPELESS = 0.9  # the same where a risky input costs others least
 # Replicas that work for less of their time than `BUSY_USED` admit riskier inputs: the riskiest at `IDLE_USED`.
 BUSY_USED, IDLE_USED = 0.8, 0.45
+# With more of a full launch left than `LITTLE_ROOM`, inputs that take no time from others may be riskier: the riskiest
+# at `MUCH_ROOM`.
+LITTLE_ROOM, MUCH_ROOM = 0.1, 0.3
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
 # Late inputs that may come together after a time in which few were late: a longer rush would break the promise.
@@ -140,11 +144,15 @@ def highest_risk(lane: Lane, tolerated: float) -> float:
     """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
 
     Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
-    more than that would otherwise always be refused, and the replicas' time be wasted.
+    more than that would otherwise always be refused, and the replicas' time be wasted. Where launches have room and
+    take as long as full ones, a risky input takes no time from others. It takes much already where each input adds half
+    of its share of a full launch: therefore the fourth power.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
-    riskiest = min(MOST_RISK + lane.leaving_first, HOPELESS)
-    return MOST_RISK + (riskiest - MOST_RISK) * idle * tolerated / MOST_RISK
+    leaves = min(MOST_RISK + lane.leaving_first, HOPELESS) - MOST_RISK
+    roomy = min(1.0, max(0.0, (lane.room_left - LITTLE_ROOM) / (MUCH_ROOM - LITTLE_ROOM)))
+    costs_nothing = (HOPELESS - MOST_RISK) * roomy * lane.free_joining**4
+    return MOST_RISK + max(leaves * idle * tolerated / MOST_RISK, costs_nothing)
 
 
 def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) -> float:
