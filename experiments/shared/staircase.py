@@ -1,7 +1,8 @@
 """What systems sustain that take turns of seconds, so that a machine whose speed changes is as slow for each of them.
 
-Each has a rate of its own, which rises after a run that passes and falls after one that fails. Several percent more
-than a server can do pass a run from an empty server: so the first seconds at a rate do not count.
+Each has a rate of its own, which rises after a run that passes and falls after one that fails. An overload shows only
+once its queue is as long as a request may wait. So the first seconds at a rate do not count, and yet a run that lasts n
+times as long, with these, passes a rate that is up to 1 / n too high.
 """
 
 import asyncio
