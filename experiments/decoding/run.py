@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,7 @@ from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
 from experiments.shared.kept_parts import kept_part
-from experiments.shared.machine import end_as_by_ctrl_c
+from experiments.shared.live import in_own_process
 from experiments.shared.real_network import DTYPE
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import (
@@ -89,17 +88,8 @@ def measure(
         for case in _cases(networks.split(","), dtypes.split(","), str(threads).split(",")):
             measure_case = partial(served.measure_served, case, rounds, turns, seconds, ways.split(","))
             options = f"{rounds} {turns} {seconds} {ways}"
-            seen = part(f"served {case}", options, partial(_in_own_process, measure_case))
+            seen = part(f"served {case}", options, partial(in_own_process, measure_case))
             figures |= {f"{name}_{case.suffix}": value for name, value in seen.items()}
-    return figures
-
-
-def _in_own_process(measure_case: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Each case has a process of its own, since a client of Ray ends its process a minute after that Ray has ended."""
-    with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
-        figures = fresh.apply(measure_case)
-        fresh.close()
-        fresh.join()
     return figures
 
 
