@@ -24,6 +24,7 @@ from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
 from experiments.shared.kept_parts import kept_part
+from experiments.shared.live import in_own_process
 from experiments.shared.real_network import DTYPE
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import (
@@ -64,30 +65,31 @@ PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32")))
 
 def measure(
     parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, networks: str = ",".join(DECODERS),
-    dtypes: str = ",".join(PRECISIONS), threads: str = "1,2", seconds: int = 12, ways: str = ",".join(served.WAYS),
-    again: int = 0,
+    dtypes: str = ",".join(PRECISIONS), threads: str = "1,2", turns: int = 6, seconds: int = 20,
+    ways: str = ",".join(served.WAYS), again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of the engines, a third of them served. The first of `networks` is served in each of `dtypes` and with
-    each number of `threads`, the others in the first ones; all in these `ways`.
+    """`rounds` of the engines, and of what is served beside `generate`; `turns` at rates, in runs of so many seconds.
 
-    `again=1`: measure also what the same code has measured on this machine before.
+    The first of `networks` is served in each of `dtypes` and with each number of `threads`, the others in the first
+    ones; all in these `ways`. `again=1`: measure also what the same code has measured on this machine before.
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
 
-    def part(name: str, measure_part: Callable[[], dict[str, float]]) -> dict[str, float]:
-        options = f"{rounds} {texts} {seconds} {ways}"
+    def part(name: str, options: str, measure_part: Callable[[], dict[str, float]]) -> dict[str, float]:
         return kept_part("decoding", name, options, bool(again), measure_part, console)
 
     figures: dict[str, float] = {}
     if "engines" in parts:
-        figures |= part("engines", partial(_of_engines, rounds, texts))
+        figures |= part("engines", f"{rounds} {texts}", partial(_of_engines, rounds, texts))
     if "paper" in parts:
-        figures |= part("paper", partial(measure_on_paper, console.print))
+        figures |= part("paper", "", partial(measure_on_paper, console.print))
     if "served" in parts:
         for case in _cases(networks.split(","), dtypes.split(","), str(threads).split(",")):
-            measure_part = partial(served.measure_served, case, max(1, rounds // 3), seconds, ways.split(","))
-            figures |= {f"{name}_{case.suffix}": value for name, value in part(f"served {case}", measure_part).items()}
+            measure_case = partial(served.measure_served, case, rounds, turns, seconds, ways.split(","))
+            options = f"{rounds} {turns} {seconds} {ways}"
+            seen = part(f"served {case}", options, partial(in_own_process, measure_case))
+            figures |= {f"{name}_{case.suffix}": value for name, value in seen.items()}
     return figures
 
 

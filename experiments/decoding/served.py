@@ -1,7 +1,7 @@
 """A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
 
-Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads. A rate is
-offered for `seconds` to an empty server, about as long as one text may take. So an overload of some percent passes.
+Ways to write take turns of seconds on one server, which changes from plan to plan: first each at a rate of its own,
+then with as many texts at once as `generate` of transformers writes, which takes turns with them.
 """
 
 import asyncio
@@ -11,9 +11,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -21,28 +22,38 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from experiments.decoding.networks import DECODERS, TOKENS, RealDecoder, prompts
 from experiments.shared.commands import run_isobatch
 from experiments.shared.live import NAME, Live, bare
 from experiments.shared.machine import ROOT
+from experiments.shared.staircase import FIRST, LEAD_S, Staircase, in_turns, run_passes
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.load.generator import LoadRecord
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer, splits_and_limits
+from isobatch.deployments.decoding.ramp_rules import rules_of
+from isobatch.deployments.deployer.steps import FRONT
 from isobatch.deployments.models.backends import compute_with
 from isobatch.optimizer.plan import Plan, read_plan
-from isobatch.optimizer.text_plans import terms_of, tokens_per_s
+from isobatch.optimizer.text_plans import residents_of, terms_of, tokens_per_s, with_terms
 
 console = Console(stderr=True, width=140)
-RESIDENTS = 32
+RESIDENTS, MEGABYTES = 32, 2048  # without limits on times: texts at once, and memory for KV
 TTFT_MS, TPOT_MS = 1000.0, 250.0
+NO_LIMIT_MS = 1e6
+LATEST_S = (TTFT_MS + (TOKENS - 1) * TPOT_MS) / 1e3  # when a text has ended that is in time
 WAYS = ("off", "recompute", "verified", "project")
 SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
-PROMPTS = 400  # more than are written, so that none is there twice and shares all its pages
-WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, and for how long
-SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
-KEPT = 0.98  # of the texts in time: then a rate is sustained
+PROMPTS = 600  # more than are written, so that none is there twice and shares all its pages
+KNOWN = prompts(PROMPTS, seed=100)
+WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise; of 32 texts at once
+LOST = 0.02  # of the texts at most: then a rate is sustained
+TWICE_S = 60.0  # of load at twice the promise
 
 
 @dataclass(frozen=True)
@@ -67,38 +78,150 @@ class ServedCase:
         return self.decoder.checkpoint()
 
 
-def measure_served(case: ServedCase, rounds: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
-    """Figures of one network, precision, and number of threads."""
+def measure_served(case: ServedCase, rounds: int, turns: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
+    """Figures of one network, precision, and number of threads: `turns` at a rate, and `rounds` beside `generate`."""
     network, precision = case.network, ("--dtype", case.dtype, "--threads", str(case.threads))
     with TemporaryDirectory() as folder, bare() as here:
         profile = Path(folder) / "profile.json"
         run_isobatch("profile", str(network), *precision, "--out", str(profile))
         plans = {way: _planned(network, profile, Path(folder), way) for way in ways}
-        return asyncio.run(_measured(here, case, plans, rounds, seconds))
+        return asyncio.run(_measured(here, Path(folder), case, plans, rounds, turns, seconds))
 
 
-def _planned(network: Path, profile: Path, folder: Path, way: str) -> Path:
+def _planned(network: Path, profile: Path, folder: Path, way: str) -> Plan:
     path = folder / f"{way}.json"
     limits = ["--ttft-ms", f"{TTFT_MS:g}", "--tpot-ms", f"{TPOT_MS:g}"]
     run_isobatch("plan", str(network), "--profile", str(profile), *limits, "--exits", way, "--out", str(path))
-    return path
+    return read_plan(path)
+
+
+async def _measured(
+    here: Live, folder: Path, case: ServedCase, plans: Mapping[str, Plan], rounds: int, turns: int, seconds: int
+) -> dict[str, float]:
+    planned = await ServedWays.deployed(here, folder / "planned.json", case, plans)
+    figures = await _sustained(planned, turns, seconds)
+    free = {way: _free(case, way, plan) for way, plan in plans.items()}
+    served = await ServedWays.deployed(here, folder / "free.json", case, free)
+    figures |= await _with_residents(served, case, rounds, seconds)
+    if case.decoder.shares:
+        figures["prefix_over_none"] = await _prefix_over_none(served, seconds)
+    return figures
+
+
+def _free(case: ServedCase, way: str, plan: Plan) -> Plan:
+    """A plan with the cuts of this one, but without limits on times, so that all clients have a place."""
+    cuts, blocks = [split.start for split in plan.splits[1:]] or None, plan.splits[-1].stop
+    fields = {"model": str(case.network), "exits": way, "cuts": cuts, "dtype": case.dtype, "kv_megabytes": MEGABYTES}
+    free = {"max_residents": RESIDENTS, "ttft_ms": NO_LIMIT_MS, "tpot_ms": NO_LIMIT_MS}
+    config = DecoderConfig.model_validate(fields | free)
+    splits, limits = splits_and_limits(config, rules_of(case.network, blocks), blocks)
+    return with_terms(config.as_plan(splits, limits, plan.placements[0].kind), threads=case.threads)
 
 
 @dataclass(frozen=True)
-class ServedWay:
-    """One way to write, as it is deployed now."""
+class ServedWays:
+    """A server that changes between these plans. What it cannot change while it runs fits all of them."""
 
     base: str
-    texts: Sequence[str]
+    plans: Mapping[str, Plan]
 
-    async def closed(self, clients: int, seconds: float) -> float:
-        """Tokens per second of clients that each wait for their text."""
-        load = PromptLoad(self.base, self.texts, TOKENS)
-        return _per_s(load.texts(await load.by_clients(clients, seconds)))
+    @classmethod
+    async def deployed(cls, here: Live, path: Path, case: ServedCase, plans: Mapping[str, Plan]) -> "ServedWays":
+        first = max(plans.values(), key=lambda plan: terms_of(plan).kv_megabytes)
+        path.write_text(first.to_json())
+        arguments = {"model": str(case.network), "name": "decoder", "plan": str(path), "replan": True}
+        decoder = {"name": NAME, "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}
+        await asyncio.to_thread(here.deploy, decoder)
+        return cls(here.base, plans)
 
-    async def open(self, texts_per_s: float, seconds: float, seed: int) -> list[WrittenText]:
-        load = PromptLoad(self.base, self.texts, TOKENS)
-        return load.texts(await load.at(arrivals("poisson", texts_per_s, seconds, seed)))
+    async def follow(self, way: str) -> None:
+        await RunningApplication(NAME, FRONT).roll_out(self.plans[way])
+
+    def promised(self, way: str) -> float:
+        """Texts per second."""
+        return tokens_per_s(self.plans[way]) / TOKENS
+
+    def lead_s(self, way: str) -> float:
+        """After this time, texts end as often as others begin, and queues have built up."""
+        return LEAD_S + residents_of(self.plans[way]) / self.promised(way)
+
+    async def sustains(self, seconds: int, way: str, per_s: float, seed: int) -> bool:
+        await self.follow(way)
+        load, lead_s = PromptLoad(self.base, KNOWN, TOKENS), self.lead_s(way)
+        due_s = arrivals("poisson", per_s, lead_s + seconds, seed)
+        return await run_passes(load, due_s, lead_s, LOST, partial(_lost, load))
+
+    async def open(self, way: str, per_s: float, seconds: float, seed: int) -> list[WrittenText]:
+        """The texts of a run, without those of its lead."""
+        load, lead_s = PromptLoad(self.base, KNOWN, TOKENS), self.lead_s(way)
+        texts = load.texts(await load.at(arrivals("poisson", per_s, lead_s + seconds, seed)))
+        return [text for text in texts if text.due_s >= lead_s]
+
+    async def closed(self, seconds: float, texts: Sequence[str]) -> list[WrittenText]:
+        """The texts of clients that each wait for theirs."""
+        load = PromptLoad(self.base, texts, TOKENS)
+        return load.texts(await load.by_clients(RESIDENTS, seconds))
+
+
+def _lost(load: PromptLoad, record: LoadRecord, now_s: float) -> NDArray[Any]:
+    """Which texts were refused or are late."""
+    late = np.array([not _is_in_time(text) for text in load.texts(record)], bool)
+    return np.where(np.isnan(record.ended_s), now_s - record.due_s > LATEST_S, late)
+
+
+def _is_in_time(text: WrittenText) -> bool:
+    return text.status == 200 and text.ttft_s <= TTFT_MS / 1e3 and text.tpot_s <= TPOT_MS / 1e3
+
+
+async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, float]:
+    """What all ways sustain, and what becomes of twice the promise."""
+    for way in served.plans:
+        await served.follow(way)
+        await served.open(way, WARMS_UP * served.promised(way), 0.0, seed=turns)
+    stairs = {way: Staircase(FIRST * served.promised(way)) for way in served.plans}
+    await in_turns(stairs, turns, partial(served.sustains, seconds))
+    figures = dict[str, float]()
+    for way, own in stairs.items():
+        figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.sustained_per_s}
+        figures[f"live_over_promise_{way}"] = own.sustained_per_s / served.promised(way)
+    if "recompute" in stairs:
+        figures |= await _at_twice(served, "recompute", stairs["recompute"].sustained_per_s, seconds)
+    return figures
+
+
+async def _at_twice(served: ServedWays, way: str, sustained_per_s: float, seconds: int) -> dict[str, float]:
+    """Texts in time of runs at twice the promise, each after a run at the rate that is sustained."""
+    await served.follow(way)
+    before, twice = list[WrittenText](), list[WrittenText]()
+    for number in range(ceil(TWICE_S / seconds)):
+        before += await served.open(way, sustained_per_s, seconds, seed=number)
+        twice += await served.open(way, 2 * served.promised(way), seconds, seed=number)
+    in_time, admitted = sum(map(_is_in_time, twice)), sum(text.status == 200 for text in twice)
+    return {
+        "in_time_at_twice": in_time / max(1, admitted),
+        "goodput_at_twice": in_time / max(1, sum(map(_is_in_time, before))),
+    }
+
+
+async def _with_residents(served: ServedWays, case: ServedCase, rounds: int, seconds: int) -> dict[str, float]:
+    """Tokens per second of as many residents as `generate` has texts."""
+    for way in served.plans:
+        await served.follow(way)
+        await served.closed(WARMS_UP_S, KNOWN)
+    seen: dict[str, list[float]] = {name: [] for name in (*served.plans, "generate")}
+    for number in range(rounds):
+        seen["generate"].append(await asyncio.to_thread(generated_per_s, case))
+        for way in list(served.plans)[:: 1 if number % 2 == 0 else -1]:
+            await served.follow(way)
+            seen[way].append(_per_s(await served.closed(seconds, KNOWN)))
+        console.print(f"round {number + 1} of {rounds}:", {name: round(each[-1]) for name, each in seen.items()})
+
+    def over(name: str, other: str) -> float:
+        return median(one / two for one, two in zip(seen[name], seen[other], strict=True))
+
+    figures = {f"tokens_per_s_{name}": median(speeds) for name, speeds in seen.items()}
+    figures["off_over_generate"] = over("off", "generate")
+    return figures | {f"{way}_over_off": over(way, "off") for way in served.plans if way != "off"}
 
 
 def _per_s(texts: Sequence[WrittenText]) -> float:
@@ -107,108 +230,20 @@ def _per_s(texts: Sequence[WrittenText]) -> float:
     return sum(text.tokens for text in written) / max(text.last_s for text in written) if written else 0.0
 
 
-def _in_time(texts: Sequence[WrittenText]) -> list[WrittenText]:
-    return [
-        text for text in texts
-        if text.status == 200 and text.ttft_s <= TTFT_MS / 1e3 and text.tpot_s <= TPOT_MS / 1e3
-    ]  # fmt: skip
-
-
-async def _measured(
-    here: Live, case: ServedCase, plans: dict[str, Path], rounds: int, seconds: int
-) -> dict[str, float]:
-    seen: dict[str, list[float]] = {}
-    for number in range(rounds):
-        for name, value in (await _round(here, case, plans, seconds, number)).items():
-            seen.setdefault(name, []).append(value)
-        console.print(f"{case}, round {number + 1}:", {n: round(v[-1], 3) for n, v in seen.items()})
-    figures = {name: median(values) for name, values in seen.items()}
-    for way, path in plans.items():
-        figures[f"promised_{way}"] = tokens_per_s(read_plan(path))
-        figures[f"live_over_promise_{way}"] = figures[f"live_{way}"] / figures[f"promised_{way}"]
-    figures["off_over_generate"] = figures["tokens_per_s_off"] / figures["tokens_per_s_generate"]
-    for way in plans.keys() - {"off"}:
-        figures[f"{way}_over_off"] = figures[f"tokens_per_s_{way}"] / figures["tokens_per_s_off"]
-    return figures
-
-
-async def _round(here: Live, case: ServedCase, plans: dict[str, Path], seconds: int, number: int) -> dict[str, float]:
-    figures = {"tokens_per_s_generate": await asyncio.to_thread(generated_per_s, case)}
-    known = prompts(400, seed=100 + number)
-    for way, path in plans.items():
-        plan = read_plan(path)
-        await asyncio.to_thread(here.deploy, _application(case.network, plan=str(path), replan=True))
-        served = ServedWay(here.base, known)
-        promised = tokens_per_s(plan) / TOKENS
-        await served.open(WARMS_UP * promised, WARMS_UP_S, seed=number)
-        kept, most = await _sustained(served, promised, seconds, number)
-        figures[f"live_{way}"] = kept * TOKENS
-        if way == "recompute":
-            twice = await served.open(2 * promised, seconds, seed=50 + number)
-            admitted = [text for text in twice if text.status == 200]
-            figures["in_time_at_twice"] = len(_in_time(twice)) / max(1, len(admitted))
-            figures["goodput_at_twice"] = len(_in_time(twice)) / max(1, most)
-        figures[f"tokens_per_s_{way}"] = await _with_residents(here, case, plan, way, known, seconds)
-    if case.decoder.shares:
-        figures["prefix_over_none"] = await _prefix_over_none(here, case, seconds, number)
-    return figures
-
-
-async def _sustained(served: ServedWay, promised: float, seconds: int, seed: int) -> tuple[float, int]:
-    """The most texts per second, of some shares of the promise, at which nearly all are in time; and the most texts
-    that were in time at any of these rates. Two rates in a row that are not kept end the search."""
-    kept, most, missed = 0.0, 0, 0
-    for share in SHARES:
-        texts = await served.open(share * promised, seconds, seed)
-        in_time = len(_in_time(texts))
-        most = max(most, in_time)
-        console.print(f"{share:.0%} of {promised:.1f} texts/s: {in_time} of {len(texts)} in time")
-        if in_time >= KEPT * len(texts):
-            kept, missed = share * promised, 0
-        elif (missed := missed + 1) == 2:
-            break
-    return kept, most
-
-
-async def _with_residents(
-    here: Live, case: ServedCase, plan: Plan, way: str, known: Sequence[str], seconds: int
-) -> float:
-    """Tokens per second of as many residents as `generate` has texts."""
-    cuts = [split.start for split in plan.splits[1:]] or None
-    own = {"exits": way, "dtype": plan.dtype, "cuts": cuts, "kv_megabytes": terms_of(plan).kv_megabytes}
-    await asyncio.to_thread(here.deploy, _free(case, **own))
-    served = ServedWay(here.base, known)
-    await served.closed(RESIDENTS, WARMS_UP_S)
-    return await served.closed(RESIDENTS, seconds)
-
-
-async def _prefix_over_none(here: Live, case: ServedCase, seconds: int, number: int) -> float:
-    """Texts per second whose prompts begin with the same tokens, over those of prompts that begin differently."""
-    await asyncio.to_thread(here.deploy, _free(case, exits="off", dtype=case.dtype, kv_megabytes=2048))
-    draw = random.Random(number)
+async def _prefix_over_none(served: ServedWays, seconds: int) -> float:
+    """Tokens per second of prompts that begin with the same tokens, over those of prompts that begin differently."""
+    await served.follow("off")
+    draw = random.Random(0)
     start = _digits(draw, SHARED)
     same = [start + _digits(draw, OWN) for _ in range(PROMPTS)]
     other = [_digits(draw, SHARED + OWN) for _ in range(PROMPTS)]
-    await ServedWay(here.base, same[::-1]).closed(RESIDENTS, WARMS_UP_S)  # the last ones first: none is written twice
-    return await ServedWay(here.base, same).closed(RESIDENTS, seconds) / await ServedWay(here.base, other).closed(
-        RESIDENTS, seconds
-    )
+    await served.closed(WARMS_UP_S, same[::-1])  # the last ones first: none is written twice
+    return _per_s(await served.closed(seconds, same)) / _per_s(await served.closed(seconds, other))
 
 
 def _digits(draw: random.Random, count: int) -> str:
     """A text with this number of tokens: the tokenizer has one for each digit."""
     return "".join(draw.choice("0123456789") for _ in range(count))
-
-
-def _application(network: Path, **fields: Any) -> dict[str, Any]:
-    arguments = {"model": str(network), "name": "decoder", **fields}
-    return {"name": NAME, "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}
-
-
-def _free(case: ServedCase, **fields: Any) -> dict[str, Any]:
-    """The application without a plan and without limits on times, so that all clients have a place."""
-    free = {"max_residents": RESIDENTS, "ttft_ms": 1e6, "tpot_ms": 1e6, "cpus_per_replica": case.threads}
-    return _application(case.network, **free, **{name: value for name, value in fields.items() if value is not None})
 
 
 def generated_per_s(case: ServedCase) -> float:

@@ -7,17 +7,18 @@ if it was read within the SLO, and late if it was not. That may be the generator
 are timed both ways, too. Clients wait for answers beyond the deadline that they tell. A request is lost if its
 connection ends without an answer, or if for seconds nobody has one. Where the system allows it, the generator gets a
 core as soon as it needs one, as a client on another machine would; otherwise it reads answers late.
-`goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a decoy: what
-the generator and HAProxy take of the cores by themselves counts against neither.
+`goodput_beside_share_*` compares with runs at the best rate, one before each flood, while the rest of the flood goes to
+a decoy: what the generator and HAProxy take of the cores by themselves counts against neither.
 """
 
 import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ FLOODS = {"1_5x": 1.5, "3x": 3.0, "10x": 10.0}
 STARTS_PER_S = {(1, "http"): 400.0, (64, "http"): 20.0, (1, "grpc"): 200.0, (64, "grpc"): 20.0}
 STEP = 1.5  # from one rate that is tried to the next
 BODIES = 32
-EDGE_S = 1.0  # at both ends of a run, which do not count: it starts, and it empties
+EDGE_S = 2.0  # at both ends of a run, which do not count: it starts, after another one, and it empties
+PAIRS = 2  # of a run beside the decoy and the flood itself
+SEARCHED = 0.5  # of the time of other runs: of those that find the best rate
 AFTER_S = 3.0
 WARMS_UP_S, KEPT_UP = 2.0, 0.9
 COUNTED = ("late", "late_by_server", "lost")
@@ -70,7 +73,7 @@ class Flooded:
     server_cores: float
 
 
-def measure(seconds: int = 3, fronts: int = 2, only: str = "") -> dict[str, float]:
+def measure(seconds: int = 10, fronts: int = 2, only: str = "") -> dict[str, float]:
     figures: dict[str, float] = {}
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -119,31 +122,38 @@ def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, pr
 
 
 def _flooded(name: str, target: Target, start_per_s: float, seconds: float) -> dict[str, float]:
-    best_per_s, best_rate = _best(name, target, start_per_s, seconds)
+    best_per_s, best_rate = _best(name, target, start_per_s, SEARCHED * seconds)
     figures = {f"best_per_s_{name}": best_per_s}
     floods: list[Flooded] = []
     for flood, times in FLOODS.items():
         offered_per_s = times * best_per_s
-        seen = _run(target.server, _poisson(offered_per_s, seconds))
-        beside = _beside(target, best_rate, offered_per_s - best_rate, seconds)
+        beside, seen = list[Flooded](), list[Flooded]()
+        for _ in range(PAIRS):
+            beside.append(other := _beside(target, best_rate, offered_per_s - best_rate, seconds))
+            seen.append(one := _run(target.server, _poisson(offered_per_s, seconds)))
+            console.print(
+                f"{name} {flood}: good {one.good_per_s:.1f}/s of {best_per_s:.1f}/s, {other.good_per_s:.1f}/s beside "
+                f"the decoy; late {one.late}, surely by it {one.late_by_server}, lost {one.lost}, "
+                f"refusals p99 {one.refusal_p99_ms:.0f} ms, at least {one.refusal_p99_ms_by_server:.0f} ms, "
+                f"generator {one.generator_cores:.2f} cores, server {one.server_cores:.2f}"
+            )
+        floods += seen
+        good_per_s, beside_per_s = _mean(seen, "good_per_s"), _mean(beside, "good_per_s")
         figures |= {
-            f"goodput_share_{flood}_{name}": seen.good_per_s / best_per_s,
-            f"goodput_beside_share_{flood}_{name}": seen.good_per_s / beside.good_per_s if beside.good_per_s else 0.0,
-            f"generator_cores_{flood}_{name}": seen.generator_cores,
-            f"server_cores_{flood}_{name}": seen.server_cores,
-            f"offered_share_{flood}_{name}": seen.offered_per_s / offered_per_s,
+            f"goodput_share_{flood}_{name}": good_per_s / best_per_s,
+            f"goodput_beside_share_{flood}_{name}": good_per_s / beside_per_s if beside_per_s else 0.0,
+            f"generator_cores_{flood}_{name}": _mean(seen, "generator_cores"),
+            f"server_cores_{flood}_{name}": _mean(seen, "server_cores"),
+            f"offered_share_{flood}_{name}": _mean(seen, "offered_per_s") / offered_per_s,
         }
-        floods.append(seen)
-        console.print(
-            f"{name} {flood}: good {seen.good_per_s:.1f}/s of {best_per_s:.1f}/s, {beside.good_per_s:.1f}/s beside the "
-            f"decoy; late {seen.late}, surely by it {seen.late_by_server}, lost {seen.lost}, "
-            f"refusals p99 {seen.refusal_p99_ms:.0f} ms, at least {seen.refusal_p99_ms_by_server:.0f} ms, "
-            f"generator {seen.generator_cores:.2f} cores, server {seen.server_cores:.2f}"
-        )
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
     figures |= {f"{figure}_{name}": sum(getattr(each, figure) for each in floods) for figure in COUNTED}
     figures |= {f"{figure}_{name}": max(getattr(each, figure) for each in floods) for figure in REFUSALS}
     return figures
+
+
+def _mean(runs: Sequence[Flooded], figure: str) -> float:
+    return fmean(getattr(each, figure) for each in runs)
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,8 +24,7 @@ from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
 from experiments.real.turns import Sustained, chain_s, in_turns
 from experiments.shared.kept_parts import kept_part
-from experiments.shared.live import Live, bare
-from experiments.shared.machine import end_as_by_ctrl_c
+from experiments.shared.live import Live, bare, in_own_process
 from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
@@ -70,7 +68,7 @@ def measure(
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
     seen = defaultdict[str, list[float]](list)
     for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, turns, seconds):
-        measure_part, options = partial(_in_own_process, part), f"{slo_ms} {turns} {seconds}"
+        measure_part, options = partial(in_own_process, part.figures), f"{slo_ms} {turns} {seconds}"
         for name, value in kept_part("real", part.name, options, bool(again), measure_part, console).items():
             seen[f"{name}{part.suffix}"].append(value)
     figures = {name: median(values) for name, values in seen.items()}
@@ -110,15 +108,6 @@ def _rounds(name: str, case: RealCase, rounds: int, turns: int, seconds: float) 
     suffix = f"_{case.dtype}" if name == "live" else f"_{name}_{case.dtype}"
     for number in range(rounds):
         yield RealPart(f"{name} {case.dtype}, round {number + 1}", suffix, partial(live, case, number, turns, seconds))
-
-
-def _in_own_process(part: RealPart) -> dict[str, float]:
-    """Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended."""
-    with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
-        figures = fresh.apply(part.figures)
-        fresh.close()
-        fresh.join()
-    return figures
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:

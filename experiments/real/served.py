@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
 from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
+from experiments.shared.staircase import run_passes
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -33,7 +35,6 @@ SLACK = 0.2
 # SLOs that a run of a server without a plan lasts: an overload shows only once its queue is as long as the SLO, so that
 # a run of n SLOs passes a rate that is up to 1 / n too high.
 RUN_SLOS = 40
-LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many inputs are lost
 STEPS = 5  # halvings of the range in which a server without a plan is searched
 ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
@@ -131,21 +132,15 @@ class AskedServer:
     async def sustains(self, per_s: float, seconds: float, seed: int, lead_s: float = 0.0) -> bool:
         """Whether nearly all inputs of a run are answered in time. Those of the first `lead_s` do not count."""
         due_s = arrivals("poisson", per_s, lead_s + seconds, seed)
-        generator, allowed = self._generator(), (1 - IN_TIME_SHARE) * (due_s >= lead_s).sum()
-        running = asyncio.ensure_future(generator.at(due_s, self._patience_s))
-        while not running.done():
-            await asyncio.wait({running}, timeout=LOOK_S)
-            if self._lost(generator.so_far(), generator.now_s(), lead_s) > allowed:
-                generator.stop()
-        record = await running
-        return len(record.status) == len(due_s) and self._lost(record, generator.now_s(), lead_s) <= allowed
+        share = 1 - IN_TIME_SHARE
+        return await run_passes(self._generator(), due_s, lead_s, share, self._lost, self._patience_s)
 
-    def _lost(self, record: LoadRecord, now_s: float, lead_s: float) -> int:
-        """The inputs due after `lead_s` that were refused or are late."""
+    def _lost(self, record: LoadRecord, now_s: float) -> NDArray[Any]:
+        """Which inputs were refused or are late."""
         ended = ~np.isnan(record.ended_s)
         took_s = np.where(ended, record.ended_s, now_s) - record.due_s
-        lost = (ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)
-        return int((lost & (record.due_s >= lead_s)).sum())
+        lost: NDArray[Any] = (ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)
+        return lost
 
     async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
         return await self._generator().at(arrivals("poisson", per_s, seconds, seed), self._patience_s)

@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
-from experiments.shared.machine import free_port
+from experiments.shared.machine import end_as_by_ctrl_c, free_port
 from isobatch.cluster.client import json_at
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import RAY_START, LocalRay, local_ray
@@ -28,6 +29,7 @@ from isobatch.profiles.files import Profile, save
 
 NAME = "live"
 NODE_WITHIN_S, NODE_ATTEMPTS = 120.0, 3
+T = TypeVar("T")
 answer_at = partial(json_at, headers={}, patience_s=30.0)  # the JSON that a server has at an address
 
 
@@ -61,6 +63,15 @@ class Live:
     def slow_down(self, process: int, times: float) -> None:
         """Make launches of this device take `times` as long, from the next one on."""
         (self.faults / str(process)).write_text(str(times))
+
+
+def in_own_process(measure: Callable[[], T]) -> T:
+    """What this returns in a process of its own: a client of Ray ends its process a minute after that Ray has ended."""
+    with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
+        result = fresh.apply(measure)
+        fresh.close()
+        fresh.join()
+    return result
 
 
 @contextmanager
