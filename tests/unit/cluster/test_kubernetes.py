@@ -109,7 +109,8 @@ def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds
     content["applications"][1]["args"] |= {"goal": "cost", "grow_to": {"t4": 6, "a100": 1}}
     file.write_text(yaml.safe_dump(content))
     groups = cluster().workerGroupSpecs
-    assert {each.groupName: (each.minReplicas, each.replicas, each.maxReplicas) for each in groups} == {"t4": (2, 2, 6), "l4": (1, 1, 1), "a100": (0, 0, 1)}
+    counts = {each.groupName: (each.minReplicas, each.replicas, each.maxReplicas) for each in groups}
+    assert counts == {"t4": (2, 2, 6), "l4": (1, 1, 1), "a100": (0, 0, 1)}
     assert cluster().enableInTreeAutoscaling
     assert cluster().autoscalerOptions == {"version": "v2"}
 
