@@ -77,7 +77,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
 def answer_rows(
     data: Path, rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int
 ) -> int:
-    """Answer the rows of `data` that no earlier run has answered, `at_once` at a time. Returns the number of answers."""
+    """Answer the rows of `data` that no earlier run has answered, `at_once` at a time. Return the number of answers."""
     done, kept = kept_in(part, job)
     digest, remaining = sha256(), iter(rows)
     for row in islice(remaining, done):
