@@ -37,7 +37,7 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 _LATER = (500, 502, 503, 504)  # statuses after which the same request may be answered
 Stats = dict[str, Any]
 Shown = Group | str  # tables, or JSON
-Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
+_Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
 
 
 class _StatusError(UserError):
@@ -99,7 +99,7 @@ def _look(
     return (fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)), stats
 
 
-def watched(look: Look, console: Console, notes: Console, wait: Callable[[float], None]) -> None:
+def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float], None]) -> None:
     """Look again and again. Once a server has answered, a look that fails is a line in `notes`: it may restart."""
     shown: Shown | None = None
     last: Stats | None = None
@@ -114,7 +114,7 @@ def watched(look: Look, console: Console, notes: Console, wait: Callable[[float]
             answers = answers or code in _LATER
             if not answers or (code and code not in _LATER):
                 raise
-            trouble, last = f"{datetime.now():%H:%M:%S}: {error}; the next look is in {WATCH_EVERY_S:g} s", None
+            trouble, last = f"{datetime.now():%H:%M:%S}: {error} (the next look is in {WATCH_EVERY_S:g} s)", None
         console.clear()
         if trouble:
             notes.print(Text(trouble, style="red"))

@@ -168,7 +168,7 @@ def test_it_goes_on_while_a_controller_that_has_answered_starts_again(toy: Toy, 
     with pytest.raises(KeyboardInterrupt):
         watched(look, console, console, wait)
     shown = said.getvalue()
-    assert shown.count("status: the controller waits for the application to run; the next look is in 2 s") == 1
+    assert shown.count("status: the controller waits for the application to run (the next look is in 2 s)") == 1
     assert shown.count("next decision") == 3, "the last answer stays"
 
 
