@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isobatch.cluster.client import chunks
-from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.prepare.data import Row, naming_rows
 from isobatch.deployments.tasks import Outputs
 from isobatch.profiles.errors import UserError, json_in
 
@@ -74,8 +74,10 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
     return rows, digest
 
 
-def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int) -> int:
-    """Answer the rows that no earlier run has answered, `at_once` at a time. Returns how many answers there are."""
+def answer_rows(
+    data: Path, rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int
+) -> int:
+    """Answer the rows of `data` that no earlier run has answered, `at_once` at a time. Return the number of answers."""
     done, kept = kept_in(part, job)
     digest, remaining = sha256(), iter(rows)
     for row in islice(remaining, done):
@@ -86,7 +88,8 @@ def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[
         if not file.tell():
             file.write(json.dumps({"job": job}) + "\n")
         for some in chunks(remaining, at_once):
-            outputs = answer([row.value for row in some])
+            with naming_rows(data, some):
+                outputs = answer([row.value for row in some])
             for row in some:
                 digest.update(_bytes_of(row.value))
             written = [_record(row.number, output) for row, output in zip(some, outputs, strict=True)]

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException
 from itertools import islice
@@ -12,13 +12,18 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from isobatch.deployments.tasks import Outputs
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 
 AT_ONCE = 32  # inputs per request
 UNDER_WAY = 8  # requests
 PATIENCE_S = 60.0
 _LATER = (503, 504)  # statuses after which a request is sent again
+_REFUSED = 422  # the status if the server cannot read an input
 Item = TypeVar("Item")
+
+
+class _RefusedError(UserError):
+    """The server cannot read an input of a request."""
 
 
 def json_at(
@@ -54,14 +59,24 @@ def outputs_from(url: str, values: Iterable[Any], headers: Mapping[str, str], **
     pool, pending = ThreadPoolExecutor(UNDER_WAY), deque[Future[list[Outputs]]]()
     try:
         for chunk in chunks(values, AT_ONCE):
-            inputs = [value.tolist() if hasattr(value, "tolist") else value for value in chunk]
-            pending.append(pool.submit(post, url, {"inputs": inputs} | fields, headers))
+            pending.append(pool.submit(_outputs, url, chunk, headers, fields))
             if len(pending) == UNDER_WAY:
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _outputs(url: str, values: Sequence[Any], headers: Mapping[str, str], fields: Mapping[str, Any]) -> list[Outputs]:
+    """The outputs of one request. If it is refused, each input is sent alone, so that the error is of one input."""
+    try:
+        inputs = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        return post(url, {"inputs": inputs, **fields}, headers)
+    except _RefusedError as error:
+        if len(values) == 1:
+            raise WrongInputError(str(error), values[0], f"is refused: {error}") from error
+        return [output for value in values for output in _outputs(url, [value], headers, fields)]
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -87,7 +102,8 @@ def post(url: str, body: Mapping[str, Any], extra_headers: Mapping[str, str]) ->
         except HTTPError as error:
             if error.code not in _LATER or time.monotonic() > until_s:
                 reply = error.read(300).decode(errors="replace")
-                raise UserError(f"{url} answers with status {error.code}: {reply}") from error
+                kind = _RefusedError if error.code == _REFUSED else UserError
+                raise kind(f"{url} answers with status {error.code}: {reply}") from error
             time.sleep(min(float(error.headers.get("Retry-After", 1)), PATIENCE_S))
         except (LookupError, TypeError) as error:
             raise UserError(f"{url} does not answer as isobatch does: {error!r}") from error

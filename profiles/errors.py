@@ -30,6 +30,15 @@ class UserError(ValueError):
     """
 
 
+class WrongInputError(UserError):
+    """One of several inputs cannot be used. `value` is this input itself, so that a caller knows the row that it is of,
+    and `problem` what is wrong with it."""
+
+    def __init__(self, message: str, value: object = None, problem: str = "") -> None:
+        super().__init__(message)
+        self.value, self.problem = value, problem
+
+
 MOST_BYTES = 2**28  # of a text that the user names; the largest profiles have a few MiB
 MOST_YAML_BYTES = 64_000  # PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 

@@ -21,7 +21,7 @@ from isobatch.cluster.commands.shared_options import (
 )
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.map_tasks import Keypoints
-from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.prepare.data import Row, naming_rows
 from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
@@ -75,12 +75,13 @@ def evaluate(
     if queries and not task.by_score:
         raise UserError(f"--queries is for networks with one output: {model} gives labels")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
-    if server:  # the server comes first, so that a wrong URL is reported before anything is computed
-        exits = evaluating.served(server, values, key, task, network.labels)
-        evaluating.check_same_network(server, exits, network)
-    else:
-        exits = evaluating.answered(network, values)
-    full = evaluating.answered(network, values, exits=False)
+    with naming_rows(data, sample):
+        if server:  # the server comes first, so that a wrong URL is reported before anything is computed
+            exits = evaluating.served(server, values, key, task, network.labels)
+            evaluating.check_same_network(server, exits, network)
+        else:
+            exits = evaluating.answered(network, values)
+        full = evaluating.answered(network, values, exits=False)
     evaluation = _compared(full, exits, sample, truth, lists, network)
     if as_json:
         print(evaluation.as_json())

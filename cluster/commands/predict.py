@@ -73,7 +73,8 @@ def predict(
         if force:
             part.unlink(missing_ok=True)
         try:
-            count = answer_rows(show(rows, f"answering {data.name}"), source.answerer(), part, job, source.at_once)
+            shown = show(rows, f"answering {data.name}")
+            count = answer_rows(data, shown, source.answerer(), part, job, source.at_once)
         except KeyboardInterrupt:
             console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
             raise typer.Exit(INTERRUPTED) from None

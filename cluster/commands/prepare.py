@@ -23,6 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 )
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
+from isobatch.deployments.prepare.data import naming_rows
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import LABELS
@@ -215,7 +216,8 @@ def _prepare_classifier(
     notes = named | {"rows": len(sample)}
     if data.is_file() and sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
         notes["data_bytes"] = data.stat().st_size
-    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
+    with naming_rows(data, sample.rows):
+        rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early
         console.print(promise_text(rules.promise), highlight=False)

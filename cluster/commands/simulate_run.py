@@ -140,9 +140,9 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     if options.trace_text:
         console.print(options.trace_text, highlight=False)
     if options.replan:
-        arguments = next((each.get("args") or {} for each in controllers(content)), {})
-        alone = arguments | {"shared": {}}  # no arbiter gives it other devices
-        world, problem = controlled_world(app_config, ControllerConfig.model_validate(alone), world)
+        controller = _controller_of(name_of(application), content)
+        alone = controller.model_copy(update={"shared": {}})  # no arbiter gives it other devices
+        world, problem = controlled_world(app_config, alone, world)
         with progress_bar(options.seconds) as progress:
             inputs = inputs_of(world, options)
             replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)
@@ -198,10 +198,15 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> di
     }
 
 
+def _controller_of(application: str, content: ServeFile) -> ControllerConfig:
+    """The configuration of an application's controller; the usual one if the file has none."""
+    leads = (checked(ControllerConfig, each["args"]) for each in controllers(content))
+    return next((each for each in leads if each.application == application), ControllerConfig())
+
+
 def _member(name: str, load: "ClassifierSimulationOptions", content: ServeFile) -> Member:
     application = checked(AppConfig, next(each["args"] for each in classifiers(content) if name_of(each) == name))
-    leads = (checked(ControllerConfig, each["args"]) for each in controllers(content))
-    controller = next(each for each in leads if each.application == name)
+    controller = _controller_of(name, content)
     world, problem = controlled_world(application, controller, world_for(application, load))
     return Member(world, problem, inputs_of(world, load), controller, stands_by=bool(application.standby))
 

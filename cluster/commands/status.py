@@ -6,8 +6,9 @@ it shows what happened since.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 from urllib.error import HTTPError
@@ -15,6 +16,7 @@ from urllib.error import HTTPError
 import typer
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from isobatch.cluster.client import json_at, stats_at
 from isobatch.cluster.commands import KeyVariable, key_headers, server_at
@@ -32,7 +34,18 @@ WATCH_EVERY_S = 2.0
 BAR_WIDTH = 24  # characters
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
+_LATER = (500, 502, 503, 504)  # statuses after which the same request may be answered
 Stats = dict[str, Any]
+Shown = Group | str  # tables, or JSON
+_Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
+
+
+class _StatusError(UserError):
+    """A server answers with the status of an error."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def status(
@@ -64,21 +77,54 @@ def status(
             raise _no_controller_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
+    look = partial(_look, server, path, api_key_variable, as_json)
+    if watch:
+        watched(look, console, Console(stderr=True) if as_json else console, time.sleep)
+    else:
+        _show(console, look(None)[0])
+
+
+def _look(
+    server: str, path: str, variable: str | None, as_json: bool, last: Stats | None
+) -> tuple[Shown, Stats | None]:
+    """What to show now, and the statistics with which the next look compares. `last`: those of the look before."""
+    base = server + path
+    answer = ask(f"{base}/status", variable)
+    stats = None if as_json and answer else _stats(server, variable)
+    fleet = None if answer or stats else ask(f"{server}/status", variable)
+    if not fleet and answer is None and (as_json or stats is None):
+        raise _no_controller_error(base, stats)
+    if as_json:
+        return json.dumps(fleet or answer), stats
+    return (fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)), stats
+
+
+def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float], None]) -> None:
+    """Look again and again. Once a server has answered, a look that fails is a line in `notes`: it may restart."""
+    shown: Shown | None = None
     last: Stats | None = None
+    answers = False
     while True:
-        answer = ask(f"{base}/status", api_key_variable)
-        stats = None if as_json and answer else _stats(server, api_key_variable)
-        fleet = None if answer or stats else ask(f"{server}/status", api_key_variable)
-        if not fleet and answer is None and (as_json or stats is None):
-            raise _no_controller_error(base, stats)
-        if watch:
-            console.clear()
-        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)
-        console.print_json(json.dumps(fleet or answer)) if as_json else console.print(shown)
-        if not watch:
-            return
-        last = stats
-        time.sleep(WATCH_EVERY_S)
+        trouble = ""
+        try:
+            shown, last = look(last)
+            answers = True
+        except UserError as error:
+            code = error.code if isinstance(error, _StatusError) else 0  # 0: nobody answers
+            answers = answers or code in _LATER
+            if not answers or (code and code not in _LATER):
+                raise
+            trouble, last = f"{datetime.now():%H:%M:%S}: {error} (the next look is in {WATCH_EVERY_S:g} s)", None
+        console.clear()
+        if trouble:
+            notes.print(Text(trouble, style="red"))
+        if shown and (notes is console or not trouble):
+            _show(console, shown)
+        wait(WATCH_EVERY_S)
+
+
+def _show(console: Console, shown: Shown) -> None:
+    console.print_json(shown) if isinstance(shown, str) else console.print(shown)
 
 
 def _stats(url: str, variable: str | None) -> Stats | None:
@@ -98,7 +144,7 @@ def ask(url: str, variable: str | None, post: bool = False, patience_s: float = 
             reason = f"{url}: {json.load(error)['error']}"
         except (ValueError, KeyError, TypeError):
             reason = f"{url} answers {error.code} {error.reason}"
-        raise UserError(reason) from None
+        raise _StatusError(reason, error.code) from None
 
 
 def _no_controller_error(base: str, stats: Stats | None) -> UserError:

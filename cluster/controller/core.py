@@ -2,8 +2,7 @@
 
 Its driver (`control_loop.py`, for live and for simulated applications) passes observations with their times, rolls out
 the plan of a decision, and reports how the roll-out went. Inside a window the controller looks for lost devices,
-surprises and refused inputs. At the end of a window, or at such an event, it decides whether another plan is worth a
-change.
+surprises and refused inputs. At the end of a window, or at such an event, it decides whether another plan is better.
 """
 
 from collections.abc import Collection, Mapping
@@ -117,7 +116,8 @@ class Controller:
         """Begin after a controller whose application had another configuration; a peek that it had begun is ended."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.peek and not self.peek and served_alike(before.running, self.running):
-            self.peek = replace(before.peek, number=self.record.number)
+            self.peek = replace(self._event(now_s), what="looking", why=before.peek.why, before=before.peek.before)
+            self.record.add(self.peek)
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."

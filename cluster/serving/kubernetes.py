@@ -47,9 +47,12 @@ def objects(
     spec["serveConfigV2"] = yaml.safe_dump(_inside(content), sort_keys=False)
     spec["rayClusterDeletionDelaySeconds"] = ends_s
     pattern = cluster["workerGroupSpecs"][0]
+    counts, most = _devices(configs), _whole(_growth(content))
     cluster["workerGroupSpecs"] = [
-        _group(pattern, kind, count, nodes) for kind, count in sorted(_devices(configs).items())
+        _group(pattern, kind, counts[kind], max(counts[kind], most[kind]), nodes) for kind in sorted({*counts, *most})
     ]
+    if most:
+        cluster |= {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"}}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         pod["terminationGracePeriodSeconds"] = ends_s
@@ -97,6 +100,14 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
     return _whole(alone) + (_whole(together) | standby)
 
 
+def _growth(content: ServeFile) -> Counter[str]:
+    """The number of devices of each kind up to which controllers may request some."""
+    growth = Counter[str]()
+    for controller in controllers(content):
+        growth.update((controller.get("args") or {}).get("grow_to") or {})
+    return growth
+
+
 def _whole(devices: Counter[str]) -> Counter[str]:
     wholes = Counter[str]()
     for kind, count in devices.items():
@@ -123,10 +134,12 @@ def _inside(content: ServeFile) -> ServeFile:
     return inside
 
 
-def _group(pattern: dict[str, Any], kind: str, count: int, nodes: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """Nodes with one device of this kind each."""
+def _group(
+    pattern: dict[str, Any], kind: str, count: int, most: int, nodes: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    """Nodes with one device of this kind each; the autoscaler may add some up to `most`."""
     group = deepcopy(pattern)
-    group |= {"groupName": kind, "replicas": count, "minReplicas": count, "maxReplicas": count, "labels": {KIND: kind}}
+    group |= {"groupName": kind, "replicas": count, "minReplicas": count, "maxReplicas": most, "labels": {KIND: kind}}
     pod = group["template"]["spec"]
     if kind == CPU:
         del pod["nodeSelector"]

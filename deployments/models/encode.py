@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.deployments.points import box_of
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 from isobatch.profiles.model import Sides, Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
@@ -189,70 +189,78 @@ class ImageEncoder:
         arrays, sides = list[NDArray[np.float32]](), list[Sides]()
         # One by one, as images may have different sizes until the preprocessor resizes them, and as a picture of a few
         # bytes may hold millions of pixels.
-        for position, value in enumerate(inputs):
-            image = self._image(position, value)
-            arrays.append(self._processed(position, image))
+        wanted = self.size
+        for place, value in enumerate(inputs):
+            try:
+                image = self._image(value)
+                array = self._processed(image)
+                wanted = wanted or (array.shape[-2], array.shape[-1])
+                _check_processed(array, wanted)
+            except UserError as error:
+                raise WrongInputError(f"image {place} {error}", value, str(error)) from error
+            arrays.append(array)
             sides.append(_sides_of(image))
-        wanted = self.size or arrays[0].shape[-2:]
-        for position, (height, width) in enumerate(array.shape[-2:] for array in arrays):
-            if (height, width) != wanted:
-                raise UserError(f"image {position} is {height} x {width}, it must be {wanted[0]} x {wanted[1]}")
-        for position, array in enumerate(arrays):
-            if not np.isfinite(array).all():
-                raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
         words = tuple(sides) if self.boxed else None
         return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None, words=words)
 
-    def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _processed(self, image: NDArray[np.float32]) -> NDArray[np.float32]:
         boxes = {"boxes": [[box_of(_sides_of(image))]]} if self.boxed else {}
         pixels = _as_bytes(image) if self.boxed else image  # then it rounds while it resizes, as for transformers
         try:
             processed = self.processor(images=pixels, return_tensors="np", input_data_format="channels_last", **boxes)
         except ValueError as error:  # for example values in a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
+            raise UserError(f"cannot be read by the network's preprocessor: {reason}") from error
         arrays: NDArray[np.float32] = processed["pixel_values"]
         return arrays
 
-    def _image(self, position: int, value: Any) -> NDArray[np.float32]:
+    def _image(self, value: Any) -> NDArray[np.float32]:
         if isinstance(value, bytes | str):
-            return self._picture(position, value)
+            return self._picture(value)
         # Before numpy reads the image, as millions of empty rows take seconds.
-        self._check_pixels(position, _first_sizes(value))
+        _check_pixels(_first_sizes(value))
         try:
             with np.errstate(over="ignore"):  # numbers that are too large are refused below
                 image = np.asarray(value, np.float32)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"an image must be an array of numbers: {error}") from error
+            raise UserError(f"must be an array of numbers: {error}") from error
         if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != self.channels):
-            raise UserError(f"an image must be height x width or height x width x {self.channels}, got {image.shape}")
-        self._check_pixels(position, image.shape)
+            raise UserError(f"must be height x width or height x width x {self.channels}, got {image.shape}")
+        _check_pixels(image.shape)
         if not np.isfinite(image).all():
-            raise UserError("an image must hold finite numbers only")
+            raise UserError("must hold finite numbers only")
         return image[:, :, None].repeat(self.channels, axis=2) if image.ndim == 2 else image
 
-    def _picture(self, position: int, value: bytes | str) -> NDArray[np.float32]:
+    def _picture(self, value: bytes | str) -> NDArray[np.float32]:
         """Decode a JPEG, PNG or WebP. Its size is checked before its pixels take any memory."""
         from PIL import Image, ImageOps
 
         try:
             with Image.open(BytesIO(_bytes_of(value)), formats=PICTURES) as picture:
-                self._check_pixels(position, (picture.height, picture.width))
+                _check_pixels((picture.height, picture.width))
                 upright = ImageOps.exif_transpose(picture)
                 pixels = np.asarray(upright.convert("L" if self.channels == 1 else "RGB"), np.float32)
         except UserError:
             raise
         except Image.DecompressionBombError as error:
-            raise UserError(f"image {position} is too large: 1 to {MAX_PIXELS} pixels are allowed") from error
+            raise UserError(f"is too large: 1 to {MAX_PIXELS} pixels are allowed") from error
         except (OSError, SyntaxError, ValueError) as error:  # damaged, or another format
             named = "bytes" if isinstance(value, bytes) else "a text (base64)"
-            problem = f"image {position} is given as {named}, which are not a complete {', '.join(PICTURES)}"
+            problem = f"is given as {named}, which are not a complete {', '.join(PICTURES)}"
             raise UserError(problem) from error
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
-    def _check_pixels(self, position: int, sizes: Sequence[int]) -> None:
-        if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
-            raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
+
+def _check_pixels(sizes: Sequence[int]) -> None:
+    if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
+        raise UserError(f"is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
+
+
+def _check_processed(array: NDArray[np.float32], wanted: tuple[int, int]) -> None:
+    if (sizes := array.shape[-2:]) != wanted:
+        raise UserError(f"is {sizes[0]} x {sizes[1]}, it must be {wanted[0]} x {wanted[1]}")
+    if not np.isfinite(array).all():
+        raise UserError("holds numbers that are too large for the preprocessor")
 
 
 def _as_bytes(image: NDArray[np.float32]) -> NDArray[Any]:

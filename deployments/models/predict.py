@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.tasks import task_of
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 from isobatch.profiles.model import Batch, Exits, Label, Probability, Sides, Words, probabilities_in
 
 BATCH = 32  # inputs per batch
@@ -52,17 +52,21 @@ def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> li
     if isinstance(inputs, str):  # a string is a sequence too, but of letters
         raise UserError("predict takes a list of inputs, this is one text: predict([text])")
     ramps = model.ramp_blocks if exits else ()
-    return [
-        answer
-        for start in range(0, len(inputs), AT_ONCE)
-        for answer in _answers(model, inputs[start : start + AT_ONCE], ramps)
-    ]
+    answers = list[PredictedAnswer]()
+    for start in range(0, len(inputs), AT_ONCE):
+        some = list(inputs[start : start + AT_ONCE])
+        try:
+            answers += _answers(model, some, ramps)
+        except WrongInputError as error:  # which names the place in a batch
+            place = start + next(index for index, each in enumerate(some) if each is error.value)
+            raise WrongInputError(f"image {place} {error.problem}", error.value, error.problem) from error
+    return answers
 
 
-def _answers(model: ServedModel, inputs: Sequence[Any], ramps: Collection[int]) -> list[PredictedAnswer]:
+def _answers(model: ServedModel, inputs: list[Any], ramps: Collection[int]) -> list[PredictedAnswer]:
     """Run all inputs to a ramp before any runs on, so that the survivors of several batches become full ones."""
     starts = range(0, len(inputs), BATCH)
-    encoded = [model.encode(list(inputs[start : start + BATCH])) for start in starts]
+    encoded = [model.encode(inputs[start : start + BATCH]) for start in starts]
     parts = [_Part(batch, np.arange(start, start + len(batch))) for batch, start in zip(encoded, starts, strict=True)]
     answers: dict[int, PredictedAnswer] = {}
     for stop in stops(0, model.num_blocks, ramps):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from isobatch.deployments.prepare.records import (
     records,
     suffix_of,
 )
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 
 # Usual names of columns, in lower case, the most specific first.
 WORD_NAMES = (WORDS, "words")
@@ -78,6 +79,18 @@ def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = Non
             yield from _arrays(path, channels)
         else:
             yield from _picked(path, columns, channels, pairs)
+
+
+@contextmanager
+def naming_rows(path: Path, among: Sequence[Row]) -> Iterator[None]:
+    """Errors name an input that the network cannot read by its row in the file."""
+    try:
+        yield
+    except WrongInputError as error:
+        number = next((row.number for row in among if row.value is error.value), None)
+        if number is None:
+            raise
+        raise UserError(f"{path}: row {number}: the input {error.problem}") from error
 
 
 def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> str:
@@ -322,11 +335,14 @@ def _opened(what: str, path: Path, cell: str | dict[str, Any]) -> Iterator[Any]:
 
 
 def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
+    with path.open("rb") as opened:
+        if not is_zipfile(opened):
+            raise UserError(f"{path}: is no .npz: numpy.savez writes one, of the arrays 'images' and perhaps 'labels'")
     with np.load(path, allow_pickle=False) as file:
         if "images" not in file:
             raise _no_column(path, "no array 'images'", file.files)
-        images = file["images"]
-        labels = file["labels"] if "labels" in file else np.full(images.shape[:1], None)
+        images = _array(path, file, "images")
+        labels = _array(path, file, "labels") if "labels" in file else np.full(images.shape[:1], None)
     if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
         actual = f"{images.dtype} {images.shape}"
         raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {actual}")
@@ -344,3 +360,10 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
         yield Row(number, image, label.item() if isinstance(label, np.generic) else label)
+
+
+def _array(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    try:
+        return file[name]
+    except ValueError as error:  # numpy's advice is to trust the file
+        raise UserError(f"{path}: {name!r} must be an array of numbers or texts, not of Python objects") from error

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,12 +86,12 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
     if suffix_of(path) == ".tsv":
         tabs = layout.delimiter or "\t"
-        yield from _stripped(csv.DictReader(file, layout.header, delimiter=tabs, quoting=csv.QUOTE_NONE))
+        yield from _stripped(path, csv.DictReader(file, layout.header, delimiter=tabs, quoting=csv.QUOTE_NONE))
         return
     # Not strict, one extra quotation mark would join all rows up to the next one.
     table = csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",", strict=True)
     try:
-        yield from _stripped(table)
+        yield from _stripped(path, table)
     except csv.Error as error:
         raise UserError(
             f"{path}: up to line {table.reader.line_num} its quotation marks do not pair ({error}): write a "
@@ -98,9 +99,12 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
         ) from error
 
 
-def _stripped(table: "csv.DictReader[str]") -> "csv.DictReader[str]":
-    """The table without blanks around the names of its columns, and without empty lines before them."""
-    table.fieldnames = [name.strip() for name in table.fieldnames or next(filter(any, table.reader), ())]
+def _stripped(path: Path, table: "csv.DictReader[str]") -> "csv.DictReader[str]":
+    """The table without blanks around the names of its columns, which differ, and without empty lines before them."""
+    names = [name.strip() for name in table.fieldnames or next(filter(any, table.reader), ())]
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+        raise UserError(f"{path}: two columns are named {twice[:40]!r}; a file without a header needs --columns")
+    table.fieldnames = names
     return table
 
 

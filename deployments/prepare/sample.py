@@ -75,6 +75,7 @@ class Sample:
     words: Indices | None = None
     lists: Indices | None = None
     task: Task = CLASSIFICATION
+    rows: Sequence[Row] = ()  # of the file, in the same order
 
     def __len__(self) -> int:
         return len(self.values)
@@ -243,6 +244,7 @@ def draw(
         words_of(chosen_rows, labels, task),
         lists,
         task,
+        chosen_rows,
     )
     if (different := sample.different) < MIN_ROWS:
         few = f"only {different} of its {len(sample)} rows are different"

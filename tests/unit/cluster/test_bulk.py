@@ -2,7 +2,9 @@
 
 import csv
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,16 +14,19 @@ from typer.testing import CliRunner
 from isobatch import load
 from isobatch.cluster.bulk import ROWS_PER_GROUP, answer_rows, finish, kept_in, part_of
 from isobatch.cluster.cli import app
+from isobatch.cluster.client import outputs_from
 from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.models.predict import BATCH, predict
 from isobatch.deployments.models.ramps import save_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.prepare.data import Row
+from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
 from tests.helpers.tiny_words import word_network
 
 ROWS = 120  # of the material
+DATA = Path("others.csv")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +123,7 @@ def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[
     network = content_of(here / "my-bert")
     job = {"file": "others.csv", "network": network, "scores": "winner", "full": False, "dtype": None}
     others = [Row(number, f"another {number}", None) for number in range(1, 33)]
-    answer_rows(others, lambda values: [{"label": 0}] * len(values), part_of(Path("b.csv")), job, 32)
+    answer_rows(DATA, others, lambda values: [{"label": 0}] * len(values), part_of(Path("b.csv")), job, 32)
     result = run("--model", "my-bert", "--device", "cpu", "--out", "b.csv", *change)
     assert sentence in str(result.exception)
     answered("--out", "b.csv", "--force", *change)
@@ -172,7 +177,7 @@ def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) 
         ]
 
     part, out = tmp_path / "a.csv.part", tmp_path / "a.csv"
-    answer_rows([Row(1, "first", None), Row(2, "second", None)], answer, part, {}, 1)
+    answer_rows(DATA, [Row(1, "first", None), Row(2, "second", None)], answer, part, {}, 1)
     finish(part, out)
     with out.open() as file:
         rows = list(csv.DictReader(file))
@@ -185,7 +190,7 @@ def test_a_parquet_file_has_the_columns_and_types_of_later_rows(tmp_path: Path) 
     answers += [{"labels": [], "score": 0.5}, {"labels": [{"label": 2, "name": "c"}], "score": 0.5, "runs": [3, 4]}]
     part, out = tmp_path / "a.parquet.part", tmp_path / "a.parquet"
     rows = [Row(number, "text", None) for number in range(len(answers))]
-    answer_rows(rows, lambda values: answers, part, {}, len(rows))
+    answer_rows(DATA, rows, lambda values: answers, part, {}, len(rows))
     finish(part, out)
     first, *_, last = parquet.read_table(out).to_pylist()
     assert first == {"row": 0, "labels": [], "score": 1.0, "runs": None, "truncated": False}
@@ -194,7 +199,7 @@ def test_a_parquet_file_has_the_columns_and_types_of_later_rows(tmp_path: Path) 
 
 def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Path) -> None:
     part = tmp_path / "a.csv.part"
-    answer_rows([Row(1, "a", None)], lambda values: [{"label": 0}], part, {"full": False}, 1)
+    answer_rows(DATA, [Row(1, "a", None)], lambda values: [{"label": 0}], part, {"full": False}, 1)
     assert kept_in(part, {"full": False, "dtype": "float16"})[0] == 1
 
 
@@ -202,3 +207,26 @@ def test_two_commands_do_not_write_one_file(here: Path) -> None:
     with locked(Path("a.csv")):
         assert "another isobatch predict writes a.csv" in str(run("--model", "my-bert", "--out", "a.csv").exception)
     answered("--out", "a.csv")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that cannot read the input "wrong"."""
+
+    def do_POST(self) -> None:
+        inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
+        self.send_response(422 if "wrong" in inputs else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"outputs": [{"label": 0}] * len(inputs)}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_an_input_that_a_server_refuses_is_named_by_its_row(tmp_path: Path) -> None:
+    rows = [Row(number, "wrong" if number == 41 else f"right {number}", None) for number in range(1, 61)]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(UserError, match=r"^others\.csv: row 41: the input is refused: .* with status 422"):
+            answer_rows(DATA, rows, lambda some: list(outputs_from(url, some, {})), tmp_path / "a.part", {}, 60)
+        server.shutdown()

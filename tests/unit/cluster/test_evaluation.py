@@ -24,6 +24,7 @@ from isobatch.profiles.losses import Interval
 from isobatch.profiles.model import Words
 from isobatch.profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
+from tests.helpers.preparing import command
 from tests.helpers.tiny_networks import network
 
 
@@ -191,6 +192,27 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
     assert (found.inputs, found.agreement.mean, found.lost.mean) == (2, 0.0, 1.0)
     with pytest.raises(UserError, match="no text has a word"):
         evaluated_words([nothing], [nothing], None, None, 4, names)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "a.jsonl", "--model", demo_directory(), "--out", "a.csv"),
+        ("evaluate", demo_directory(), "--data", "a.jsonl"),
+        ("prepare", demo_directory(), "--data", "a.jsonl", "--out", "ee"),
+    ],
+    ids=["predict", "evaluate", "prepare"],
+)
+def test_a_picture_that_does_not_fit_is_named_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...]
+) -> None:
+    pictures = demo_inputs(60).tolist()
+    pictures[40] = [line[:7] for line in pictures[40]]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"image": picture}) for picture in pictures))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"^a\.jsonl: row 41: the input is 8 x 7, it must be 8 x 8$"):
+        command(*arguments)
 
 
 def test_pictures_without_any_label_are_refused_in_one_sentence() -> None:

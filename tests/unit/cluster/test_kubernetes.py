@@ -14,7 +14,7 @@ from isobatch.deployments.resources import KIND
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
-from tests.helpers.ray_service import RayService
+from tests.helpers.ray_service import RayCluster, RayService
 from tests.helpers.tiny_networks import hugging_face
 
 KUBERNETES = "1.33"
@@ -96,6 +96,23 @@ def test_applications_that_do_not_stand_by_have_nodes_of_their_own(file: Path) -
     _, service = yaml.safe_load_all(run(file).stdout)
     groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
     assert {group.groupName: group.replicas for group in groups} == {"t4": 5, "l4": 2}
+
+
+def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds(file: Path) -> None:
+    def cluster() -> RayCluster:
+        _, service = yaml.safe_load_all(run(file).stdout)
+        return RayService.model_validate(service).spec.rayClusterConfig
+
+    assert cluster().enableInTreeAutoscaling is None
+    save(Profile("my-bert", (table("t4"), table("l4"), table("a100"))), file.parent / "profile.json")
+    content = yaml.safe_load(file.read_text())
+    content["applications"][1]["args"] |= {"goal": "cost", "grow_to": {"t4": 6, "a100": 1}}
+    file.write_text(yaml.safe_dump(content))
+    groups = cluster().workerGroupSpecs
+    counts = {each.groupName: (each.minReplicas, each.replicas, each.maxReplicas) for each in groups}
+    assert counts == {"t4": (2, 2, 6), "l4": (1, 1, 1), "a100": (0, 0, 1)}
+    assert cluster().enableInTreeAutoscaling
+    assert cluster().autoscalerOptions == {"version": "v2"}
 
 
 def _check_inside(content: dict[str, Any]) -> None:

@@ -140,10 +140,18 @@ def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_the
         run(app, before, 30)
     after = control_loop(app)
     after.go_on_from(before)
-    told = [event.what for event in run(app, after, 30)]
-    assert told == ["looked"]
+    asyncio.run(after.pause(True))
+    run(app, after, 30)
     assert app.running == first
-    assert [event.what for event in after.controller.record.events.all] == ["began", "looked"]
+    assert [event.what for event in after.controller.record.events.all] == ["began", "looked", "paused"]
+
+
+def test_a_restart_after_another_configuration_began_while_ramps_were_open_closes_them(tmp_path: Path):
+    app, first, before = looking(tmp_path)
+    (folder := tmp_path / "next").mkdir()
+    control_loop(app, folder).go_on_from(before)
+    run(app, control_loop(app, folder), 90)
+    assert app.running == first
 
 
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):

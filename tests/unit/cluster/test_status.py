@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.status import ask, sparkline, tables
+from isobatch.cluster.commands.status import ask, sparkline, tables, watched
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
@@ -150,6 +150,42 @@ def test_while_the_application_starts_one_line_says_so(toy: Toy, url: str) -> No
     toy.loop = None  # type: ignore[assignment]
     with pytest.raises(UserError, match="the controller waits for the application to run"):
         asked(url)
+
+
+def test_it_goes_on_while_a_controller_that_has_answered_starts_again(toy: Toy, url: str) -> None:
+    console, working = Console(file=(said := io.StringIO()), width=160), toy.loop
+    loops = iter([None, working])
+
+    def look(_: object) -> Any:
+        return tables(ask(f"{url}/status", None)), None
+
+    def wait(_: float) -> None:
+        try:
+            toy.loop = next(loops)  # type: ignore[assignment]
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(KeyboardInterrupt):
+        watched(look, console, console, wait)
+    shown = said.getvalue()
+    assert shown.count("status: the controller waits for the application to run (the next look is in 2 s)") == 1
+    assert shown.count("next decision") == 3, "the last answer stays"
+
+
+def test_it_ends_where_another_look_cannot_help(toy: Toy, url: str) -> None:
+    console = Console(file=io.StringIO())
+
+    def look(_: object) -> Any:
+        return tables(ask(f"{url}/status", None)), None
+
+    def locks(_: float) -> None:
+        assert toy.key is None
+        toy.key = b"secret"
+
+    with pytest.raises(UserError, match="asks for a key"):
+        watched(look, console, console, locks)
+    with pytest.raises(UserError, match="nobody answers"):
+        asked("http://127.0.0.1:9", "--watch")
 
 
 def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:

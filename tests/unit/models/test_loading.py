@@ -103,7 +103,7 @@ def test_images_are_encoded_with_the_checkpoints_own_processor(image_checkpoint:
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1.0], [2.0, 3.0]], [[[1, 2], [3, 4]]], [[float("nan")] * 2]])
 def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> None:
-    with pytest.raises(UserError, match="an image must"):
+    with pytest.raises(UserError, match="image 0 must"):
         load(image_checkpoint).encode([wrong])
 
 
@@ -237,6 +237,8 @@ def test_an_image_of_another_size_is_refused_before_it_meets_others(image_checkp
         model.encode([np.zeros((8, 8)), np.zeros((8, 7))])
     with pytest.raises(UserError, match="image 0 is 6 x 6, it must be 8 x 8"):
         model.encode([np.zeros((6, 6))])
+    with pytest.raises(UserError, match="image 35 is 8 x 7"):
+        model.predict([np.zeros((8, 8))] * 35 + [np.zeros((8, 7))])
 
 
 def test_the_demo_has_a_name_unless_a_directory_bears_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

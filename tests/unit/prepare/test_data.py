@@ -134,6 +134,10 @@ def test_empty_lines_before_the_names_of_columns_do_not_count(tmp_path: Path, be
     assert read(written(tmp_path, "a.csv", f"{before}text,label\na,1\n\nb,0\n"), PLAIN) == [("a", "1"), ("b", "0")]
 
 
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    assert read(written(tmp_path, "a.csv", ",text,label,\n0,a,1,\n"), PLAIN) == [("a", "1")]
+
+
 def test_no_pair_is_looked_for_where_the_network_reads_single_texts(tmp_path: Path) -> None:
     for header, text in (("question,context", "question"), ("text,context", "text"), ("query,passage,text", "text")):
         path = written(tmp_path, "a.csv", f"{header},label\n" + "a," * header.count(",") + "b,1\n")
@@ -198,7 +202,10 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.parquet", "", Columns(layout=Layout(header=("text",))), "--columns is only for .csv, .tsv"),
         ("a.jsonl", "", Columns(layout=Layout(delimiter=";")), "--delimiter is only for .csv, .tsv"),
         ("a.npz", "", Columns(layout=Layout(encoding="cp1252")), "--encoding is only for .csv, .tsv, .jsonl, .json"),
-        ("a.npz", "no archive", PLAIN, "cannot be read as .npz"),
+        ("a.npz", "no archive", PLAIN, "is no .npz: numpy.savez writes one, of the arrays 'images'"),
+        ("a.npz", "", PLAIN, "is no .npz: numpy.savez writes one"),
+        ("a.csv", "text, text,label\na,b,1\n", PLAIN, "two columns are named 'text'"),
+        ("a.tsv", "label\ttext\tlabel\n0\ta\t1\n", PLAIN, "two columns are named 'label'"),
         ("a.csv", "image,label\nnowhere.png,1\n", IMAGE, "row 1: the picture 'nowhere.png'"),
     ],
 )
@@ -231,6 +238,7 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
+        (np.array([[1], "a"], object), [0, 1], "'images' must be an array of numbers or texts, not of Python objects"),
         (np.float32(3), [0], r"'images' must be numbers, .* got float32 \(\)"),
         (["a", "b"], [0, 1], r"'images' must be numbers, .* got <U1 \(2,\)"),
         (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
-from isobatch.cluster.commands.simulate_run import controlled_world, run, world_of
+from isobatch.cluster.commands.simulate_run import controlled_world, rehearse_inputs, run, world_of
 from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.serving import serve_file as serve_files
 from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split
@@ -83,6 +84,15 @@ def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
     said = ran("simulate", "--config", serve_file, "--rate", "100", "--hours", "0.001", "--out", out)
     assert "goodput (within 200 ms)" in said
     assert out.exists()
+
+
+def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, tmp_path: Path) -> None:
+    path, content = "isobatch.cluster.controller.app:build", serve_files.serve_file(serve_file, {})
+    other = {"application": "y", "goal": "cost", "grow_to": {"a100": 1}}  # of which this profile has no table
+    for arguments in (other, {"application": "x"}):
+        content["applications"].append({"name": arguments["application"], "import_path": path, "args": arguments})
+    rehearse_inputs(load(100.0, 3.6, replan=True, out=tmp_path / "s.png"), content)
+    assert (tmp_path / "s.png").exists()
 
 
 @pytest.mark.parametrize(
