@@ -29,7 +29,7 @@ from experiments.decoding.networks import DECODERS, TOKENS, RealDecoder, prompts
 from experiments.shared.commands import run_isobatch
 from experiments.shared.live import NAME, Live, bare
 from experiments.shared.machine import ROOT
-from experiments.shared.staircase import FIRST, LEAD_S, Staircase, in_turns, run_passes
+from experiments.shared.rate_search import FIRST, LEAD_S, RateSearch, in_turns, run_passes
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadRecord
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
@@ -178,14 +178,14 @@ async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, 
     for way in served.plans:
         await served.follow(way)
         await served.open(way, WARMS_UP * served.promised(way), 0.0, seed=turns)
-    stairs = {way: Staircase(FIRST * served.promised(way)) for way in served.plans}
-    await in_turns(stairs, turns, partial(served.sustains, seconds))
+    searches = {way: RateSearch(FIRST * served.promised(way)) for way in served.plans}
+    await in_turns(searches, turns, partial(served.sustains, seconds))
     figures = dict[str, float]()
-    for way, own in stairs.items():
-        figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.sustained_per_s}
-        figures[f"live_over_promise_{way}"] = own.sustained_per_s / served.promised(way)
-    if "recompute" in stairs:
-        figures |= await _at_twice(served, "recompute", stairs["recompute"].sustained_per_s, seconds)
+    for way, own in searches.items():
+        figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.per_s}
+        figures[f"live_over_promise_{way}"] = own.per_s / served.promised(way)
+    if "recompute" in searches:
+        figures |= await _at_twice(served, "recompute", searches["recompute"].per_s, seconds)
     return figures
 
 

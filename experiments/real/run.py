@@ -57,7 +57,7 @@ class RealPart:
 
 def measure(
     parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
-    turns: int = 8, seconds: int = 16, again: int = 0,
+    turns: int = 6, seconds: int = 16, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """What each system sustains, for each precision: `rounds` with a profile and a plan each, and so many turns.
 

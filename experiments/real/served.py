@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
+from experiments.shared.rate_search import run_passes
 from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
-from experiments.shared.staircase import run_passes
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary

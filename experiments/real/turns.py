@@ -8,9 +8,9 @@ from statistics import median
 import torch
 
 from experiments.real.served import PlannedSystem, RealCase, ServedNetwork
-from experiments.shared import staircase
+from experiments.shared import rate_search
+from experiments.shared.rate_search import FIRST, LEAD_S, RateSearch
 from experiments.shared.real_network import DTYPE, KIND, WIDTH
-from experiments.shared.staircase import FIRST, LEAD_S, Staircase
 
 CHAINS, LAYERS, TOKENS = 20, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
 
@@ -32,16 +32,16 @@ async def in_turns(
     `slower`: how many times as slow as at the profile the machine is now.
     """
     now, systems = slower(), {system.name: system for system in planned}
-    stairs = {name: Staircase(FIRST * system.promised_per_s / now) for name, system in systems.items()}
-    speeds: dict[str, list[float]] = {name: [] for name in stairs}
+    searches = {name: RateSearch(FIRST * system.promised_per_s / now) for name, system in systems.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in searches}
 
     async def passes(name: str, per_s: float, turn: int) -> bool:
         await served.follow(systems[name])
         speeds[name].append(slower())
         return await served.server.sustains(per_s, seconds, turns * seed + turn, LEAD_S)
 
-    await staircase.in_turns(stairs, turns, passes)
-    return {name: Sustained(own.sustained_per_s, median(speeds[name])) for name, own in stairs.items()}
+    await rate_search.in_turns(searches, turns, passes)
+    return {name: Sustained(own.per_s, median(speeds[name])) for name, own in searches.items()}
 
 
 def chain_s(case: RealCase) -> float:

@@ -1,70 +1,70 @@
 """What systems sustain that take turns of seconds, so that a machine whose speed changes is as slow for each of them.
 
-Each has a rate of its own, which rises after a run that passes and falls after one that fails. An overload shows only
+Each has a rate of its own, which rises after runs that pass and falls after those that fail. An overload shows only
 once its queue is as long as a request may wait. So the first seconds at a rate do not count, and yet a run that lasts n
 times as long, with these, passes a rate that is up to 1 / n too high.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
 
 FIRST = 0.95  # of what a plan promises: the rate of its first run
-STEP, FINE_STEP = 0.06, 0.03  # of the rate: until the outcome of runs changes first, and from then on
+AWAY, MOST_AWAY, CANDIDATES = (
+    0.2,
+    0.7,
+    281,
+)  # from the first guess, in logarithms: a standard deviation, and the largest
+STEEPNESS = 25.0  # 8 % below the rate of which half of the runs pass, 88 % do; 8 % above it, 12 %
+BY_CHANCE = 0.05  # of the runs pass or fail whatever the rate
 LEAD_S = 4.0  # at the same rate before a run, for queues to build up; its requests do not count
 LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many requests are lost
 console = Console(stderr=True, width=140)
 
 
-@dataclass
-class Staircase:
-    """A rate that rises after each run that passes and falls after each that fails, so that about half of them pass.
+class RateSearch:
+    """Finds the rate at which half of the runs pass. The next run is at the rate that all runs so far make likeliest.
 
-    >>> stairs = Staircase(100.0)
-    >>> for _ in range(9):
-    ...     stairs.add(passed=stairs.per_s < 120)
-    >>> 117 < stairs.sustained_per_s < 123
+    A run may fail by chance far below that rate, where the machine is slow for some seconds, or pass far above it.
+
+    >>> search = RateSearch(100.0)
+    >>> for run in range(10):
+    ...     search.add(passed=search.per_s < 130 and run != 1)
+    >>> 120 < search.per_s < 135
     True
     """
 
-    per_s: float  # of the next run
-    runs: list[tuple[float, bool]] = field(default_factory=list)
+    def __init__(self, guess_per_s: float) -> None:
+        self.per_s = guess_per_s  # of the next run; after the last one, what is sustained
+        self.runs: list[tuple[float, bool]] = []
+        away = np.linspace(-MOST_AWAY, MOST_AWAY, CANDIDATES)
+        self._candidates = guess_per_s * np.exp(away)
+        self._chances = np.exp(-((away / AWAY) ** 2) / 2)
 
     def add(self, passed: bool) -> None:
         self.runs.append((self.per_s, passed))
-        step = FINE_STEP if self._recent else STEP
-        self.per_s *= 1 + step if passed else 1 / (1 + step)
-
-    @property
-    def _recent(self) -> list[float]:
-        """The rates since a run first had another outcome than the first one."""
-        outcomes = [passed for _, passed in self.runs]
-        changed = next((at for at, passed in enumerate(outcomes) if passed != outcomes[0]), len(outcomes))
-        return [rate for rate, _ in self.runs[changed:]]
-
-    @property
-    def sustained_per_s(self) -> float:
-        return fmean([*self._recent, self.per_s])
+        passes = BY_CHANCE + (1 - 2 * BY_CHANCE) / (1 + (self.per_s / self._candidates) ** STEEPNESS)
+        self._chances *= passes if passed else 1 - passes
+        self.per_s = float(np.exp(np.average(np.log(self._candidates), weights=self._chances)))
 
 
 async def in_turns(
-    stairs: Mapping[str, Staircase], turns: int, passes: Callable[[str, float, int], Awaitable[bool]]
+    searches: Mapping[str, RateSearch], turns: int, passes: Callable[[str, float, int], Awaitable[bool]]
 ) -> None:
     """A run of each system in each turn, in every other turn the other way round.
 
     `passes` gets the name of a system, its rate, and the number of the turn.
     """
     for turn in range(turns):
-        for name in list(stairs)[:: 1 if turn % 2 == 0 else -1]:
-            stairs[name].add(await passes(name, stairs[name].per_s, turn))
-        ran = ", ".join(f"{name} {own.runs[-1][0]:.4g}/s {'+-'[not own.runs[-1][1]]}" for name, own in stairs.items())
+        for name in list(searches)[:: 1 if turn % 2 == 0 else -1]:
+            searches[name].add(await passes(name, searches[name].per_s, turn))
+        ran = ", ".join(f"{name} {own.runs[-1][0]:.4g}/s {'+-'[not own.runs[-1][1]]}" for name, own in searches.items())
         console.print(f"turn {turn + 1} of {turns}: {ran}")
 
 
