@@ -69,14 +69,15 @@ def outputs_from(url: str, values: Iterable[Any], headers: Mapping[str, str], **
 
 
 def _outputs(url: str, values: Sequence[Any], headers: Mapping[str, str], fields: Mapping[str, Any]) -> list[Outputs]:
-    """The outputs of one request. If it is refused, each input is sent alone, so that the error is of one input."""
+    """The outputs of one request. If it is refused, its halves are sent, so that an error is of one input at last."""
     try:
         inputs = [value.tolist() if hasattr(value, "tolist") else value for value in values]
         return post(url, {"inputs": inputs, **fields}, headers)
     except _RefusedError as error:
         if len(values) == 1:
             raise WrongInputError(str(error), values[0], f"is refused: {error}") from error
-        return [output for value in values for output in _outputs(url, [value], headers, fields)]
+        half = len(values) // 2
+        return [output for some in (values[:half], values[half:]) for output in _outputs(url, some, headers, fields)]
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -31,8 +31,8 @@ class UserError(ValueError):
 
 
 class WrongInputError(UserError):
-    """One of several inputs cannot be used. `value` is this input itself, so that a caller knows the row that it is of,
-    and `problem` what is wrong with it."""
+    """One of several inputs cannot be used. `value` is this input, so that a caller can find its row; `problem` is what
+    is wrong with it."""
 
     def __init__(self, message: str, value: object = None, problem: str = "") -> None:
         super().__init__(message)

@@ -35,6 +35,7 @@ BAR_WIDTH = 24  # characters
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
 _LATER = (500, 502, 503, 504)  # statuses after which the same request may be answered
+_STARTS = (503, 504)  # of a server that has not answered yet, but will
 Stats = dict[str, Any]
 Shown = Group | str  # tables, or JSON
 _Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
@@ -43,7 +44,7 @@ _Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
 class _StatusError(UserError):
     """A server answers with the status of an error."""
 
-    def __init__(self, message: str, code: int = 0) -> None:
+    def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
 
@@ -111,7 +112,7 @@ def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float
             answers = True
         except UserError as error:
             code = error.code if isinstance(error, _StatusError) else 0  # 0: nobody answers
-            answers = answers or code in _LATER
+            answers = answers or code in _STARTS
             if not answers or (code and code not in _LATER):
                 raise
             trouble, last = f"{datetime.now():%H:%M:%S}: {error} (the next look is in {WATCH_EVERY_S:g} s)", None

@@ -343,10 +343,10 @@ class Controller:
     def _decide_with(
         self, counts: Mapping[str, int], observed: Observed, now_s: float, reason: str, forced: bool
     ) -> NextStep:
-        snapshot = self._snapshot(counts, observed, now_s)
+        snapshot = replace(self._snapshot(counts, observed, now_s), forced=forced)
         event = self._event(now_s, observed)
         try:
-            better, verdict = snapshot.decide(forced)
+            better, verdict = snapshot.decide()
             if snapshot.weighs_goodput:
                 self._relief.best = snapshot.most.plan
         except UserError as error:

@@ -19,6 +19,7 @@ from isobatch.profiles.journal import Journal
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
 AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
+MOST_PROVEN = 8  # earlier plans among which one is chosen while the best is barred
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
@@ -182,14 +183,16 @@ class TrackRecord:
             return f"the better plan failed before and is not tried again for {minutes:.0f} minutes"
         return None
 
-    def proven(self, now_s: float) -> list[Plan]:
-        """The plans that ran for this configuration and are not barred, the latest first."""
+    @property
+    def proven(self) -> list[Plan]:
+        """The latest plans that ran since the controller last began, without those that ever failed."""
         plans = list[Plan]()
         for event in reversed(self.events.all):
             if event.what == "began":
                 break
-            plans += [each for each in (event.after if event.what in DONE.values() else None, event.before) if each]
-        return [plan for plan in dict.fromkeys(plans) if not self.barred.until_s(plan, now_s)]
+            done = [event.after] if event.after and event.what in DONE.values() else []
+            plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come during a peek
+        return [plan for plan in dict.fromkeys(plans) if not self.barred.has_failed(plan)][:MOST_PROVEN]
 
     def add(self, event: Event) -> None:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
@@ -274,6 +277,9 @@ class Barred:
         others = sum(until_s > now_s for other, until_s in self._until_s.items() if other != shape)
         self._until_s[shape] = now_s + seconds * 2 ** min(self._times.get(shape, 0) + others, MOST_DOUBLINGS)
         self._times[shape] = self._times.get(shape, 0) + 1
+
+    def has_failed(self, plan: Plan) -> bool:
+        return _shape(plan) in self._times
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:
         until_s = self._until_s.get(_shape(plan), now_s)

@@ -33,6 +33,8 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
 
+MOST_BELOW = 0.5  # a plan that ran before goes before a barred one if it sustains no less than this share less
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -48,6 +50,7 @@ class Snapshot:
     rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
     granted: bool = False  # devices were granted by an arbiter, which has weighed the change
     parked: bool = False  # the application has no replicas
+    forced: bool = False  # a person wants the best plan, however little it gains and even if it failed before
 
     @cached_property
     def problem(self) -> PlanningProblem:
@@ -68,19 +71,19 @@ class Snapshot:
         stays = not lost_devices(self.plan, self.counts) and self.running.goodput_per_s >= best.goodput_per_s
         return self.running if stays else best
 
-    def decide(self, forced: bool = False) -> tuple[Plan, Verdict]:
+    def decide(self) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
         pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.parked:
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal(forced=True)[0].plan, verdict
-        better, verdict = self._by_goal(forced)
-        moves = (verdict.moves or forced) and not served_alike(better.plan, self.plan)
+        better, verdict = self._by_goal(self.forced)
+        moves = (verdict.moves or self.forced) and not served_alike(better.plan, self.plan)
         if self.known.record.paused:
             would = "would change" if moves else "would stay"
             verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
         else:
-            verdict = self._unless_objected(better.plan, replace(verdict, moves=moves), forced)
+            verdict = self._unless_objected(better.plan, replace(verdict, moves=moves))
         return (pinned, self._as_pinned(pinned, verdict)) if pinned else (better.plan, verdict)
 
     @property
@@ -147,12 +150,14 @@ class Snapshot:
         """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
         aim, reserve = self.problem.aim, self.problem.reserve
         wanted_per_s = self.demand.for_rate(reserve, self.known.record.kept_share)
-        better = self._unless_barred(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
+        best = self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now)
+        better = self._unless_barred(best, wanted_per_s)
         if aim.at_given_goodput:
             survival, corrections, counts = self._now
             uses = better.plan.devices()
             same_devices = self.problem.best(survival, corrections, {kind: uses.get(kind, 0) for kind in counts})
-            better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
+            if not self._is_barred(same_devices):
+                better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
         if not nearly_all_in_time(self.observed) and better.goodput_per_s < self.running.goodput_per_s:
             return self.running, Verdict(False, "no device is given back while inputs are late or refused")
         return better, weigh_values(self.running, better, aim, self.demand, self.patience, reserve, self._changes)
@@ -181,25 +186,35 @@ class Snapshot:
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
         return self.known.estimate.carried, self.known.corrections, self.counts
 
-    def _unless_barred(self, best: Plan) -> Expectation:
-        """The planner's choice or, while that is barred, the best plan that ran before, if it sustains more."""
+    def _is_barred(self, plan: Plan) -> bool:
+        return not self.forced and self.known.record.barred.until_s(plan, self.now_s) is not None
+
+    def _unless_barred(self, best: Plan, wanted_per_s: float | None = None) -> Expectation:
+        """The planner's choice or, while that is barred, the best plan that ran before, if that is worth running.
+
+        The best one is the cheapest that sustains the wanted rate, or that of most goodput.
+        """
         chosen = self._expected(best)
-        if not self.known.record.barred.until_s(best, self.now_s):
+        if not self._is_barred(best):
             return chosen
         others = [
             self._expected(plan)
-            for plan in self.known.record.proven(self.now_s)
+            for plan in self.known.record.proven
             if plan.length == self.plan.length and not lost_devices(plan, self.counts)
         ]
+        if enough := [each for each in others if wanted_per_s and each.score.goodput_per_s >= wanted_per_s]:
+            return min(enough, key=lambda each: each.value(self.problem.aim))
         other = max(others, key=lambda each: each.goodput_per_s, default=chosen)
-        return other if other.gain_over(self.running) > SAME else chosen
+        ends = bool(lost_devices(self.plan, self.counts))  # then the running plan is none to compare with
+        gains = other.gain_over(chosen) >= -MOST_BELOW if ends else other.gain_over(self.running) > SAME
+        return other if gains else chosen
 
     def _expected(self, plan: Plan) -> Expectation:
         score = self.cost_model.score(plan)
         return Expectation(plan, score, score.goodput_per_s * self.known.record.kept_share)
 
-    def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
-        if forced or not verdict.moves or verdict.must:
+    def _unless_objected(self, plan: Plan, verdict: Verdict) -> Verdict:
+        if self.forced or not verdict.moves or verdict.must:
             return verdict
         objection = self.known.record.objection(plan, self.known.estimate.recent_inputs, self.now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict

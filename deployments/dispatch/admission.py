@@ -8,10 +8,11 @@ Where the application is parked, an input counts as if it arrived when replicas 
 
 Two things raise the share that may be late, because each refusal costs an answer:
 - Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
-  Idle replicas also admit an input that has time for the first exit point only, as it may leave there. Launches that
-  take as long when they are full admit still riskier ones.
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
   refusal makes that share small. Then twice that share may be late.
+
+Riskier inputs are admitted by idle replicas, where an input may leave at the first exit point, and to launches that take
+as long when they are full (`highest_risk`).
 """
 
 from collections.abc import Sequence
@@ -145,8 +146,8 @@ def highest_risk(lane: Lane, tolerated: float) -> float:
 
     Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
     more than that would otherwise always be refused, and the replicas' time be wasted. Where launches have room and
-    take as long as full ones, a risky input takes no time from others. It takes much already where each input adds half
-    of its share of a full launch: therefore the fourth power.
+    take as long as full ones, a risky input takes no time from others. Where each input adds half of its share of a
+    full launch, that is no longer so: hence the fourth power.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
     leaves = min(MOST_RISK + lane.leaving_first, HOPELESS) - MOST_RISK

@@ -179,7 +179,8 @@ class Lane:
             (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
         self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.stages)}.values())
-        self.free_joining = min(_free_joining(stage.launch_s) for stage in route.stages)
+        # Stages that take turns on a group wait until they are full: each input costs them its whole share.
+        self.free_joining = min(each.is_alone * _free_joining(each.stage.launch_s) for each in self.stages)
         self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
@@ -299,15 +300,15 @@ class Lane:
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:
-    """How much less time an input adds to a launch than its share of a full one; 1: launches of any size take as long.
+    """The part of its share of a full launch's time that an input does not add; 1: launches of any size take as long.
 
-    >>> _free_joining((2.0, 2.0)), _free_joining((1.0, 2.0)), _free_joining((1.0,))
-    (1.0, 0.0, 0.0)
+    >>> _free_joining((2.0, 2.0)), _free_joining((1.0, 2.0)), _free_joining((1.0,)), _free_joining((2.2, 2.0))
+    (1.0, 0.0, 0.0, 1.0)
     """
     size, one_s, full_s = len(launch_s), launch_s[0], launch_s[-1]
     if size == 1 or not full_s:
         return 0.0
-    return max(0.0, 1.0 - (full_s - one_s) / (size - 1) / (full_s / size))
+    return min(1.0, max(0.0, 1.0 - (full_s - one_s) / (size - 1) / (full_s / size)))
 
 
 def _launch_weight(queues: StageQueues, weight: int, fills_up: bool) -> int:

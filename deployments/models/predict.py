@@ -58,7 +58,9 @@ def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> li
         try:
             answers += _answers(model, some, ramps)
         except WrongInputError as error:  # which names the place in a batch
-            place = start + next(index for index, each in enumerate(some) if each is error.value)
+            place = next((start + index for index, each in enumerate(some) if each is error.value), None)
+            if place is None:  # the network has read a copy
+                raise
             raise WrongInputError(f"image {place} {error.problem}", error.value, error.problem) from error
     return answers
 

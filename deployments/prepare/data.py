@@ -365,5 +365,7 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
 def _array(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
     try:
         return file[name]
-    except ValueError as error:  # numpy's advice is to trust the file
-        raise UserError(f"{path}: {name!r} must be an array of numbers or texts, not of Python objects") from error
+    except ValueError as error:
+        objects = "allow_pickle" in str(error)  # numpy's advice is to trust the file
+        problem = "must not be an array of Python objects" if objects else f"cannot be read: {error}"
+        raise UserError(f"{path}: {name!r} {problem}") from error

@@ -75,6 +75,8 @@ def measure(
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
+    if (unknown := set(ways.split(",")) - set(served.WAYS)) or "off" not in ways.split(","):
+        raise UserError(f"ways={ways}: there are {','.join(served.WAYS)}, and off is what others are compared with")
 
     def part(name: str, options: str, measure_part: Callable[[], dict[str, float]]) -> dict[str, float]:
         return kept_part("decoding", name, options, bool(again), measure_part, console)

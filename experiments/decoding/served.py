@@ -182,10 +182,10 @@ async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, 
     await in_turns(searches, turns, partial(served.sustains, seconds))
     figures = dict[str, float]()
     for way, own in searches.items():
-        figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.per_s}
-        figures[f"live_over_promise_{way}"] = own.per_s / served.promised(way)
+        figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.sustained_per_s}
+        figures[f"live_over_promise_{way}"] = own.sustained_per_s / served.promised(way)
     if "recompute" in searches:
-        figures |= await _at_twice(served, "recompute", searches["recompute"].per_s, seconds)
+        figures |= await _at_twice(served, "recompute", searches["recompute"].sustained_per_s, seconds)
     return figures
 
 

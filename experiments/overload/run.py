@@ -37,7 +37,7 @@ FLOODS = {"1_5x": 1.5, "3x": 3.0, "10x": 10.0}
 STARTS_PER_S = {(1, "http"): 400.0, (64, "http"): 20.0, (1, "grpc"): 200.0, (64, "grpc"): 20.0}
 STEP = 1.5  # from one rate that is tried to the next
 BODIES = 32
-EDGE_S = 2.0  # at both ends of a run, which do not count: it starts, after another one, and it empties
+EDGE_S = 2.0  # at the beginning of a run, which does not count: the run before it still empties
 PAIRS = 2  # of a run beside the decoy and the flood itself
 SEARCHED = 0.5  # of the time of other runs: of those that find the best rate
 AFTER_S = 3.0
@@ -122,7 +122,7 @@ def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, pr
 
 
 def _flooded(name: str, target: Target, start_per_s: float, seconds: float) -> dict[str, float]:
-    best_per_s, best_rate = _best(name, target, start_per_s, SEARCHED * seconds)
+    best_per_s, best_rate = _best(name, target, start_per_s, EDGE_S + SEARCHED * seconds)
     figures = {f"best_per_s_{name}": best_per_s}
     floods: list[Flooded] = []
     for flood, times in FLOODS.items():

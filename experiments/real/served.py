@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.rate_search import run_passes
+from experiments.shared.rate_search import LEAD_S, run_passes
 from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -32,9 +32,6 @@ from isobatch.profiles.files import Profile
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}
 SLACK = 0.2
-# SLOs that a run of a server without a plan lasts: an overload shows only once its queue is as long as the SLO, so that
-# a run of n SLOs passes a rate that is up to 1 / n too high.
-RUN_SLOS = 40
 STEPS = 5  # halvings of the range in which a server without a plan is searched
 ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
@@ -123,17 +120,17 @@ class AskedServer:
         best: float = 0.0
         for _ in range(STEPS):
             rate_per_s = (low_per_s + high_per_s) / 2
-            if await self.sustains(rate_per_s, max(seconds, RUN_SLOS * self.slo_ms / 1e3), seed):
+            if await self.sustains(rate_per_s, seconds, seed):
                 low_per_s, best = rate_per_s, rate_per_s
             else:
                 high_per_s = rate_per_s
         return best
 
-    async def sustains(self, per_s: float, seconds: float, seed: int, lead_s: float = 0.0) -> bool:
-        """Whether nearly all inputs of a run are answered in time. Those of the first `lead_s` do not count."""
-        due_s = arrivals("poisson", per_s, lead_s + seconds, seed)
+    async def sustains(self, per_s: float, seconds: float, seed: int) -> bool:
+        """Whether nearly all inputs of a run are answered in time. Those of its lead do not count."""
+        due_s = arrivals("poisson", per_s, LEAD_S + seconds, seed)
         share = 1 - IN_TIME_SHARE
-        return await run_passes(self._generator(), due_s, lead_s, share, self._lost, self._patience_s)
+        return await run_passes(self._generator(), due_s, LEAD_S, share, self._lost, self._patience_s)
 
     def _lost(self, record: LoadRecord, now_s: float) -> NDArray[Any]:
         """Which inputs were refused or are late."""

@@ -9,7 +9,7 @@ import torch
 
 from experiments.real.served import PlannedSystem, RealCase, ServedNetwork
 from experiments.shared import rate_search
-from experiments.shared.rate_search import FIRST, LEAD_S, RateSearch
+from experiments.shared.rate_search import FIRST, RateSearch
 from experiments.shared.real_network import DTYPE, KIND, WIDTH
 
 CHAINS, LAYERS, TOKENS = 20, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
@@ -38,10 +38,10 @@ async def in_turns(
     async def passes(name: str, per_s: float, turn: int) -> bool:
         await served.follow(systems[name])
         speeds[name].append(slower())
-        return await served.server.sustains(per_s, seconds, turns * seed + turn, LEAD_S)
+        return await served.server.sustains(per_s, seconds, turns * seed + turn)
 
     await rate_search.in_turns(searches, turns, passes)
-    return {name: Sustained(own.per_s, median(speeds[name])) for name, own in searches.items()}
+    return {name: Sustained(own.sustained_per_s, median(speeds[name])) for name, own in searches.items()}
 
 
 def chain_s(case: RealCase) -> float:

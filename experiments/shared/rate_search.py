@@ -1,8 +1,8 @@
 """What systems sustain that take turns of seconds, so that a machine whose speed changes is as slow for each of them.
 
 Each has a rate of its own, which rises after runs that pass and falls after those that fail. An overload shows only
-once its queue is as long as a request may wait. So the first seconds at a rate do not count, and yet a run that lasts n
-times as long, with these, passes a rate that is up to 1 / n too high.
+once its queue is as long as a request may wait. So the first seconds at a rate do not count. Still, if these and the run
+last n times that long together, a rate that passes may be 1 / n too high.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
 
-FIRST = 0.95  # of what a plan promises: the rate of its first run
+FIRST = 0.95  # of what a plan promises: the first guess
 AWAY, MOST_AWAY, CANDIDATES = (
     0.2,
     0.7,
@@ -36,12 +36,12 @@ class RateSearch:
     >>> search = RateSearch(100.0)
     >>> for run in range(10):
     ...     search.add(passed=search.per_s < 130 and run != 1)
-    >>> 120 < search.per_s < 135
+    >>> 120 < search.sustained_per_s < 135
     True
     """
 
     def __init__(self, guess_per_s: float) -> None:
-        self.per_s = guess_per_s  # of the next run; after the last one, what is sustained
+        self.per_s = guess_per_s  # of the next run
         self.runs: list[tuple[float, bool]] = []
         away = np.linspace(-MOST_AWAY, MOST_AWAY, CANDIDATES)
         self._candidates = guess_per_s * np.exp(away)
@@ -52,6 +52,11 @@ class RateSearch:
         passes = BY_CHANCE + (1 - 2 * BY_CHANCE) / (1 + (self.per_s / self._candidates) ** STEEPNESS)
         self._chances *= passes if passed else 1 - passes
         self.per_s = float(np.exp(np.average(np.log(self._candidates), weights=self._chances)))
+
+    @property
+    def sustained_per_s(self) -> float:
+        """The likeliest rate; 0 if no run passed."""
+        return self.per_s if any(passed for _, passed in self.runs) else 0.0
 
 
 async def in_turns(
@@ -83,6 +88,7 @@ async def run_passes(
         missed = lost(record, load.now_s()) & counted[: len(record.due_s)]
         return bool(missed.sum() > share * counted.sum())
 
+    assert counted.any(), "A run needs requests after its lead."
     running = asyncio.ensure_future(load.at(due_s, patience_s))
     while not running.done():
         await asyncio.wait({running}, timeout=LOOK_S)

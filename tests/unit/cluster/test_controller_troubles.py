@@ -56,6 +56,20 @@ def test_when_devices_are_back_a_plan_that_ran_on_them_goes_before_idle_devices(
     _, tried, fewer, back = moves(run(app, loop, 1500))
     assert (tried.what, fewer.forced, "are gone" in fewer.why) == ("rolled back", True, True)
     assert (back.what, back.after, app.running) == ("rolled out", proven, proven)
+    asyncio.run(loop.force())
+    assert served_alike(app.running, first_plan(asked)), "a person gets the best plan though it failed"
+
+
+def test_a_plan_that_loses_a_device_is_no_worse_than_the_plan_before():
+    """The device is gone for the second half of the trial. The plan before would answer more now: it has fewer."""
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(question(MEDIUM, v100=3)))
+    app.rate = lambda at_s: 2000.0
+    app.devices = lambda at_s: {"v100": 3 if app.rolled and at_s >= app.rolled[0][0] + 65 else 4}
+    loop = control_loop(app)
+    grown, fewer = moves(run(app, loop, 240))
+    assert (grown.after.devices(), fewer.forced, "are gone" in fewer.why) == ({"v100": 4}, True, True)
+    assert loop.controller.record.barred.until_s(grown.after, app.now_s) is None
 
 
 def test_a_plan_that_fails_on_two_devices_may_still_run_on_one():

@@ -238,7 +238,7 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (np.array([[1], "a"], object), [0, 1], "'images' must be an array of numbers or texts, not of Python objects"),
+        (np.array([[1], "a"], object), [0, 1], "'images' must not be an array of Python objects"),
         (np.float32(3), [0], r"'images' must be numbers, .* got float32 \(\)"),
         (["a", "b"], [0, 1], r"'images' must be numbers, .* got <U1 \(2,\)"),
         (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),
