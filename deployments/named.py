@@ -26,8 +26,6 @@ DEMO_NAME = "demo"
 LLM_DEMO_NAME = "llm-demo"
 _BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "isobatch.deployments.demo:llm_demo_directory"}
 LOADER = "isobatch.deployments.models:load_served"
-# How import paths began before 0.1.0, when each folder was a package: files that were written then have them.
-_BEFORE = re.compile(r"(deployments\.(app|decoding\.app|exits|models)|cluster\.controller\.app)[.:]")
 
 
 def function_at(path: str) -> Callable[..., Any]:
@@ -56,16 +54,11 @@ def built_in(name: str | Path) -> Path | None:
     return function_at(path)() if path and not Path(name).is_dir() else None
 
 
-def current_path(path: str) -> str:
-    """An import path as it is now, if it names something of isobatch as before 0.1.0."""
-    return f"isobatch.{path}" if _BEFORE.match(path) else path
-
-
 def well_formed(path: str) -> str:
     module, colon, name = path.partition(":")
     if not (module and colon and name.isidentifier()):
         raise ValueError(f"{path!r} must look like 'package.module:function'")
-    return current_path(path)
+    return path
 
 
 def path_of(name: str, paths: Mapping[str, str], what: str, others: str, own: str = "function") -> str:

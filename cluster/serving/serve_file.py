@@ -1,6 +1,5 @@
 """Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
@@ -18,7 +17,7 @@ from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder
 from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
-from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, demo_folder
+from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, demo_folder
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_problem
 from isobatch.optimizer.plan import read_plan
@@ -77,7 +76,7 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
     content, root, overrides = _content(target, overrides)
     for application in content["applications"]:
         checked(_Application, application, "applications")
-        _set_import_path(application)
+        _check_import_path(application)
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
     for application in served(content):
@@ -340,17 +339,12 @@ def _check_deployments(deployments: Any) -> None:
         raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: set the options of replicas in args:")
 
 
-def _set_import_path(application: dict[str, Any]) -> None:
-    """Write a path of before 0.1.0 as it is now. Refuse a misspelt one, which Serve would report much later."""
+def _check_import_path(application: dict[str, Any]) -> None:
+    """Refuse a misspelt path of isobatch, which Serve would report much later."""
     known, path = (APPLICATION, CONTROLLER, DECODER, ARBITER), application.get("import_path")
     if not isinstance(path, str) or not path:
         raise UserError(f"import_path = {path!r}: every application needs one, as in {APPLICATION}")
-    if path in known:
-        return
-    if (current := current_path(path)) in known:
-        print(f"import_path: {path} is called {current} since 0.1.0: change the file before 0.2", file=sys.stderr)
-        application["import_path"] = current
-    elif similar := get_close_matches(current, known, n=1, cutoff=0.8):
+    if path not in known and (similar := get_close_matches(path, known, n=1, cutoff=0.8)):
         raise UserError(f"import_path = {path!r}: there is no such application; is {similar[0]!r} meant?")
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.promise import RULES, FilePart, in_order
 
@@ -53,7 +52,7 @@ class DecoderRules(FilePart):
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="The ramps are for this precision.")
-    policy: Annotated[str, AfterValidator(current_path)] = Field(
+    policy: str = Field(
         "isobatch.deployments.exits:confidence",
         description="The import path of the policy that decides which tokens leave. It must have no memory.",
     )

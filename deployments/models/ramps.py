@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
-from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
 from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
@@ -54,15 +53,12 @@ class ClassFigures(FilePart):
     won: int = Field(ge=0, description="Inputs that are answered right with exits only.")
 
 
-PolicyPath = Annotated[str, AfterValidator(current_path)]
-
-
 class ExitRules(FilePart):
     """exits.json: the rules by which inputs leave at ramps, and the figures measured when the ramps were made."""
 
     version: Literal[1, 2] = Field(2, description="Version 1 has no promise.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
-    policy: PolicyPath = Field(
+    policy: str = Field(
         "isobatch.deployments.exits:entropy", description="The policy that decides which inputs leave: an import path."
     )
     dtype: RampDtype = Field("float32", description="The precision of the network that the ramps were made for.")
