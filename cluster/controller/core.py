@@ -20,9 +20,8 @@ from isobatch.cluster.controller.decide import (
     plan_change,
     served_alike,
 )
-from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
+from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.peeks import PeekSchedule
-from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import DONE, PEEK, THRESHOLDS, Event, Events, NextStep, What
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall

@@ -36,6 +36,7 @@ class LaunchTableCosts:
         return evaluate(plan, self.facts)
 
     def with_all_ramps(self, plan: Plan) -> Plan:
+        """The same plan with every ramp open."""
         return with_all_ramps(plan, self.facts.ramp_blocks)
 
 
@@ -44,16 +45,17 @@ class ClassifierPlanningProblem:
     """A classifier, the devices that plans may use, and the goal of the controller."""
 
     profile: Profile
-    fleet: tuple[Device, ...]
+    fleet: tuple[Device, ...]  # that plans may use, whether or not they are present now
     objective: Objective
     one_machine: bool = False
     gap: float = 0.01
     goal: str = "goodput"  # of the controller, by its name
-    reserve: float = 0.1
+    reserve: float = 0.1  # the share by which a plan must sustain more than the expected rate, for some goals
     gbit_per_s: Mapping[str, float] | None = None  # declared rates of links, by KIND>KIND
 
     @property
     def prior(self) -> ExitProfile:
+        """The survival before any window was observed."""
         return self.profile.exits_of(self.profile.length)
 
     def updated_by(self, observed: Observed) -> "ClassifierPlanningProblem":
@@ -62,13 +64,16 @@ class ClassifierPlanningProblem:
 
     @property
     def aim(self) -> Goal:
+        """What a decision compares: goodput, the time of answers, or the goal's value at the expected rate."""
         return GOALS[self.goal]
 
     @property
     def answers_early(self) -> bool:
+        """Whether plans run the whole network and differ in their ramps only (optimizer/early_answers.py)."""
         return self.objective.ramp_budget is not None
 
     def in_units_of(self, plan: Plan) -> "ClassifierPlanningProblem":
+        """The same problem, counted in the units of this plan: inputs, or tokens in texts of its length."""
         if plan.length == self.profile.length:
             return self
         lengths = None if plan.length is None else Lengths((plan.length,))
@@ -109,6 +114,7 @@ class ClassifierPlanningProblem:
     def corrected(
         self, corrections: Corrections, observed: Observed, plan: Plan, survival: Sequence[float], rate: float
     ) -> Corrections:
+        """The corrections after a window by this plan."""
         facts = self.facts(survival, Corrections())
         return corrections.learned(observed, plan, facts.for_plan(plan), rate)
 
@@ -125,6 +131,7 @@ class ClassifierPlanningProblem:
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
     ) -> Plan | None:
+        """The best plan by the goal that sustains this rate, with goal: goodput the quickest; None if there is none."""
         goal = "latency" if self.aim.adds_up else self.goal
         objective = replace(self.objective, goodput_per_s=rate_per_s, goal=goal)
         with suppress(UserError):

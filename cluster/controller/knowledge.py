@@ -5,13 +5,18 @@ from collections.abc import Collection
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, LaunchTableCosts
 from isobatch.cluster.controller.record import Events, TrackRecord
 from isobatch.cluster.controller.sentences import nearly_all_in_time
 from isobatch.cluster.controller.survival import SurvivalEstimate
+from isobatch.cluster.controller.text_planning import DecoderCosts, DecoderPlanningProblem
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
+
+# A network, its devices and its objective: all that the planner needs beside the survival of the moment.
+PlanningProblem = ClassifierPlanningProblem | DecoderPlanningProblem
+CostModel = LaunchTableCosts | DecoderCosts  # scores plans for one survival and one set of corrections
 
 RECENT_S = 2.0  # the looks of this time show the present rate of arrivals
 SHORT_S = 0.5  # a look so soon after another shows no rate of its own

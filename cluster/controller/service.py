@@ -20,8 +20,8 @@ from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.input_planning import allowed, classifier_problem
+from isobatch.cluster.controller.knowledge import PlanningProblem
 from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
-from isobatch.cluster.controller.planning_problem import PlanningProblem
 from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from isobatch.cluster.controller.record import Event
 from isobatch.cluster.controller.status import ControllerStatus, EventStatus, PausedStatus, brief, export, status_of

@@ -26,8 +26,7 @@ from isobatch.cluster.controller.decide import (
     weigh_quick,
     weigh_values,
 )
-from isobatch.cluster.controller.knowledge import Knowledge
-from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
+from isobatch.cluster.controller.knowledge import CostModel, Knowledge, PlanningProblem
 from isobatch.cluster.controller.sentences import nearly_all_in_time, rate
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
