@@ -266,8 +266,6 @@ class Dispatcher:
         Running launches are not disturbed. Inputs whose state was on a replica that has gone begin again. `wakes_in_s`:
         the application is parked, and its replicas run so long after its next input.
         """
-        if missing := set(route.groups) - set(groups):
-            raise ValueError(f"no replicas were named for group {min(missing)!r}")
         waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
         benched = {name: it for group in self._groups.values() for name, it in group.benched_replicas.items()}
         self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}

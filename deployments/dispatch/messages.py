@@ -83,10 +83,6 @@ class Limits:
     answers_early: bool = False  # every input runs on to the end after its answer
     order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share = {self.share} must be above 0 and at most 1")
-
 
 @dataclass(frozen=True)
 class Refusal:

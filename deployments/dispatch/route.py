@@ -1,7 +1,6 @@
 """The route of inputs through a plan: everything that the dispatcher knows of a plan, and how it is made from one."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,12 +56,6 @@ class Stage:
         if not self.exits:
             end = ExitPoint(self.stop - 1, self.launch_s, least_s=self.least_s)
             object.__setattr__(self, "exits", (end,))
-        if [point.block for point in self.exits] != sorted({point.block for point in self.exits} | {self.stop - 1}):
-            raise ValueError(f"exit points must be in order, the last at block {self.stop - 1}")
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"a stage must run at least one block, got {self.start}..{self.stop}")
-        if self.batch < 1 or len(self.launch_s) != self.batch:
-            raise ValueError(f"launch_s must have one time per size 1..{self.batch}, got {len(self.launch_s)}")
 
     @cached_property
     def room(self) -> int:
@@ -160,18 +153,6 @@ class Route:
     beside: "tuple[Route, ...]" = ()
     edges: tuple[int, ...] = ()
     thresholds: Thresholds = ()
-
-    def __post_init__(self) -> None:
-        if not self.stages or self.stages[0].start != 0:
-            raise ValueError("a route must start at block 0")
-        for before, after in zip(self.stages, self.stages[1:], strict=False):
-            if before.stop != after.start:
-                raise ValueError(f"a route must have no gap: block {before.stop} is followed by {after.start}")
-        if any(route.num_blocks != self.num_blocks or route.beside for route in self.beside):
-            raise ValueError(f"every route beside must cover {self.num_blocks} blocks, and have none beside itself")
-        uses = Counter(group for route in (self, *self.beside) for group in {stage.group for stage in route.stages})
-        if shared := [group for group, count in uses.items() if count > 1]:
-            raise ValueError(f"routes side by side need groups of their own, but share {shared[0]!r}")
 
     @property
     def pipelines(self) -> "tuple[Route, ...]":

@@ -213,17 +213,6 @@ def test_the_time_between_launches_is_returned_for_those_that_waited() -> None:
     assert dispatcher.completed(third.id, 1.1, {}) is None, "the replica was idle before"
 
 
-def test_wrong_routes_are_refused() -> None:
-    with pytest.raises(ValueError, match="no gap: block 4 is followed by 6"):
-        Route((linear(0, 4, 1, "a"), linear(6, 8, 1, "a")))
-    with pytest.raises(ValueError, match="start at block 0"):
-        Route((linear(1, 4, 1, "a"),))
-    with pytest.raises(ValueError, match=r"one time per size 1..2, got 1"):
-        Stage(0, 1, 2, "a", (0.1,))
-    with pytest.raises(ValueError, match="no replicas were named for group 'back'"):
-        Dispatcher(TWO_SPLITS, {"front": ["f"]})
-
-
 def test_staying_inside_behind_the_last_block_is_reported_as_a_bug() -> None:
     dispatcher = Dispatcher(Route((linear(0, 2, 1, "a"),)), {"a": ["r"]})
     dispatcher.admit(0.0, 1.0, Place("x", 0))

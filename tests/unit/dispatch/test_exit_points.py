@@ -99,13 +99,6 @@ def test_a_lane_with_late_last_answers_is_not_soonest_because_of_early_ones() ->
     assert soonest([first], 0.0)[1].mean_s < expected.mean_s
 
 
-def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:
-    first, last = ExitPoint(0, (0.1,)), ExitPoint(3, (0.2,))
-    for exits in ((first,), (last, first), (first, first, last)):
-        with pytest.raises(ValueError, match="the last at block 3"):
-            Stage(0, 4, 1, "a", (0.2,), exits=exits)
-
-
 def test_an_admitted_input_is_launched_while_it_may_leave_in_time() -> None:
     exits = ExitPoint(0, (0.010,), 0.1), ExitPoint(3, (0.100,))
     stage = Stage(0, 4, 1, "a", (0.100,), ramps=frozenset({0}), exits=exits)

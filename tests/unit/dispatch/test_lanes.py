@@ -3,8 +3,6 @@
 from collections import Counter
 from math import inf
 
-import pytest
-
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Outcome, Place
 from isobatch.deployments.dispatch.route import Route
@@ -55,13 +53,6 @@ def test_a_lane_that_loses_a_whole_group_gives_its_inputs_to_the_other() -> None
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
     moved = [lanes for lanes in lanes_of(world).values() if lanes == {"f", "s"}]
     assert moved, "who stood before the lost group goes on in the other lane"
-
-
-def test_lanes_that_share_replicas_or_miss_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="share 's'"):
-        Route(SLOW.stages, beside=(SLOW,))
-    with pytest.raises(ValueError, match="must cover 12 blocks"):
-        Route(SLOW.stages, beside=(Route((linear(0, 6, 1, "x"),)),))
 
 
 def test_the_promise_is_that_of_the_faster_lane() -> None:
