@@ -101,7 +101,6 @@ class ServedConfig(FilePart):
         raise NotImplementedError
 
     def replica_needs(self, kind: str) -> dict[str, float]:
-        """The resources that a replica on a device of this kind needs."""
         return needs_of(self.replica_options(kind), kind)
 
     @property

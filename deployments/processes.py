@@ -97,7 +97,6 @@ def parent_of(number: int) -> int:
 
 
 def running_below(name: str) -> list[int]:
-    """The descendants of this process with this name."""
     below = set(descendants(os.getpid()))
     return [process.number for process in _processes() if process.name == name and process.number in below]
 

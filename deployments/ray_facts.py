@@ -213,7 +213,6 @@ def replica_name() -> str:
 
 
 def node_id() -> str:
-    """The id of the node of this process."""
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
@@ -228,7 +227,6 @@ def node_cpus() -> float:
 
 
 def inside_replica() -> bool:
-    """Whether Serve runs a replica in this process."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
@@ -289,7 +287,6 @@ def declared_applications() -> list[dict[str, Any]]:
 
 
 def _applications() -> dict[str, Any]:
-    """Serve's details of all its applications, by name."""
     details: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
     return details
 
@@ -402,6 +399,5 @@ class StoredPlan:
 
 
 def stored_plan(application: str) -> StoredPlan | None:
-    """The stored plan of an application, if there is one."""
     text = recall(application)
     return StoredPlan(**json.loads(text)) if text else None

@@ -64,7 +64,6 @@ def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
 
 
 def total(nodes: Iterable[Resources]) -> dict[str, float]:
-    """The sum of the nodes' resources."""
     every = list(nodes)
     names = dict.fromkeys(name for node in every for name in node)
     return {name: sum(node.get(name, 0.0) for node in every) for name in names}

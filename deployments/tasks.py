@@ -308,7 +308,6 @@ def _padded(tensors: Tensors, rows: Sequence[Sequence[Outputs]]) -> Outputs:
 
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
-    """Every word with its label."""
     words, labels = _words_of(answer), parts_of(answer.label)
     return [
         {"label": label, "name": names[label], "score": score, "word": words.text[at:end], "start": at, "end": end}

@@ -216,7 +216,6 @@ def _context(trace: int, span: int, is_remote: bool = False) -> Any:
 def span_of_request(
     tracing: Tracing | None, kind: str, headers: Mapping[bytes, bytes]
 ) -> AbstractContextManager[Span | None]:
-    """The span of the request with these headers, if it is traced."""
     return tracing.request(kind, headers) if tracing and tracing.takes(headers) else nullcontext()
 
 

@@ -109,7 +109,6 @@ class LivePlan:
         self._show()
 
     def __rich__(self) -> str:
-        """The line on a terminal."""
         return f"{self._line()}; {'confirming it with other inputs' if self._confirming else 'Ctrl-C keeps it'}"
 
     def _line(self) -> str:

@@ -229,7 +229,6 @@ def _parameters(kind: "type[DataclassInstance]") -> list[Parameter]:
 
 
 def _as_option(parameter: Parameter) -> Parameter:
-    """A parameter as typer reads it."""
     if get_origin(parameter.annotation) is not Annotated:
         return parameter
     kind, about = get_args(parameter.annotation)

@@ -71,7 +71,6 @@ def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = No
 
 
 def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
-    """The world with the jitter and the host of a command's options."""
     return world_of(config, options.jitter, read_model(options.host, HostCosts) if options.host else None)
 
 

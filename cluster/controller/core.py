@@ -393,7 +393,6 @@ class Controller:
         self.record.add(replace(self._event(now_s), what=what, why=why))
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:
-        """An event with the present knowledge, and the figures of the observation."""
         corrections, requested = self.known.corrections, self.device_requests.counts
         number, plan = self.record.number, self.running
         event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=self._worse, asked=requested)

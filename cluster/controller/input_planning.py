@@ -114,7 +114,6 @@ class ClassifierPlanningProblem:
     def corrected(
         self, corrections: Corrections, observed: Observed, plan: Plan, survival: Sequence[float], rate: float
     ) -> Corrections:
-        """The corrections after a window by this plan."""
         facts = self.facts(survival, Corrections())
         return corrections.learned(observed, plan, facts.for_plan(plan), rate)
 

@@ -108,7 +108,6 @@ class SurvivalEstimate:
         return Forecaster.after(windows, self._prior.num_blocks, self._ramp_blocks)
 
     def _update_measured(self, window: Window) -> None:
-        """Correct the measured survival by a later window."""
         steady = SteadySurvival(self._prior.num_blocks)
         steady.add(_as_window(self._measured))
         row = steady.add(window)

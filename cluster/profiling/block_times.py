@@ -215,7 +215,6 @@ def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile
 
 
 def on_timed_backend(exact: ServedModel, model: str, backend: str, dtype: str) -> ServedModel:
-    """The network on its backend, ready to be timed."""
     network = on_backend(exact, model, backend, int8=dtype == INT8)
     make_ready(network, model, timed_block_ranges(network))
     return network

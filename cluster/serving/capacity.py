@@ -147,7 +147,6 @@ def _held(whole: str, budget: Mapping[str, int]) -> dict[str, int]:
 
 
 def _whole_devices(counts: Mapping[str, int]) -> float:
-    """As how many whole devices these count."""
     return sum(count / whole_kind(kind)[1] for kind, count in counts.items())
 
 

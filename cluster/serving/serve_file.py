@@ -263,7 +263,6 @@ def only(name: str, content: ServeFile) -> ServeFile:
 
 
 def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
-    """The application, where a simulation needs exactly one."""
     if len(applications) != 1:
         raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
     return applications[0]

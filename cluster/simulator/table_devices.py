@@ -38,7 +38,6 @@ class _Post:
 
 
 def group_names(plan: Plan, facts: Problem) -> list[str]:
-    """The group of each of the plan's placements."""
     numbers = count()
     return named_groups(plan, facts, lambda each: f"{next(numbers)}-{each.kind}")
 

@@ -60,7 +60,6 @@ class DecodingRun:
 
 
 def text_arrivals(workload: DecodingWorkload, times_s: Floats, seed: int) -> list[TextArrival]:
-    """Random texts of the workload, at these times."""
     places = np.random.default_rng(seed).integers(len(workload.prompts), size=len(times_s))
     return [
         TextArrival(float(due_s), workload.prompts[place], workload.outputs[place])

@@ -190,7 +190,6 @@ class DecoderConfig(ServedConfig):
 
 
 def pipeline_on(plan: Plan, kind: str) -> Plan:
-    """The pipeline of a plan for replicas on this kind of device."""
     return next((each for each in plan.pipelines if each.placements[0].kind == kind), plan.pipelines[0])
 
 

@@ -67,7 +67,6 @@ class Engine:
         return written
 
     def write_all(self, requests: Iterable[TextRequest]) -> list[list[int]]:
-        """Write all these sequences, and return the tokens of each."""
         return [tokens for tokens, _ in self.write_with_depths(requests)]
 
     def write_with_depths(self, requests: Iterable[TextRequest]) -> list[tuple[list[int], list[int]]]:

@@ -124,7 +124,6 @@ class AskedLogprobs:
 
 
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """The token of each row of logits."""
     tokens = logits.argmax(dim=1)
     rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if rows:
@@ -234,7 +233,6 @@ class CutDecoder:
             self._pending.setdefault((piece.sequence.name, launch.split + 1), []).append(states)
 
     def _pending_states(self, launch: DecodingLaunch) -> Tensor:
-        """Take the pending states of a launch's rows."""
         taken = []
         for piece in launch.pieces:
             key = piece.sequence.name, launch.split

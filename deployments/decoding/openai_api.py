@@ -150,7 +150,6 @@ class TextReply:
 
     @property
     def share(self) -> float:
-        """The share of each choice in the request."""
         return 1 / len(self.requests)
 
     def usage(self) -> dict[str, int]:

@@ -233,7 +233,6 @@ class Sequence:
         self.filled = [len(pages) * self._page_tokens] * len(self.filled)
 
     def give_pages(self) -> list[int]:
-        """Return all its pages and forget them."""
         pages = self.pages + self.source_pages
         self.pages, self.source_pages = [], []
         return pages

@@ -170,5 +170,4 @@ def ranked(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) 
 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> tuple[Lane, ExpectedTimes]:
-    """The lane with the earliest expected answer."""
     return ranked(lanes, now_s, weight)[0]

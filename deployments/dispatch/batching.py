@@ -251,7 +251,6 @@ class Queue:
             group.owed_s += weight * seconds
 
     def _waiting(self) -> list[Ticket]:
-        """The tickets that have not ended."""
         if self.size < len(self._tickets):
             self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]
         return self._tickets

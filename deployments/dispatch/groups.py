@@ -82,7 +82,6 @@ class Group:
         self.limit(limits)
 
     def limit(self, limits: Limits) -> None:
-        """Keep to these limits from now on."""
         self._limits = limits
         self._ahead = round(limits.ahead * limits.share)  # other fronts keep a shared replica busy too
         self.early_s = limits.early_s if self._ahead else 0.0  # no launch is sent early where none may wait

@@ -160,7 +160,6 @@ class Route:
 
     @property
     def all_stages(self) -> "tuple[Stage, ...]":
-        """The stages of all pipelines."""
         return tuple(stage for route in (self, *self.beside) for stage in route.stages)
 
     @property

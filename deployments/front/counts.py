@@ -309,7 +309,6 @@ class Counts:
         return {f"p{quantile}": round(float(value), 2) for quantile, value in zip(QUANTILES, values, strict=True)}
 
     def add(self, other: "Counts") -> None:
-        """Add the counts of another front."""
         for name, own in vars(self).items():
             if isinstance(own, Counter):
                 own.update(getattr(other, name))

@@ -153,7 +153,6 @@ def outputs_of(model: DescribedModel, request: Any) -> list[str]:
 
 
 def infer_fields(model: DescribedModel, request: Any, values: Mapping[str, Values]) -> Fields:
-    """The fields of a response."""
     names = outputs_of(model, request)
     return {
         "model_name": model.name,

@@ -77,7 +77,6 @@ def _window_bias(window: int, query: Tensor, key: Tensor, distance: Tensor) -> T
 
 
 def hides(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias that hides these tokens."""
     return hidden.to(dtype) * _masked_score(dtype)
 
 

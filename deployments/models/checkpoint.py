@@ -171,7 +171,6 @@ def task_in(config: Any) -> Task:
 
 
 def task_at(folder: Path) -> Task:
-    """The task of the network in this directory."""
     config = read_config(last_of(folder))
     task, family = task_in(config), family_of(config.model_type)
     check_knows_maps(task, family, config.model_type)

@@ -178,7 +178,6 @@ class RangeInputs:
         return tuple((name, shape[1:]) for name, shape in self.shapes.items())
 
     def empty(self, shape: RecordingShape) -> "RangeInputs":
-        """Empty buffers for inputs up to this shape."""
         rows = shape.tokens or shape.inputs
         arrays = {name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}
         if self.spans is None:

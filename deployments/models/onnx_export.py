@@ -78,7 +78,6 @@ def _call(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor
 
 
 def graph_inputs(arrays: Mapping[str, Tensor], spans: Spans | None) -> Mapping[str, Tensor]:
-    """The inputs of a graph by name."""
     return arrays if spans is None else {**arrays, **spans.tensors()}
 
 

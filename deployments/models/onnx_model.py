@@ -227,7 +227,6 @@ ONNX = Backend(lambda model, fingerprint, int8: OnnxModel(model, fingerprint(mod
 
 
 def range_output(outputs: Mapping[str, Tensor], block_range: BlockRange) -> RangeOutput:
-    """The output of a block range from the outputs of its graph."""
     ramps = {block: outputs[ramp_name(block)] for block in block_range.ramps}
     return RangeOutput(outputs.get(AFTER), ramps, outputs.get(HEAD))
 

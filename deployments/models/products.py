@@ -31,7 +31,6 @@ class Product:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
 
     def __call__(self, rows: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """The outputs from `start` to `stop`."""
         if self._packed:
             outputs: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self._bias, "none", [], "")
             return outputs[..., start:stop]

@@ -76,7 +76,6 @@ class Spans:
         return replace(self, bands=tuple(bands))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
         named = {POSITIONS: self.positions, "starts": self.starts}
         named |= {name: tensor for name in ("back", "order", "edges") if (tensor := getattr(self, name)) is not None}
         for number, band in enumerate(self.bands):

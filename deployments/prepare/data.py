@@ -167,7 +167,6 @@ def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Column
 
 
 def _words(where: str, record: Mapping[str, Any], name: str) -> list[str]:
-    """A text as a list of words."""
     words = _cell(where, record, name)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise UserError(f"{where}: {name!r} must be a list of words, got {_kind(words)}")

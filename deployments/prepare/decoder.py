@@ -199,7 +199,6 @@ def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
 
 
 def _measured(block: int, value: float, outputs: EarlyHeadOutputs) -> DecoderRamp:
-    """A ramp with this threshold and its measured figures."""
     leaves = outputs.sure[block] >= value
     agrees = outputs.agrees[block]
     return DecoderRamp(

@@ -44,7 +44,6 @@ class Features:
     numbers: Indices | None = None
 
     def of(self, inputs: Indices) -> Indices:
-        """The rows of these inputs."""
         return inputs if self.counts is None else rows_of(self.counts, inputs)
 
 

@@ -159,7 +159,6 @@ def _labels(features: Features, sample: Sample) -> Indices:
 def ramp_logits(
     heads: list[nn.Module], features: Features, truth: Tensor, inputs: Indices, by_label: bool = False
 ) -> RampLogits:
-    """The logits of ramps and head for these inputs."""
     rows, counts = features.of(inputs), None if features.counts is None else features.counts[inputs]
     ramps, head, right = head_logits(heads, features.pooled, rows), torch.from_numpy(features.logits[rows]), truth[rows]
     if not by_label:

@@ -156,7 +156,6 @@ def _head(where: str, own: OwnExit, weights: Weights, width: int, num_labels: in
 
 
 def _layer(where: str, weights: Weights, name: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a linear layer."""
     weight = weights.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
         problem = "there is no such weight" if weight is None else f"it has the shape {tuple(weight.shape)}"

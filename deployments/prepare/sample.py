@@ -128,7 +128,6 @@ class LabelNames:
                 raise UserError(f"--labels {other}={name}: the head knows {self.listed}")
 
     def number(self, label: Any) -> int | None:
-        """The head's number of a label, or None if it has none."""
         text = str(label).strip()
         return self._own({other.lower(): name for other, name in self.others.items()}.get(text.lower(), text))
 

@@ -70,7 +70,6 @@ class Packing:
 
 
 def pack(batch: Batch | Packed | Packing) -> Packed:
-    """Pack a batch from any device."""
     begun = begin_packing(batch) if isinstance(batch, Batch) else batch
     return begun if isinstance(begun, Packed) else begun.result()
 
@@ -139,7 +138,6 @@ def _joined_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def unpack(parts: Sequence[Packed]) -> Batch:
-    """Join the parts into one batch, in order."""
     joined = join(parts)
     arrays: dict[str, Array] = dict(joined.arrays)
     if joined.bfloat16:
@@ -160,7 +158,6 @@ def unpack_on(device: torch.device, parts: Sequence[Packed]) -> Batch:
 
 
 def take(packed: Packed, rows: Integers) -> Packed:
-    """The inputs at these positions."""
     if is_all(rows, len(packed)):
         return packed
     lengths = None if packed.lengths is None else packed.lengths[rows]

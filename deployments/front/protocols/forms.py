@@ -51,7 +51,6 @@ class TextForm(Form, Generic[AnyBody]):
 
     @staticmethod
     def error(refused: RefusedError) -> Any:
-        """The JSON of an error."""
         raise NotImplementedError
 
     def marked(self, content: object) -> bool:

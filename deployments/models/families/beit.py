@@ -19,7 +19,6 @@ TokenStep = Callable[[Tensor], Tensor]
 
 
 def patches_in(config: Any) -> tuple[int, int]:
-    """The height and width in patches."""
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return height // config.patch_size, width // config.patch_size

@@ -18,7 +18,6 @@ HEAD_SCALE = 4  # of heat maps over tokens, where the head is the classic one: t
 
 
 def sides_of(config: Any) -> tuple[int, int]:
-    """The height and width of the tokens."""
     inner = config.backbone_config
     height, width = (side // patch for side, patch in zip(inner.image_size, inner.patch_size, strict=True))
     return height, width
