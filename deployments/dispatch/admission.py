@@ -11,8 +11,8 @@ Two things raise the share that may be late, because each refusal costs an answe
 - Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
   refusal makes that share small. Then twice that share may be late.
 
-Riskier inputs are admitted by idle replicas, where an input may leave at the first exit point, and to launches that take
-as long when they are full (`highest_risk`).
+Riskier inputs are admitted by idle replicas, where an input may leave at the first exit point, and to launches that
+take as long when they are full (`highest_risk`).
 """
 
 from collections.abc import Sequence

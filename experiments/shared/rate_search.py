@@ -1,8 +1,8 @@
 """What systems sustain that take turns of seconds, so that a machine whose speed changes is as slow for each of them.
 
 Each has a rate of its own, which rises after runs that pass and falls after those that fail. An overload shows only
-once its queue is as long as a request may wait. So the first seconds at a rate do not count. Still, if these and the run
-last n times that long together, a rate that passes may be 1 / n too high.
+once its queue is as long as a request may wait. So the first seconds at a rate do not count. Still, if these and the
+run last n times that long together, a rate that passes may be 1 / n too high.
 """
 
 import asyncio
