@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, cast, overload
 
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
@@ -25,7 +25,6 @@ from isobatch.profiles.model import SplitModel
 if TYPE_CHECKING:
     from isobatch.deployments.models.torch_model import TorchModel
 
-Network = TypeVar("Network", BackedModel, ServedModel, SplitModel)
 log = logging.getLogger(__name__)
 
 INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
@@ -36,7 +35,19 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 
 
-def on_backend(model: Network, directory: str | Path, backend: str, *, int8: bool = False) -> Network:
+@overload
+def on_backend(model: BackedModel, directory: str | Path, backend: str, *, int8: bool = False) -> BackedModel: ...
+
+
+@overload
+def on_backend(model: ServedModel, directory: str | Path, backend: str, *, int8: bool = False) -> ServedModel: ...
+
+
+@overload
+def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel: ...
+
+
+def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network on this backend. `directory` is the one that it was loaded from."""
     if isinstance(model, ServedModel) and model.ramp_blocks:
         dtype = INT8 if int8 else str(model.dtype).removeprefix("torch.")
@@ -53,12 +64,14 @@ def weights_dtype(dtype: str) -> str:
     return "float32" if dtype == INT8 else dtype
 
 
-def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> Any:
+def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
     if isinstance(model, ServedModel):
         from isobatch.deployments.models.cascade import Cascade
 
         if isinstance(model, Cascade):
-            return model.on_backend(backend, lambda level, folder: _moved(level, folder, backend, int8))
+            return model.on_backend(
+                backend, lambda level, folder: cast(BackedModel, _moved(level, folder, backend, int8))
+            )
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
     name = "onnx" if int8 else backend
