@@ -6,7 +6,16 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from isobatch.deployments import named
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
@@ -17,7 +26,7 @@ from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.devices import is_cpu, whole_kind
 from isobatch.profiles.errors import UserError, check_numbers, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
-from isobatch.profiles.promise import RULES, FilePart, tolerance_in
+from isobatch.profiles.promise import RULES, tolerance_in
 
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 MOST_INSIDE = 2**20  # inputs: Serve counts requests in 32 bits
@@ -39,8 +48,10 @@ def _known_order(name: str) -> str:
 LabelCount = Annotated[int, Field(ge=1)]
 
 
-class ServedConfig(FilePart):
+class ServedConfig(BaseModel):
     """The fields that every served network has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(
         None,

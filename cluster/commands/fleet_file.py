@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.deployments.config import checked
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.profiles.errors import UserError, read_yaml
-from isobatch.profiles.promise import FilePart
 
 OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
 
@@ -24,7 +23,9 @@ class FleetEntry(ShareTerms):
     args: dict[str, Any] = Field({})
 
 
-class FleetFile(FilePart):
+class FleetFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     devices: dict[str, int | str] = Field(min_length=1)
     goal: FleetGoal = "goodput"
     standby: bool = False  # each device holds the weights of every application

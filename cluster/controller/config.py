@@ -2,19 +2,20 @@
 
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from isobatch.deployments.named import HostName, LogFormat
 from isobatch.optimizer.fleets.application import SOMETHING, FleetGoal
 from isobatch.optimizer.goals import GOALS
 from isobatch.profiles.latency import MOST_BATCH
-from isobatch.profiles.promise import FilePart
 
 GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 
 
-class WatcherConfig(FilePart):
+class WatcherConfig(BaseModel):
     """An application that answers over HTTP beside the one that it watches."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
     api_key_variable: str | None = Field(
@@ -25,8 +26,10 @@ class WatcherConfig(FilePart):
     )
 
 
-class Patience(FilePart):
+class Patience(BaseModel):
     """When to look, when to change the plan, and when to take a change back."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     replan_every_s: float = Field(120.0, gt=0, description="The length of a window, at whose end a plan is chosen.")
     look_every_s: float = Field(
@@ -86,8 +89,10 @@ OF_CLASSIFIERS = frozenset(
 )  # fmt: skip
 
 
-class ShareTerms(FilePart):
+class ShareTerms(BaseModel):
     """An application of a fleet, as `isobatch plan` and the arbiter know it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[\w.-]+$", description="The name of the application.")
     weight: float = Field(1.0, gt=0, description="Multiplies its goodput; for the goal fairness divides it.")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 import isobatch
 from isobatch.cluster.serving.capacity import gpu_label
@@ -44,14 +44,15 @@ from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from isobatch.deployments.resources import Resources
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.promise import FilePart
 
 STORE_BYTES = 80 << 20  # of Ray's object store, which isobatch does not use
 _LOOK_EVERY_S = 0.2  # how often to count the nodes that have started
 
 
-class LocalNode(FilePart):
+class LocalNode(BaseModel):
     """An entry of `nodes:` in a Serve file: a node that `isobatch serve` starts in addition to the first one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     devices: dict[str, int] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
     cpus: int = Field(0, ge=0, description="CPUs that Ray may use there; with 0, fronts stay on the first node.")

@@ -15,19 +15,20 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Launch, Outcome, Place, Refusal
-from isobatch.profiles.promise import FilePart
 
 
-class HostCosts(FilePart):
+class HostCosts(BaseModel):
     """Seconds of the front's work and of travel, for each request and launch; by default everything is free.
 
     Half of a request's work is done before it is admitted, half when its answer is known; half of a launch's before it
     leaves for its replica, half when it is back.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     request_s: float = Field(0.0, ge=0, description="a front's work for a request")
     launch_s: float = Field(0.0, ge=0, description="a front's work for a launch")
