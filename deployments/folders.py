@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from isobatch.profiles.errors import UserError, json_object, naming_target, read_text
+from isobatch.profiles.errors import UserError, naming_target, read_json
 
 _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
@@ -98,7 +98,12 @@ def _hash_of(files: Sequence[Path]) -> str:
 def checkpoint_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """The content of one of a checkpoint's JSON files, which is read without loading the network; empty without it."""
     path = folder / name
-    return json_object(read_text(path), path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must be a JSON object, got {type(content).__name__}")
+    return content
 
 
 def size_bytes(folder: Path) -> int:

@@ -1,16 +1,16 @@
 """The planner's answer: which blocks run together, on which devices, and at what batch size."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from isobatch.profiles.devices import MOST_DEVICES
-from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json_object, read_text
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json_in, read_text
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
@@ -245,7 +245,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Read a plan. Raise UserError with one line that names the wrong place."""
-        content = json_object(text, "this plan")
+        content: Mapping[str, Any] = json_in(text, "this plan")
+        if not isinstance(content, dict):
+            raise UserError(f"this plan must be a JSON object, got {type(content).__name__}")
         version = content.get("schema_version")
         if version is True or version != SCHEMA_VERSION:
             version = f"schema_version {version!r}, this isobatch reads {SCHEMA_VERSION}"

@@ -69,6 +69,11 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
+def read_json(path: Path) -> Any:
+    """The JSON in a file that the user named."""
+    return json_in(read_text(path), path)
+
+
 def json_in(text: str, source: object) -> Any:
     """The JSON in a text of the user's. `source`: where it comes from, for errors.
 
@@ -82,16 +87,7 @@ def json_in(text: str, source: object) -> Any:
     except RecursionError:
         raise UserError(f"{source} is not JSON: it is nested too deeply") from None
     except ValueError as error:
-        reason = str(error).replace("line 1 ", "")  # most texts have one line, which may itself be line 7 of a file
-        raise UserError(f"{source} is not JSON: {reason}") from None
-
-
-def json_object(text: str, source: object) -> dict[str, Any]:
-    """As `json_in`, where only an object makes sense."""
-    content = json_in(text, source)
-    if not isinstance(content, dict):
-        raise UserError(f"{source} must be a JSON object, got {type(content).__name__}")
-    return content
+        raise UserError(f"{source} is not JSON: {error}") from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from isobatch.profiles.devices import Link, whole_kind
-from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json_object, naming_target, read_text
+from isobatch.profiles.errors import UserError, check_numbers, first_wrong, naming_target, read_json
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths, at_length
@@ -213,7 +213,14 @@ def write_whole(path: Path, text: str) -> None:
 
 def load(path: Path) -> Profile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
-    return as_profile(Profile, json_object(read_text(path), path), path)
+    return as_profile(Profile, fields_in(path), path)
+
+
+def fields_in(path: Path) -> dict[str, Any]:
+    fields = read_json(path)
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} must hold one JSON object, got {type(fields).__name__}")
+    return fields
 
 
 def as_profile(kind: type[AnyProfile], fields: dict[str, Any], path: Path) -> AnyProfile:

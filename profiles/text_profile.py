@@ -6,8 +6,8 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
-from isobatch.profiles.errors import UserError, json_object, read_text
-from isobatch.profiles.files import SCHEMA_VERSION, as_profile, differ, write_whole
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import SCHEMA_VERSION, as_profile, differ, fields_in, write_whole
 
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
 LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number
@@ -211,7 +211,7 @@ def save_text_profile(profile: DecoderProfile, path: Path) -> None:
 
 def load_text_profile(path: Path) -> DecoderProfile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
-    fields = json_object(read_text(path), path)
+    fields = fields_in(path)
     if fields.pop("profile_of", None) != KIND:
         raise UserError(
             f"{path} is not a profile of a decoder that this isobatch reads: measure with 'isobatch profile'"

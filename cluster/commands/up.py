@@ -21,7 +21,7 @@ from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import kind_of
-from isobatch.profiles.errors import UserError, json_object, read_text
+from isobatch.profiles.errors import UserError, read_json
 from isobatch.profiles.files import write_whole
 from isobatch.profiles.promise import RULES
 
@@ -115,7 +115,7 @@ def _steps(
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
     """Do each step, unless its result and those before it were made from the same inputs."""
     state, done = folder / STEPS, dict[str, Any]()
-    known = json_object(read_text(state), state) if state.exists() else {}
+    known = read_json(state) if state.exists() else {}
     if folder.exists() and not known and any(folder.iterdir()):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
     for number, step in enumerate(steps, start=1):

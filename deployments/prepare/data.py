@@ -18,10 +18,11 @@ from isobatch.deployments.prepare.records import (
     Layout,
     check_format,
     one_line_errors,
+    parsed,
     records,
     suffix_of,
 )
-from isobatch.profiles.errors import UserError, WrongInputError, json_in
+from isobatch.profiles.errors import UserError, WrongInputError
 
 # Usual names of columns, in lower case, the most specific first.
 WORD_NAMES = (WORDS, "words")
@@ -291,7 +292,7 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
     if (isinstance(cell, dict) and cell.get("bytes")) or (isinstance(cell, str) and not cell.lstrip().startswith("[")):
         pixels = _picture(where, path, cell)
     else:
-        nested = json_in(cell, named) if isinstance(cell, str) else cell
+        nested = parsed(named, cell) if isinstance(cell, str) else cell
         try:
             pixels = np.asarray(nested, np.float32)
         except (TypeError, ValueError) as error:

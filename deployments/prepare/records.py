@@ -1,6 +1,7 @@
 """Reads the records of a file of inputs in any format: csv, tsv and jsonl row by row, json, Parquet and Arrow."""
 
 import csv
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
 
-from isobatch.profiles.errors import UserError, json_in, json_object
+from isobatch.profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
 # One word and its label per line, and a blank line after each text.
@@ -110,17 +111,15 @@ def _stripped(path: Path, table: "csv.DictReader[str]") -> "csv.DictReader[str]"
 def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:
     for number, line in enumerate(file, start=1):
         if line.strip():
-            yield json_object(line.strip(), f"{path}: line {number}")
+            yield _object(f"{path}: line {number}", parsed(f"{path}: line {number}", line))
 
 
 def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
-    content = json_in(file.read(), path)
+    content = parsed(str(path), file.read())
     if not isinstance(content, list):
         raise UserError(f"{path} is not a JSON array but {type(content).__name__}; one object per line is .jsonl")
     for number, item in enumerate(content, start=1):
-        if not isinstance(item, dict):
-            raise UserError(f"{path}: item {number} must be a JSON object, got {type(item).__name__}")
-        yield item
+        yield _object(f"{path}: item {number}", item)
 
 
 def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
@@ -139,6 +138,21 @@ def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
             raise UserError(f"{path}: {problem}: {line.strip()[:60]!r}")
         words.append(cells[0])
         labels += cells[-1:] if columns > 1 else []
+
+
+def _object(where: str, value: Any) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is not a JSON object but {type(value).__name__}")
+    return value
+
+
+def parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{where} is not JSON: it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}") from error
 
 
 def _parts(folder: Path) -> Sequence[Path]:

@@ -19,7 +19,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[1]", "must be a JSON object"),
+        ("[1]", "must hold one JSON object"),
         ("{}", "is not a profile of a decoder"),
         ('{"schema_version": 1, "profile_of": "decoder", "model": "m"}', "num_blocks"),
     ],

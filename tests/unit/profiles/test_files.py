@@ -52,7 +52,7 @@ def test_no_file_and_no_object_are_one_line_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         load(tmp_path / "absent.json")
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(UserError, match="a JSON object, got list"):
+    with pytest.raises(UserError, match="one JSON object, got list"):
         load(tmp_path / "list.json")
 
 
