@@ -19,7 +19,6 @@ from isobatch.profiles.journal import Journal
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
 AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
-MOST_PROVEN = 8  # earlier plans among which one is chosen while the best is barred
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
@@ -192,7 +191,10 @@ class TrackRecord:
                 break
             done = [event.after] if event.after and event.what in DONE.values() else []
             plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come during a peek
-        return [plan for plan in dict.fromkeys(plans) if not self.barred.has_failed(plan)][:MOST_PROVEN]
+        alike: dict[Plan, Plan] = {}
+        for plan in plans:
+            alike.setdefault(plan.unpromised, plan)
+        return [plan for plan in alike.values() if not self.barred.has_failed(plan)]
 
     def add(self, event: Event) -> None:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
@@ -268,18 +270,20 @@ class Barred:
     """Plans that were rolled back, and similar ones, are not tried again for a while."""
 
     def __init__(self) -> None:
+        self._failed = set[Plan]()
         self._until_s: dict[object, float] = {}
         self._times: dict[object, int] = {}
 
     def bar(self, plan: Plan, now_s: float, seconds: float) -> None:
         """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long."""
         shape = _shape(plan)
+        self._failed.add(plan.unpromised)
         others = sum(until_s > now_s for other, until_s in self._until_s.items() if other != shape)
         self._until_s[shape] = now_s + seconds * 2 ** min(self._times.get(shape, 0) + others, MOST_DOUBLINGS)
         self._times[shape] = self._times.get(shape, 0) + 1
 
     def has_failed(self, plan: Plan) -> bool:
-        return _shape(plan) in self._times
+        return plan.unpromised in self._failed
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:
         until_s = self._until_s.get(_shape(plan), now_s)

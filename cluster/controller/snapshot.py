@@ -32,6 +32,7 @@ from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
 
+MOST_PROVEN = 8  # earlier plans among which one is chosen while the best is barred
 MOST_BELOW = 0.5  # a plan that ran before goes before a barred one if it sustains no less than this share less
 
 
@@ -196,15 +197,16 @@ class Snapshot:
         chosen = self._expected(best)
         if not self._is_barred(best):
             return chosen
-        others = [
-            self._expected(plan)
+        fit = [
+            plan
             for plan in self.known.record.proven
             if plan.length == self.plan.length and not lost_devices(plan, self.counts)
         ]
+        others = [self._expected(plan) for plan in fit[:MOST_PROVEN]]
         if enough := [each for each in others if wanted_per_s and each.score.goodput_per_s >= wanted_per_s]:
             return min(enough, key=lambda each: each.value(self.problem.aim))
         other = max(others, key=lambda each: each.goodput_per_s, default=chosen)
-        ends = bool(lost_devices(self.plan, self.counts))  # then the running plan is none to compare with
+        ends = self.parked or bool(lost_devices(self.plan, self.counts))  # then no plan runs to compare with
         gains = other.gain_over(chosen) >= -MOST_BELOW if ends else other.gain_over(self.running) > SAME
         return other if gains else chosen
 

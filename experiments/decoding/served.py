@@ -184,8 +184,8 @@ async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, 
     for way, own in searches.items():
         figures |= {f"promised_{way}": TOKENS * served.promised(way), f"live_{way}": TOKENS * own.sustained_per_s}
         figures[f"live_over_promise_{way}"] = own.sustained_per_s / served.promised(way)
-    if "recompute" in searches:
-        figures |= await _at_twice(served, "recompute", searches["recompute"].sustained_per_s, seconds)
+    if "recompute" in searches and (per_s := searches["recompute"].sustained_per_s):
+        figures |= await _at_twice(served, "recompute", per_s, seconds)
     return figures
 
 

@@ -170,4 +170,5 @@ def figures_of(planned: list[PlannedSystem], seen: Mapping[str, Sustained]) -> d
     constant_per_s = seen[CONSTANT].per_s
     simple = {name: each.per_s for name, each in seen.items() if name != CONSTANT}
     figures |= {f"constant_over_{name}": constant_per_s / value for name, value in simple.items() if value}
-    return figures | {"chosen_over_best_simple": constant_per_s / (max(simple.values()) or 1e-9)}
+    best = max(simple.values())
+    return figures | ({"chosen_over_best_simple": constant_per_s / best} if best else {})

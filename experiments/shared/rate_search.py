@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
+from isobatch.profiles.errors import UserError
 
 FIRST = 0.95  # of what a plan promises: the first guess
 AWAY, MOST_AWAY, CANDIDATES = (
@@ -88,7 +89,8 @@ async def run_passes(
         missed = lost(record, load.now_s()) & counted[: len(record.due_s)]
         return bool(missed.sum() > share * counted.sum())
 
-    assert counted.any(), "A run needs requests after its lead."
+    if not counted.any():
+        raise UserError("no request is due after the lead: runs need more seconds")
     running = asyncio.ensure_future(load.at(due_s, patience_s))
     while not running.done():
         await asyncio.wait({running}, timeout=LOOK_S)

@@ -322,6 +322,20 @@ def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_late
     assert loop.controller.record.wakes_in_s == expected_s, "an attempt that fails takes as long as it takes to give up"
 
 
+def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_one_that_ran_before() -> None:
+    best = first_plan(ASKED)
+    app = Parks(ASKED, proven := batches(best, 5))
+    app.rate, app.fails = lambda at_s: 0.0, lambda plan: plan.splits == best.splits
+    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
+    run(app, loop, 130)
+    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, Grant(FLEET, ""))
+    app.now_s += 60
+    granted(loop, Grant(FLEET, ""))
+    failed, woken = [event for event in loop.controller.record.events.all if event.after]
+    assert (failed.what, woken.what, app.running.splits) == ("failed", "woken", proven.splits)
+
+
 def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes() -> None:
     app = Parks(ASKED)
     loop = control_loop(app, budget=FLEET, look_every_s=1.0)
