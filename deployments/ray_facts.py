@@ -5,19 +5,17 @@ broken. Ray is imported inside the functions: its first import reads the environ
 commands that need no Ray start faster without it.
 """
 
-import asyncio
 import json
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import Context
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from isobatch.deployments.cluster_checks import ClusterState
 from isobatch.deployments.config import ServedConfig
@@ -31,18 +29,6 @@ _REPLICA_ANSWERS_WITHIN_S = 10.0
 _AUTOSCALER_ANSWERS_WITHIN_S = 5.0
 _REQUESTED = "asked:"  # followed by an application's name: the key of its request to the autoscaler
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.(?P<kind>.+)")  # the name of an application of replicas
-T = TypeVar("T")
-
-
-def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A task that goes on when a request's caller goes: Serve then cancels the calls in the context of the request.
-
-    The task is in `tasks` until it ends.
-    """
-    task = asyncio.get_running_loop().create_task(work, context=Context())
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
 
 
 # Nodes

@@ -8,9 +8,10 @@ a minute.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from logging.handlers import MemoryHandler
-from typing import Any
+from typing import Any, TypeVar
 
 from isobatch.deployments.named import LogFormat
 from isobatch.deployments.own_cores import OwnCores, own_cores
@@ -23,6 +24,7 @@ SERVE_LOGGER = "ray.serve"
 LINES_PER_KIND = 5  # in each period
 PERIOD_S = 60.0
 MOST_KINDS = 1000  # that are remembered
+T = TypeVar("T")
 
 
 class RateLimit(logging.Filter):
@@ -127,3 +129,14 @@ class ReplicaProcess:
             await asyncio.to_thread(self._cores.close)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
+
+
+def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """A task that goes on when a request's caller goes: Serve then cancels the calls in the context of the request.
+
+    The task is in `tasks` until it ends.
+    """
+    task = asyncio.get_running_loop().create_task(work, context=Context())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

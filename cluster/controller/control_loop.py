@@ -16,7 +16,7 @@ from isobatch.cluster.controller.decide import lost_devices
 from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
-from isobatch.deployments.ray_facts import own_task
+from isobatch.deployments.serve_process import own_task
 from isobatch.optimizer.plan import Plan
 
 log = logging.getLogger(__name__)

@@ -97,7 +97,7 @@ class Snapshot:
         gain = better.gain_over(self.running)
         needed = max(required_gain(self.patience.least_gain, self._changes), self._chance)
         sustains = f"another plan sustains {rate(better.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
-        moves = gain >= needed and not self.known.record.barred.until_s(plan, self.now_s)
+        moves = gain >= needed and not self._is_barred(plan)
         must = self._uses_granted(better)
         return Verdict(moves or must, f"{self.observed.refused:,} inputs were refused: {sustains}", gain, must)
 

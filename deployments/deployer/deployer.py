@@ -21,8 +21,8 @@ from isobatch.deployments.front.messages import FrontMessage, FrontState, Questi
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
 from isobatch.deployments.planning import plan_for_fewer
-from isobatch.deployments.ray_facts import StoredPlan, own_task, stored_plan
-from isobatch.deployments.serve_process import join_serves_log
+from isobatch.deployments.ray_facts import StoredPlan, stored_plan
+from isobatch.deployments.serve_process import join_serves_log, own_task
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
 

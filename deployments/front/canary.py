@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
 from isobatch.deployments.front.service import IncomingRequest
 from isobatch.deployments.named import CanaryTerms
-from isobatch.deployments.ray_facts import own_task
+from isobatch.deployments.serve_process import own_task
 from isobatch.deployments.tracing import PARENT
 from isobatch.profiles.agreement import bounds
 

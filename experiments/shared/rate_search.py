@@ -17,11 +17,9 @@ from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
 from isobatch.profiles.errors import UserError
 
 FIRST = 0.95  # of what a plan promises: the first guess
-AWAY, MOST_AWAY, CANDIDATES = (
-    0.2,
-    0.7,
-    281,
-)  # from the first guess, in logarithms: a standard deviation, and the largest
+AWAY = 0.2  # from the first guess, in logarithms: the standard deviation of the rates that are believed in at first
+MOST_AWAY = 0.7  # the same, of the candidates farthest from it
+CANDIDATES = 281  # rates: one every half a percent
 STEEPNESS = 25.0  # 8 % below the rate of which half of the runs pass, 88 % do; 8 % above it, 12 %
 BY_CHANCE = 0.05  # of the runs pass or fail whatever the rate
 LEAD_S = 4.0  # at the same rate before a run, for queues to build up; its requests do not count
