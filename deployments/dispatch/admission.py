@@ -64,7 +64,7 @@ class Admission:
 
     def place(
         self, lanes: Sequence[Lane], now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
-        more: int = 0, others: int = 0, full: bool = False,
+        more: int = 0, full: bool = False,
     ) -> Admitted | Refusal:  # fmt: skip
         """The first lane that admits an input, or why all refuse. `more`: see `Lane.expected`, the rest: see `risk`."""
         refusals, begins_s = list[Refusal](), now_s
@@ -73,7 +73,7 @@ class Admission:
                 self._begins_s = now_s + self.wakes_in_s
             begins_s = self._begins_s
         for lane, expected in ranked(lanes, begins_s, weight, more):
-            risk = self.risk(lane, expected, deadline_s, inside, limits, weight, others, full)
+            risk = self.risk(lane, expected, deadline_s, inside, limits, weight, more, full)
             if not isinstance(risk, Refusal):
                 return Admitted(lane, expected, risk)
             refusals.append(risk)
@@ -83,11 +83,11 @@ class Admission:
 
     def risk(
         self, lane: Lane, expected: ExpectedTimes, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
-        others: int = 0, full: bool = False,
+        more: int = 0, full: bool = False,
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late if it is admitted to this lane, or why it is refused.
 
-        `inside`: the number of inputs that are admitted before it and have not ended; `others`: how many of these
+        `inside`: the number of inputs that are admitted before it and have not ended; `more`: the weight of those that
         belong to the same request and go to the same lane; `full`: the input leaves at no ramp.
         """
         left_s = deadline_s - expected.now_s
@@ -99,11 +99,11 @@ class Admission:
         risk = expected.late(left_s)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
-        if risk > allowed and (lane.busy or others or lane.alone_s(weight) > left_s):
+        if risk > allowed and (lane.busy or lane.alone_s(weight, more) > left_s):
             late_s = max(0.0, expected.needed_s(allowed) - left_s)
             return Refusal("the deadline cannot be met with what is ahead", late_s)
         full_late_s = expected.latest_end_s - left_s if full else 0.0
-        if full_late_s > 0 and (lane.busy or others or lane.alone_until_s(weight)[-1] > left_s):
+        if full_late_s > 0 and (lane.busy or lane.alone_until_s(weight, more)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
         if inside >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", expected.latest_s)

@@ -83,10 +83,10 @@ class Dispatcher:
         if len(places) == 1:  # a fast path: most requests have one input
             ticket = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
             return ticket if isinstance(ticket, Refusal) else [ticket]
-        weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
+        weights, lanes = weights or (1,) * len(places), len(self._open)
         last, more = weights[-1], sum(weights[:-1]) // lanes
         admitted = self._admission.place(
-            self._open, now_s, deadline_s, self.inside + others, self.limits, last, more, others // lanes, full
+            self._open, now_s, deadline_s, self.inside + len(places) - 1, self.limits, last, more, full
         )
         if isinstance(admitted, Refusal):
             return admitted
@@ -333,9 +333,8 @@ class Dispatcher:
 
     def _needed_in_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, last: int, more: int) -> float:
         needed_s = self._admission.needed_s(lane, expected, left_s, last)
-        if self.inside and not lane.busy and not more:  # in an empty lane its plan decides, as in `Admission.risk`
-            return min(needed_s, lane.alone_s(last))
-        return needed_s
+        # In an empty lane its plan decides, as in `Admission.risk`.
+        return needed_s if lane.busy else min(needed_s, lane.alone_s(last, more))
 
     # How inputs wait, and how they end
 

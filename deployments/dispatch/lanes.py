@@ -218,16 +218,22 @@ class Lane:
         """The share of the inputs that leave at the first exit point."""
         return self.estimates.leaving[0]
 
-    def alone_s(self, weight: int) -> float:
-        """The planned time until half of the inputs have their answers, in a lane without other inputs."""
+    def alone_s(self, weight: int, more: int = 0) -> float:
+        """The planned time until half of the inputs have their answers, in a lane without inputs of other requests."""
         half = next(number for number, unanswered in enumerate(self.estimates.unanswered) if unanswered <= 0.5)
-        return self.alone_until_s(weight)[half]
+        return self.alone_until_s(weight, more)[half]
 
-    def alone_until_s(self, weight: int, slow: bool = False) -> list[float]:
-        """The planned time until each exit point, for an input that meets no others; `slow`: the measured time."""
+    def alone_until_s(self, weight: int, more: int = 0, slow: bool = False) -> list[float]:
+        """The planned time until each exit point, for an input that meets no other request; `slow`: the measured time.
+
+        `more`: the weight of its own request's inputs that are admitted before it.
+        """
+        costs = self._costs(more)
         ends_s, at_s = list[float](), 0.0
-        for stage in self.stages:
-            ends_s += stage.leaves_s(at_s, weight, stage.group.slowdown if slow else 1.0)
+        for queues in self.stages:
+            group, launched = queues.group, max(weight, min(weight + more, queues.stage.room))
+            ahead_s = costs.get(group, 0.0) / max(1, len(group.members))
+            ends_s += queues.leaves_s(max(at_s, ahead_s), launched, group.slowdown if slow else 1.0)
             at_s = ends_s[-1]
         return ends_s
 
@@ -238,7 +244,7 @@ class Lane:
         planned, the table would admit inputs that expire half-way. `more`: the weight of the request's inputs that are
         admitted before it.
         """
-        costs = {group: more * seconds for group, seconds in self.entry.costs} if more else {}
+        costs = self._costs(more)
         at_s = full_launch_s = 0.0
         ends_s = list[float]()
         for queues in self.stages:
@@ -254,6 +260,10 @@ class Lane:
             ends_s += queues.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
             at_s = ends_s[-1]
         return ExpectedTimes(self.estimates, now_s, ends_s, full_launch_s)
+
+    def _costs(self, weight: int) -> dict[Group, float]:
+        """The planned time for each group of inputs of this weight."""
+        return {group: weight * seconds for group, seconds in self.entry.costs} if weight else {}
 
     @property
     def may_launch_newcomer(self) -> bool:
