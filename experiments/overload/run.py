@@ -170,22 +170,24 @@ def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tupl
 
 
 def peak(good_per_s: Callable[[float], float], rate: float) -> tuple[float, float]:
-    """The most that comes of any rate, and the rate; the search ends where a rate brings less, or is not kept up with.
+    """The most that comes of any rate, and the rate; the search ends where a lower rate brings less, or two higher ones
+    in a row are not kept up with: one may fall into a bad moment.
 
     >>> peak(lambda rate: min(rate, 500.0), 400.0), peak(lambda rate: min(rate, 100.0), 400.0)
     ((500.0, 600.0), (100.0, 400.0))
     """
     best_per_s, best_rate = good_per_s(rate), rate
     step = STEP if best_per_s >= KEPT_UP * rate else 1 / STEP
-    while True:
+    missed = 0
+    while missed < (2 if step > 1 else 1):
         rate *= step
         found_per_s = good_per_s(rate)
         if found_per_s > best_per_s:
             best_per_s, best_rate = found_per_s, rate
         elif step < 1:
             return best_per_s, best_rate
-        if (found_per_s < KEPT_UP * rate) == (step > 1):
-            return best_per_s, best_rate
+        missed = missed + 1 if (found_per_s < KEPT_UP * rate) == (step > 1) else 0
+    return best_per_s, best_rate
 
 
 def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> Flooded:
