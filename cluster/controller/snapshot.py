@@ -126,8 +126,8 @@ class Snapshot:
         return chance_gain(self.observed) if enough else 0.0
 
     def _uses_granted(self, better: Expectation) -> bool:
-        """Whether a plan uses granted devices. It runs without further conditions: idle devices serve nobody."""
-        return self.granted and better.gain_over(self.running) > SAME
+        """Whether a plan uses granted devices. One that is not barred runs at once: idle devices serve nobody."""
+        return self.granted and not self._is_barred(better.plan) and better.gain_over(self.running) > SAME
 
     @cached_property
     def _for_goodput(self) -> Verdict:

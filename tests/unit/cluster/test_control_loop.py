@@ -12,11 +12,10 @@ import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
-from isobatch.cluster.controller.record import Event, Events, NextStep
+from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
@@ -198,6 +197,21 @@ def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_de
     app.now_s += 0.5
     granted(loop, Grant(FLEET, "a gets 1 v100, 1 k80"))
     assert app.running.devices() == FLEET
+
+
+def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
+    own, both = {"v100": 1}, {"v100": 2}
+    asked = question(MEDIUM, **both)
+    app = Fluid(asked, asked.best(MEDIUM, Corrections(), own))
+    loop = control_loop(app, budget=own)
+    app.rate, app.fails = lambda at_s: 50.0, lambda plan: plan.devices() == both
+    for budget in (both, own, both):
+        run(app, loop, 30)
+        app.now_s += 0.5
+        granted(loop, Grant(budget, "an arbiter decided so"))
+    events = [event for event in loop.controller.record.events.all if event.what != "granted"]
+    assert [event.what for event in events].count("failed") == 1
+    assert "the better plan failed before" in events[-1].why
 
 
 def test_nothing_waits_for_what_is_learned_after_a_roll_out_that_failed() -> None:
