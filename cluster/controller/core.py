@@ -67,6 +67,7 @@ class Controller:
             self.peek = step
         else:
             self.record.resume(step, self.running, now_s)
+        self._trial = None if self.pinned else self.record.trial(self.running)
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
@@ -139,8 +140,7 @@ class Controller:
                 called_s = event.at_s - self.window.called_for_s  # when its inputs came
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, DONE[event.what], took_s, now_s)
-            chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # a forced plan may do less
-            self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
+            self._trial = None if self.pinned else self.record.trial(self.running)
             self.window.start(now_s)
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
@@ -227,13 +227,13 @@ class Controller:
             return None
         verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)
         if verdict and verdict.moves and not self.record.paused and not lost_devices(trial.before, self.present.counts):
-            self.record.add_gain(trial.number, verdict.gain)
+            self.record.end_trial(trial.number, verdict.gain)
             why, before = f"worse than the previous plan: {verdict.why}", self._with_thresholds(trial.before)
             event = replace(self._event(now_s, trial.observed), what="rolling back", why=why, after=before)
             self.record.add(event)
             return NextStep(before, event)
         if trial.seconds >= self.patience.replan_every_s:
-            self.record.add_gain(trial.number, verdict.gain if verdict else None)
+            self.record.end_trial(trial.number, verdict.gain if verdict else None)
             self._trial = None
         return None
 
