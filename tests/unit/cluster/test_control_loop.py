@@ -242,3 +242,10 @@ def test_a_controller_follows_a_grant_whose_devices_did_not_reach_its_fronts() -
 
     asyncio.run(until_it_moves(app, loop, grant))
     assert app.running.devices() == {"v100": 1, "k80": 2}
+
+
+def test_a_call_each_second_of_the_longest_roll_out_leaves_room_for_the_status() -> None:
+    from isobatch.cluster.controller.app import MOST_CALLS
+    from isobatch.deployments.deployer.deployer import PATIENCE_S as LONGEST_S
+
+    assert MOST_CALLS > LONGEST_S
