@@ -370,7 +370,7 @@ class Controller:
         return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
     def _snapshot(self, counts: Mapping[str, int], observed: Observed, now_s: float) -> Snapshot:
-        of_window = self.window.rush_per_s, self._granted, self.window.parked
+        of_window = self.window.rush_per_s, self.window.quiet_s, self._granted, self.window.parked
         return Snapshot(self.running, self.pinned, self.known, self.patience, counts, observed, now_s, *of_window)
 
     def _may_relieve(self, now_s: float) -> bool:

@@ -188,9 +188,9 @@ class Demand:
         return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float) -> Demand:
-    """The demand of the next window. After a full window without any input, no input is expected."""
-    if is_idle(observed) and observed.seconds >= window_s * (1 - 1e-9):
+def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float, quiet_s: float) -> Demand:
+    """The demand of the next window. None is expected after `quiet_s` without inputs that are as long as a window."""
+    if quiet_s >= window_s * (1 - 1e-9):
         return Demand(0.0, 0.0, peak_per_s)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
     return Demand(max(likely, observed.arrivals_per_s), high, max(peak_per_s, observed.arrivals_per_s))

@@ -48,6 +48,7 @@ class Snapshot:
     observed: Observed
     now_s: float
     rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
+    quiet_s: float = 0.0  # since an input was inside
     granted: bool = False  # devices were granted by an arbiter, which has weighed the change
     parked: bool = False  # the application has no replicas
     forced: bool = False  # a person wants the best plan, however little it gains and even if it failed before
@@ -166,7 +167,7 @@ class Snapshot:
     def demand(self) -> Demand:
         estimate = self.known.estimate
         peak_per_s, window_s = estimate.peak_per_s(self.now_s), self.patience.replan_every_s
-        expected = demand(estimate.forecast, self.observed, peak_per_s, window_s)
+        expected = demand(estimate.forecast, self.observed, peak_per_s, window_s, self.quiet_s)
         return replace(expected, expected_per_s=max(expected.expected_per_s, self.rush_per_s))
 
     @property

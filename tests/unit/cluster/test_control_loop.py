@@ -249,3 +249,14 @@ def test_a_call_each_second_of_the_longest_roll_out_leaves_room_for_the_status()
     from isobatch.deployments.deployer.deployer import PATIENCE_S as LONGEST_S
 
     assert MOST_CALLS > LONGEST_S
+
+
+def test_an_application_without_inputs_expects_none_though_its_forecast_is_that_of_its_last_inputs() -> None:
+    """Windows without inputs are no part of the forecast."""
+    app = Fluid(ASKED)
+    loop = control_loop(app, budget=FLEET)
+    run(app, loop, 240)
+    app.rate = lambda at_s: 0.0
+    for seconds, expects in ((60, True), (270, False)):
+        run(app, loop, seconds)
+        assert (asyncio.run(loop.standing()).expected_per_s > 1.0) == expects
