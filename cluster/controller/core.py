@@ -78,7 +78,7 @@ class Controller:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self.window.start(now_s)
-            self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
+            self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
             return None
         observed = self._add(observed)
         may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)

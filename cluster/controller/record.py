@@ -203,6 +203,7 @@ class TrackRecord:
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
+        took_s = took_s and max(0.0, took_s)  # the clock may have been set back meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.add(event)
         self._learn(event)
