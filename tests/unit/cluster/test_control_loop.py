@@ -13,6 +13,7 @@ import pytest
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
 from isobatch.cluster.controller.record import Event, Events
@@ -260,3 +261,29 @@ def test_an_application_without_inputs_expects_none_though_its_forecast_is_that_
     for seconds, expects in ((60, True), (270, False)):
         run(app, loop, seconds)
         assert (asyncio.run(loop.standing()).expected_per_s > 1.0) == expects
+
+
+def test_a_plan_that_somebody_else_rolled_out_is_not_noted_while_an_arbiter_is_answered() -> None:
+    app, go_on = Fluid(ASKED), asyncio.Event()
+
+    async def slowly(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        if function == Standing.of:
+            await go_on.wait()
+        return function(*arguments)
+
+    loop = control_loop(app, budget=FLEET, offload=slowly)
+    run(app, loop, 30)
+    before = loop.controller.running
+
+    async def meanwhile() -> None:
+        answering = asyncio.create_task(loop.standing())
+        await asyncio.sleep(0)
+        app.running, app.now_s = batches(before, 4), app.now_s + 30
+        looking = asyncio.create_task(loop.step())
+        await asyncio.sleep(0.01)
+        assert loop.controller.running == before
+        go_on.set()
+        await asyncio.gather(answering, looking)
+
+    asyncio.run(meanwhile())
+    assert loop.controller.record.events.all[0].what == "began"
