@@ -90,7 +90,7 @@ class Controller:
             or self._change_thresholds(observed, now_s)
             or self._judge_trial(now_s)
             or self._relieve_overload(observed, now_s)
-            or self._close_window_if_due(observed, now_s)
+            or self._close_window_if_due(now_s)
         )
 
     def preview(self, now_s: float) -> NextStep:
@@ -254,17 +254,17 @@ class Controller:
         self.record.add(step.event)
         return step
 
-    def _close_window_if_due(self, observed: Observed, now_s: float) -> NextStep | None:
+    def _close_window_if_due(self, now_s: float) -> NextStep | None:
         """Close the window at its end, or early for a reason."""
-        known, aim, age_s, reason = self.known, self.known.problem.aim, now_s - self.window.began_s, ""
+        known, looks, age_s, reason = self.known, self.window.looks, now_s - self.window.began_s, ""
         latest: Observed | None = None
         early = age_s >= self.patience.replan_every_s / EARLY
         changed = self._devices_changed and (early or lost_devices(self.running, self.present.counts))
         if age_s < self.patience.replan_every_s * (1 - 1e-9):
-            enough = self.patience.enough_inputs
-            if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
+            enough, for_rate = self.patience.enough_inputs, known.problem.aim.at_expected_rate
+            if early and (latest := known.estimate.surprise(looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
-            elif early and aim.at_expected_rate and is_overloaded(observed, known.sustains_per_s(self.running)):
+            elif early and for_rate and is_overloaded(looks, known.sustains_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
             elif not (self._granted or changed or (early and self.window.parked)):
                 return None
