@@ -348,12 +348,13 @@ class Controller:
             better, verdict = snapshot.decide()
             if snapshot.weighs_goodput:
                 self._relief.best = snapshot.most.plan
+            elif self.known.problem.aim.at_expected_rate:
+                self._relief.best = None  # searched for when it is needed
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         running = snapshot.running
         short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
-        why = "; ".join(filter(None, (reason + verdict.why, short)))
-        event = replace(event, why=why, gain_promised=verdict.gain)
+        event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
         if not (is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)

@@ -265,6 +265,16 @@ def test_where_dollars_count_devices_come_early_though_few_inputs_arrive_in_each
     assert len(steps) * look_s < 31.0
 
 
+def test_where_dollars_count_a_failed_roll_out_does_not_end_what_follows_refusals_for_good() -> None:
+    asked = replace(question(MEDIUM), goal="cost")
+    controller = Controller(asked, Patience(), History(None), Events(None), batches(first_plan(asked), 4), 0.0)
+    controller.failed(controller.force(0.0), "a replica did not start", 0.0)
+    refused = Observed(0.0, 1.0, 100, 50, (0, 0, 0, 50), refused=50)
+    assert not controller.must_look(refused, 60.0), "the same plan would fail again"
+    assert controller.look(Observed(0.0, 120.0, 48_000, 24_000, (0, 0, 0, 24_000)), 120.0)
+    assert controller.must_look(refused, 121.0)
+
+
 def test_a_front_that_did_not_answer_at_first_brings_no_counts_of_hours() -> None:
     news, early = News(), Observed(0.0, 3600.0, 1000, 1000, (1000,))
     assert news.of({"a": early}) == [early]
