@@ -142,10 +142,7 @@ class TrackRecord:
 
     @property
     def paused(self) -> bool:
-        """Whether a person has paused the controller. The last event knows it where the pause is forgotten."""
-        switches = [event.what for event in self.events.all if event.what in ("paused", "resumed")]
-        if switches:
-            return switches[-1] == "paused"
+        """Whether a person has paused the controller."""
         return self.events.last is not None and self.events.last.paused
 
     @property

@@ -77,8 +77,8 @@ class Snapshot:
         pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.parked:
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
-            return pinned or self._by_goal(forced=True)[0].plan, verdict
-        better, verdict = self._by_goal(self.forced)
+            return pinned or self._by_goal()[0].plan, verdict
+        better, verdict = self._by_goal()
         moves = (verdict.moves or self.forced) and not served_alike(better.plan, self.plan)
         if self.known.record.paused:
             would = "would change" if moves else "would stay"
@@ -102,10 +102,11 @@ class Snapshot:
         must = self._uses_granted(better)
         return Verdict(moves or must, f"{self.observed.refused:,} inputs were refused: {sustains}", gain, must)
 
-    def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
+    def _by_goal(self) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
             return self.most, self._for_goodput
-        if is_idle(self.observed) and not (forced or self.granted or self.problem.aim.at_expected_rate):
+        always = self.parked or self.granted or self.forced
+        if is_idle(self.observed) and not (always or self.problem.aim.at_expected_rate):
             return self.running, Verdict(False, "a change would gain nothing")
         if self.problem.answers_early:
             return self._for_answers()
