@@ -13,6 +13,8 @@ from isobatch.cluster.controller.fleet_service import FleetService
 from isobatch.cluster.controller.service import ControllerService
 from isobatch.deployments.serve_process import process_options
 
+MOST_CALLS = 1000  # under way: those that force or preview a plan, and grants, wait until a roll-out has ended
+
 
 def build(config: ControllerConfig) -> Application:
     return _bound("controller", ControllerService, config)
@@ -26,7 +28,7 @@ def _bound(name: str, service: type, config: ControllerConfig | ArbiterConfig) -
     deployment = serve.deployment(
         name=name,
         num_replicas=1,  # two would change the plan against each other
-        max_ongoing_requests=20,
+        max_ongoing_requests=MOST_CALLS,
         ray_actor_options={"num_cpus": 0},
         **process_options(config.log_format, 5.0, quiet=False),  # each decision is logged
     )(serve.ingress()(service))

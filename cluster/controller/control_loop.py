@@ -119,7 +119,7 @@ class ControlLoop:
     async def _look(self, observed: Observed) -> None:
         plan = await self._application.plan()
         self._pending, self._looked_s = [], self._clock()
-        self.controller.follow(plan, self._clock())
+        await self._call(self.controller.follow, plan, self._clock())
         begun_s = self._stopwatch()
         step = await self._call(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
@@ -132,7 +132,7 @@ class ControlLoop:
     async def _request_devices(self, devices: Mapping[str, int], anew: bool) -> None:
         """Repeat the request at every decision, because a restarted Ray has forgotten it."""
         if devices and devices == self._requested and await self._offload(self._refused):
-            self.controller.requests_refused(self._clock())
+            await self._call(self.controller.requests_refused, self._clock())
             devices = self.controller.requested
         if anew or devices != self._requested:
             self._requested = None
@@ -190,7 +190,7 @@ class ControlLoop:
     async def _force(self) -> Event:
         async with self._turn:
             await self._look_now()
-            self.controller.follow(await self._application.plan(), self._clock())
+            await self._call(self.controller.follow, await self._application.plan(), self._clock())
             return await self._execute(await self._call(self.controller.force, self._clock()))
 
     async def _preview(self) -> Event:

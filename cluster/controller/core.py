@@ -67,6 +67,7 @@ class Controller:
             self.peek = step
         else:
             self.record.resume(step, self.running, now_s)
+        self._trial = None if self.pinned else self.record.trial(self.running)
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
@@ -77,7 +78,7 @@ class Controller:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self.window.start(now_s)
-            self._trial, self._peeks.peeked_s, self._peeks.surprised_s = None, now_s, now_s
+            self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
             return None
         observed = self._add(observed)
         may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
@@ -89,7 +90,7 @@ class Controller:
             or self._change_thresholds(observed, now_s)
             or self._judge_trial(now_s)
             or self._relieve_overload(observed, now_s)
-            or self._close_window_if_due(observed, now_s)
+            or self._close_window_if_due(now_s)
         )
 
     def preview(self, now_s: float) -> NextStep:
@@ -139,8 +140,7 @@ class Controller:
                 called_s = event.at_s - self.window.called_for_s  # when its inputs came
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, DONE[event.what], took_s, now_s)
-            chosen = event.what == "rolling out" and not (self.pinned or event.forced)  # a forced plan may do less
-            self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
+            self._trial = None if self.pinned else self.record.trial(self.running)
             self.window.start(now_s)
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
@@ -227,13 +227,13 @@ class Controller:
             return None
         verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)
         if verdict and verdict.moves and not self.record.paused and not lost_devices(trial.before, self.present.counts):
-            self.record.add_gain(trial.number, verdict.gain)
+            self.record.end_trial(trial.number, verdict.gain)
             why, before = f"worse than the previous plan: {verdict.why}", self._with_thresholds(trial.before)
             event = replace(self._event(now_s, trial.observed), what="rolling back", why=why, after=before)
             self.record.add(event)
             return NextStep(before, event)
         if trial.seconds >= self.patience.replan_every_s:
-            self.record.add_gain(trial.number, verdict.gain if verdict else None)
+            self.record.end_trial(trial.number, verdict.gain if verdict else None)
             self._trial = None
         return None
 
@@ -254,17 +254,17 @@ class Controller:
         self.record.add(step.event)
         return step
 
-    def _close_window_if_due(self, observed: Observed, now_s: float) -> NextStep | None:
+    def _close_window_if_due(self, now_s: float) -> NextStep | None:
         """Close the window at its end, or early for a reason."""
-        known, aim, age_s, reason = self.known, self.known.problem.aim, now_s - self.window.began_s, ""
+        known, looks, age_s, reason = self.known, self.window.looks, now_s - self.window.began_s, ""
         latest: Observed | None = None
         early = age_s >= self.patience.replan_every_s / EARLY
         changed = self._devices_changed and (early or lost_devices(self.running, self.present.counts))
         if age_s < self.patience.replan_every_s * (1 - 1e-9):
-            enough = self.patience.enough_inputs
-            if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
+            enough, for_rate = self.patience.enough_inputs, known.problem.aim.at_expected_rate
+            if early and (latest := known.estimate.surprise(looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
-            elif early and aim.at_expected_rate and is_overloaded(observed, known.sustains_per_s(self.running)):
+            elif early and for_rate and is_overloaded(looks, known.sustains_per_s(self.running)):
                 reason = "more inputs arrive than the running plan sustains: "
             elif not (self._granted or changed or (early and self.window.parked)):
                 return None
@@ -348,12 +348,13 @@ class Controller:
             better, verdict = snapshot.decide()
             if snapshot.weighs_goodput:
                 self._relief.best = snapshot.most.plan
+            elif self.known.problem.aim.at_expected_rate:
+                self._relief.best = None  # searched for when it is needed
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         running = snapshot.running
         short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
-        why = "; ".join(filter(None, (reason + verdict.why, short)))
-        event = replace(event, why=why, gain_promised=verdict.gain)
+        event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
         if not (is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
@@ -370,7 +371,7 @@ class Controller:
         return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
     def _snapshot(self, counts: Mapping[str, int], observed: Observed, now_s: float) -> Snapshot:
-        of_window = self.window.rush_per_s, self._granted, self.window.parked
+        of_window = self.window.rush_per_s, self.window.quiet_s, self._granted, self.window.parked
         return Snapshot(self.running, self.pinned, self.known, self.patience, counts, observed, now_s, *of_window)
 
     def _may_relieve(self, now_s: float) -> bool:

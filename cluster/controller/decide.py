@@ -4,7 +4,7 @@
 `weigh_values` compares the values of another goal. `Trial` measures after a change whether the new plan was a mistake.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -26,7 +26,7 @@ SAME = 1e-6  # a smaller gain is a rounding error
 
 SURGE = 1.5  # times the expected rate: the cheapest plan is made for no more than this
 LEAST_KEPT = 0.5  # the smallest kept share that is planned with: a smaller one would make plans grow without end
-MANY_ARRIVALS = 100  # inputs in one look, from which the rate is known to about 10 %
+MANY_ARRIVALS = 100  # inputs, from which the rate is known to about 10 %
 TENFOLD = 10.0  # times the expected rate that a quicker plan must sustain, so that bursts are answered
 TWICE = 2.0  # the same where the user's goal is latency
 
@@ -188,9 +188,9 @@ class Demand:
         return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float) -> Demand:
-    """The demand of the next window. After a full window without any input, no input is expected."""
-    if is_idle(observed) and observed.seconds >= window_s * (1 - 1e-9):
+def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float, quiet_s: float) -> Demand:
+    """The demand of the next window. None is expected after `quiet_s` without inputs that are as long as a window."""
+    if quiet_s >= window_s * (1 - 1e-9):
         return Demand(0.0, 0.0, peak_per_s)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
     return Demand(max(likely, observed.arrivals_per_s), high, max(peak_per_s, observed.arrivals_per_s))
@@ -273,11 +273,13 @@ def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float
     return Verdict(saved >= needed, f"{times}: {worth}, because a change must save {needed:.1%}", saved)
 
 
-def is_overloaded(observed: Observed, sustained_per_s: float) -> bool:
-    """Whether more inputs arrive than the running plan can answer in time."""
-    if nearly_all_in_time(observed) or observed.arrivals < MANY_ARRIVALS:
-        return False
-    return observed.arrivals_per_s > sustained_per_s
+def is_overloaded(looks: Sequence[Observed], sustained_per_s: float) -> bool:
+    """Whether more inputs arrive than the running plan can answer in time, by the latest looks with enough of them."""
+    for first in reversed(range(len(looks))):
+        latest = merged(looks[first:])
+        if latest.arrivals >= MANY_ARRIVALS:
+            return latest.arrivals_per_s > sustained_per_s and not nearly_all_in_time(latest)
+    return False
 
 
 def weigh_values(

@@ -63,8 +63,9 @@ class Standing:
         known, window, present = controller.known, controller.window, controller.present
         running, observed = {} if controller.window.parked else controller.running.devices(), window.observed
         snapshot = Snapshot(
-            controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s
-        )
+            controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s,
+            window.quiet_s,
+        )  # fmt: skip
         return cls(
             facts=known.cost_model().facts.for_plan(controller.running).given,
             objective=known.problem.objective,

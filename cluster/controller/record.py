@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections, busy_shares
-from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.controller.decide import Trial, served_alike
 from isobatch.cluster.controller.sentences import NEARLY_ALL
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
@@ -49,6 +49,7 @@ class Event:
     forced: bool = False  # the running plan could not go on
     gain_promised: float | None = None
     gain_seen: float | None = None  # measured against the estimate for the previous plan in the same time
+    judged: bool = False  # the trial of this change has ended
     took_s: float | None = None
     starts: int = 0  # replicas that had to start
     arrivals_per_s: float | None = None  # of the window that led to it
@@ -141,10 +142,7 @@ class TrackRecord:
 
     @property
     def paused(self) -> bool:
-        """Whether a person has paused the controller. The last event knows it where the pause is forgotten."""
-        switches = [event.what for event in self.events.all if event.what in ("paused", "resumed")]
-        if switches:
-            return switches[-1] == "paused"
+        """Whether a person has paused the controller."""
         return self.events.last is not None and self.events.last.paused
 
     @property
@@ -202,6 +200,7 @@ class TrackRecord:
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
+        took_s = took_s and max(0.0, took_s)  # the clock may have been set back meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.add(event)
         self._learn(event)
@@ -213,10 +212,16 @@ class TrackRecord:
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
-    def add_gain(self, number: int, gain: float | None) -> None:
-        event = self.events.numbered(number)
-        if event and gain is not None:
-            self.events.add(replace(event, gain_seen=gain))
+    def trial(self, running: Plan) -> Trial | None:
+        """The trial of the running plan, from its beginning; None: it has ended, or the plan had to run."""
+        change = next((event for event in reversed(self.events.all) if event.what in ("began", *DONE.values())), None)
+        if not change or not change.after or change.what != "rolled out" or change.forced or change.judged:
+            return None
+        return Trial(change.number, change.before, change.kept_share) if served_alike(change.after, running) else None
+
+    def end_trial(self, number: int, gain: float | None) -> None:
+        if event := self.events.numbered(number):
+            self.events.add(replace(event, gain_seen=gain, judged=True))
 
     def add_window(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
         """Compare a window, look by look, with the goodput of its plan by the cost model.

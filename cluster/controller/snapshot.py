@@ -48,6 +48,7 @@ class Snapshot:
     observed: Observed
     now_s: float
     rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
+    quiet_s: float = 0.0  # since an input was inside
     granted: bool = False  # devices were granted by an arbiter, which has weighed the change
     parked: bool = False  # the application has no replicas
     forced: bool = False  # a person wants the best plan, however little it gains and even if it failed before
@@ -76,8 +77,8 @@ class Snapshot:
         pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.parked:
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
-            return pinned or self._by_goal(forced=True)[0].plan, verdict
-        better, verdict = self._by_goal(self.forced)
+            return pinned or self._by_goal()[0].plan, verdict
+        better, verdict = self._by_goal()
         moves = (verdict.moves or self.forced) and not served_alike(better.plan, self.plan)
         if self.known.record.paused:
             would = "would change" if moves else "would stay"
@@ -101,10 +102,11 @@ class Snapshot:
         must = self._uses_granted(better)
         return Verdict(moves or must, f"{self.observed.refused:,} inputs were refused: {sustains}", gain, must)
 
-    def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
+    def _by_goal(self) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
             return self.most, self._for_goodput
-        if is_idle(self.observed) and not (forced or self.granted or self.problem.aim.at_expected_rate):
+        always = self.parked or self.granted or self.forced
+        if is_idle(self.observed) and not (always or self.problem.aim.at_expected_rate):
             return self.running, Verdict(False, "a change would gain nothing")
         if self.problem.answers_early:
             return self._for_answers()
@@ -126,8 +128,8 @@ class Snapshot:
         return chance_gain(self.observed) if enough else 0.0
 
     def _uses_granted(self, better: Expectation) -> bool:
-        """Whether a plan uses granted devices. It runs without further conditions: idle devices serve nobody."""
-        return self.granted and better.gain_over(self.running) > SAME
+        """Whether a plan uses granted devices. One that is not barred runs at once: idle devices serve nobody."""
+        return self.granted and not self._is_barred(better.plan) and better.gain_over(self.running) > SAME
 
     @cached_property
     def _for_goodput(self) -> Verdict:
@@ -166,7 +168,7 @@ class Snapshot:
     def demand(self) -> Demand:
         estimate = self.known.estimate
         peak_per_s, window_s = estimate.peak_per_s(self.now_s), self.patience.replan_every_s
-        expected = demand(estimate.forecast, self.observed, peak_per_s, window_s)
+        expected = demand(estimate.forecast, self.observed, peak_per_s, window_s, self.quiet_s)
         return replace(expected, expected_per_s=max(expected.expected_per_s, self.rush_per_s))
 
     @property

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,25 @@ def while_serving(address: str) -> Iterator[None]:
         raise UserError(f"Serve ended on the cluster at {address}: if nobody stopped it, try again") from error
 
 
+def end_with_ray(gcs_address: str, address: str) -> threading.Event:
+    """End this process with a sentence if Ray ends before the event is set: calls to Ray would hang for a minute."""
+    is_left = threading.Event()
+
+    def watch() -> None:
+        ran_s = inf  # until it was reached from here
+        while not is_left.wait(_STOP_CHECK_S):
+            if _listens(gcs_address):
+                ran_s = time.monotonic()
+            elif time.monotonic() - ran_s > REACHED_WITHIN_S:
+                cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # shows it again
+                why = f"Ray ended on the cluster at {address}: if nobody stopped it, try again"
+                print(f"{cursor}error: {why}", file=sys.stderr, flush=True)
+                os._exit(2)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return is_left
+
+
 @contextmanager
 def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     """Connect to a running Ray cluster. The function that is yielded starts Serve there, if it does not run yet."""
@@ -300,11 +320,13 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
             f"no Ray can be reached at {address} ({reason}): run this on one of its nodes, with its token in ~/.ray"
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    is_left = end_with_ray(ray.get_runtime_context().gcs_address, address)
     try:
         with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
             yield partial(_serving, folder=Path(folder))
     finally:
         ray.shutdown()
+        is_left.set()
 
 
 def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:

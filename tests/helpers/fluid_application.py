@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from isobatch.cluster.controller.application import RolloutError
+from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop, Offload, at_once
 from isobatch.cluster.controller.core import Controller
@@ -250,3 +251,13 @@ async def until_it_moves(app: Fluid, loop: ControlLoop, grant: Callable[[], Awai
         while app.running.devices() == before:
             await asyncio.sleep(0.01)
     running.cancel()
+
+
+def granted(loop: ControlLoop, grant: Grant) -> None:
+    """An arbiter's grant, and all that the controller does about it at once."""
+
+    async def follow() -> None:
+        await loop.grant(grant)
+        await loop.act()
+
+    asyncio.run(follow())

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
 from typing import Any
@@ -13,21 +12,21 @@ import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
-from isobatch.cluster.controller.record import Event, Events, NextStep
+from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import (
     MEDIUM,
-    START_S,
     Fluid,
     batches,
     control_loop,
     first_plan,
+    granted,
     question,
     run,
     until_it_moves,
@@ -136,12 +135,7 @@ def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
     app.now_s += 3
     app.devices = lambda at_s: {"v100": 1, "k80": 1}
     app.running = other = ASKED.best(MEDIUM, Corrections(), {"v100": 2, "k80": 1})
-
-    async def granted() -> None:
-        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
-        await loop.act()
-
-    asyncio.run(granted())
+    granted(loop, Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
     assert app.running.devices() == {"v100": 1, "k80": 1}
     assert loop.controller.record.events.all[-1].before == other
     assert loop.is_due, "so that the arbiter soon knows which devices are free"
@@ -155,12 +149,7 @@ def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
     app.running = loop.controller.running = loop.controller.known.cost_model().with_all_ramps(before)
     loop.controller.peek = Event(loop.controller.record.number, app.now_s, "looking", "", before)
     app.now_s += 2
-
-    async def granted() -> None:
-        await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
-        await loop.act()
-
-    asyncio.run(granted())
+    granted(loop, Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
     assert not loop.controller.peek
     assert app.running.devices() == {"v100": 1, "k80": 2}
 
@@ -200,68 +189,6 @@ def test_a_controller_without_a_look_is_silent() -> None:
         asyncio.run(control_loop(app).standing())
 
 
-class Parks(Fluid):
-    """Replicas end with the use of their devices."""
-
-    wakes_in_s: float | None = None
-    holds_inputs = False
-
-    async def observe(self, devices: bool = True) -> Observed:
-        observed, parked = await super().observe(devices), self.wakes_in_s is not None
-        lost = {"in_time": 0, "exits": (), "launches": {}, "refused": observed.arrivals} if parked else {}
-        return replace(observed, standby=None, parked=parked, holds_inputs=self.holds_inputs, **lost)
-
-    async def park(self, wakes_in_s: float) -> None:
-        self.wakes_in_s = wakes_in_s
-
-    async def roll_out(self, plan: Plan) -> None:
-        self.now_s += START_S if self.wakes_in_s is not None else 0.0
-        await super().roll_out(plan)
-        self.wakes_in_s = None
-
-
-NOTHING = dict.fromkeys(FLEET, 0)
-
-
-def granted(loop: ControlLoop, grant: Grant) -> None:
-    async def follow() -> None:
-        await loop.grant(grant)
-        await loop.act()
-
-    asyncio.run(follow())
-
-
-def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
-    app = Parks(ASKED)
-    loop = control_loop(app, tmp_path, budget=FLEET, look_every_s=1.0)
-    run(app, loop, 240)
-    before, app.rate = app.running, lambda at_s: 0.0
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    assert app.wakes_in_s == loop.controller.record.start_s + 1.0, "as long as no start from there was measured"
-    rolled = list(app.rolled)
-    assert run(app, loop, 600, look_s=1.0) == []
-    standing = asyncio.run(loop.standing())
-    assert (standing.parked, standing.standby, standing.uses, standing.budget) == (True, None, NOTHING, NOTHING)
-    assert standing.quiet_s >= 600
-    app.rate = lambda at_s: 50.0
-    assert run(app, loop, 3, look_s=1.0) == []
-    app.rate = lambda at_s: 0.0
-    assert run(app, loop, 300, look_s=1.0) == []
-    assert asyncio.run(loop.standing()).quiet_s == 0.0, "inputs may wait"
-    assert app.rolled == rolled, "nothing is granted yet"
-    granted(loop, Grant(FLEET, "a gets all"))
-    event = loop.controller.record.events.last
-    assert event
-    assert (event.what, event.after, event.starts, app.wakes_in_s) == ("woken", before, 4, None)
-    assert event.took_s == START_S + 303
-    assert run(app, loop, 120), "decisions go on"
-    assert asyncio.run(loop.standing()).quiet_s < 120, "it counts from then on"
-    record = control_loop(app, tmp_path).controller.record
-    assert record.wakes_in_s == event.took_s
-    record.complete(event, "woken", event.took_s + 100.0, app.now_s)
-    assert record.wakes_in_s == event.took_s + 50.0
-
-
 def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_decision() -> None:
     """As where the budget has shrunk by one kind a moment before it grows by another."""
     own = dict.fromkeys(FLEET, 1)
@@ -273,104 +200,19 @@ def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_de
     assert app.running.devices() == FLEET
 
 
-def test_a_plan_that_was_chosen_before_an_application_was_parked_starts_no_replicas() -> None:
-    app = Parks(ASKED, ASKED.best(MEDIUM, Corrections(), {"v100": 1, "k80": 1}))
-    app.rate = lambda at_s: 10_000.0
-
-    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
-        step = function(*arguments)
-        if isinstance(step, NextStep) and step.plan:
-            loop.controller.grant(NOTHING, "a is parked", app.now_s, parked=True)
-        return step
-
-    loop = control_loop(app, offload=decided, budget=FLEET)
-    events = run(app, loop, 240)
-    assert not app.rolled
-    assert any(event.why.endswith("but the application was parked meanwhile") for event in events)
-
-
-def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
-    app = Parks(ASKED)
-
-    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
-        step = function(*arguments)
-        if takes and isinstance(step, NextStep) and step.plan:
-            loop.controller.grant(takes.pop(), "", app.now_s)
-        return step
-
-    takes, loop = [NOTHING], control_loop(app, offload=decided, budget=FLEET, look_every_s=1.0)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    granted(loop, Grant(FLEET, ""))
-    last = loop.controller.record.events.last
-    assert last
-    assert "the budget has shrunk meanwhile" in last.why
-    granted(loop, Grant(FLEET, ""))
-    assert app.wakes_in_s is None
-
-
-def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
-    app = Parks(ASKED)
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    app.fails, expected_s = lambda plan: True, loop.controller.record.wakes_in_s
-    for _ in range(10):
-        granted(loop, Grant(FLEET, ""))
-    assert [event.what for event in loop.controller.record.events.all] == ["granted", "failed"]
-    app.fails, app.now_s = lambda plan: False, app.now_s + 60
-    granted(loop, Grant(FLEET, ""))
-    assert app.wakes_in_s is None
-    assert loop.controller.record.wakes_in_s == expected_s, "an attempt that fails takes as long as it takes to give up"
-
-
-def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_one_that_ran_before() -> None:
-    best = first_plan(ASKED)
-    app = Parks(ASKED, proven := batches(best, 5))
-    app.rate, app.fails = lambda at_s: 0.0, lambda plan: plan.splits == best.splits
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
-    run(app, loop, 130)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    granted(loop, Grant(FLEET, ""))
-    app.now_s += 60
-    granted(loop, Grant(FLEET, ""))
-    failed, woken = [event for event in loop.controller.record.events.all if event.after]
-    assert (failed.what, woken.what, app.running.splits) == ("failed", "woken", proven.splits)
-
-
-def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes() -> None:
-    app = Parks(ASKED)
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
-    loop.controller.peek = Event(1, app.now_s, "looking", "", batches(app.running, 4))
-    loop.controller.record.add(loop.controller.peek)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
-    granted(loop, Grant(FLEET, "a gets all"))
-    last = loop.controller.record.events.last
-    assert last
-    assert (last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
-
-
-def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
-    """It has no arbiter, which would grant it devices. An attempt that fails is repeated."""
-    app = Parks(ASKED)
-    app.wakes_in_s, app.rate, app.fails = 7.0, lambda at_s: 0.0, lambda plan: True
-    loop = control_loop(app, look_every_s=1.0)
-    # An attempt takes 20 s. The first begins at once, the next half a minute after it has failed.
-    assert [(event.what, event.at_s) for event in run(app, loop, 90, look_s=1.0)] == [
-        ("failed", 21.0),
-        ("failed", 71.0),
-    ]
-    app.fails = lambda plan: False
-    assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
-    assert app.wakes_in_s is None
-
-
-def test_a_parked_application_without_an_arbiter_stays_parked_while_paused_and_decides_nothing() -> None:
-    app = Parks(ASKED)
-    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
-    loop = control_loop(app, look_every_s=1.0)
-    asyncio.run(loop.pause(True))
-    assert run(app, loop, 90, look_s=1.0) == []
-    asyncio.run(loop.pause(False))
-    assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
+def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
+    own, both = {"v100": 1}, {"v100": 2}
+    asked = question(MEDIUM, **both)
+    app = Fluid(asked, asked.best(MEDIUM, Corrections(), own))
+    loop = control_loop(app, budget=own)
+    app.rate, app.fails = lambda at_s: 50.0, lambda plan: plan.devices() == both
+    for budget in (both, own, both):
+        run(app, loop, 30)
+        app.now_s += 0.5
+        granted(loop, Grant(budget, "an arbiter decided so"))
+    events = [event for event in loop.controller.record.events.all if event.what != "granted"]
+    assert [event.what for event in events].count("failed") == 1
+    assert "the better plan failed before" in events[-1].why
 
 
 def test_nothing_waits_for_what_is_learned_after_a_roll_out_that_failed() -> None:
@@ -385,17 +227,6 @@ def test_nothing_waits_for_what_is_learned_after_a_roll_out_that_failed() -> Non
     assert loop.controller.failed in called
 
 
-def test_the_arbiter_hears_of_an_input_that_waits_for_replicas_though_the_controller_restarts() -> None:
-    app = Parks(ASKED)
-    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
-    for app.holds_inputs in (False, True):
-        loop = control_loop(app, budget=FLEET, look_every_s=1.0)
-        assert run(app, loop, 3, look_s=1.0) == []
-        standing = asyncio.run(loop.standing())
-        assert standing.parked
-        assert (standing.quiet_s == 0.0, standing.had_inputs) == (app.holds_inputs,) * 2
-
-
 class Unreachable(Fluid):
     async def use(self, device_ids: frozenset[str]) -> None:
         raise ConnectionError
@@ -406,9 +237,53 @@ def test_a_controller_follows_a_grant_whose_devices_did_not_reach_its_fronts() -
     loop = control_loop(app, react_every_s=3600.0)
     run(app, loop, 240)
 
-    async def granted() -> None:
+    async def grant() -> None:
         with pytest.raises(ConnectionError):
             await loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100", frozenset(("v100-0",))))
 
-    asyncio.run(until_it_moves(app, loop, granted))
+    asyncio.run(until_it_moves(app, loop, grant))
     assert app.running.devices() == {"v100": 1, "k80": 2}
+
+
+def test_a_call_each_second_of_the_longest_roll_out_leaves_room_for_the_status() -> None:
+    from isobatch.cluster.controller.app import MOST_CALLS
+    from isobatch.deployments.deployer.deployer import PATIENCE_S as LONGEST_S
+
+    assert MOST_CALLS > LONGEST_S
+
+
+def test_an_application_without_inputs_expects_none_though_its_forecast_is_that_of_its_last_inputs() -> None:
+    """Windows without inputs are no part of the forecast."""
+    app = Fluid(ASKED)
+    loop = control_loop(app, budget=FLEET)
+    run(app, loop, 240)
+    app.rate = lambda at_s: 0.0
+    for seconds, expects in ((60, True), (270, False)):
+        run(app, loop, seconds)
+        assert (asyncio.run(loop.standing()).expected_per_s > 1.0) == expects
+
+
+def test_a_plan_that_somebody_else_rolled_out_is_not_noted_while_an_arbiter_is_answered() -> None:
+    app, go_on = Fluid(ASKED), asyncio.Event()
+
+    async def slowly(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        if function == Standing.of:
+            await go_on.wait()
+        return function(*arguments)
+
+    loop = control_loop(app, budget=FLEET, offload=slowly)
+    run(app, loop, 30)
+    before = loop.controller.running
+
+    async def meanwhile() -> None:
+        answering = asyncio.create_task(loop.standing())
+        await asyncio.sleep(0)
+        app.running, app.now_s = batches(before, 4), app.now_s + 30
+        looking = asyncio.create_task(loop.step())
+        await asyncio.sleep(0.01)
+        assert loop.controller.running == before
+        go_on.set()
+        await asyncio.gather(answering, looking)
+
+    asyncio.run(meanwhile())
+    assert loop.controller.record.events.all[0].what == "began"

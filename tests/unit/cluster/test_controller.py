@@ -278,3 +278,23 @@ def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_applicatio
         if seconds > 0:
             assert controller.window.latest == seen
     assert controller.window.quiet_s == 5.0
+
+
+def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_failed_roll_out():
+    asked = question(MEDIUM)
+    few = batches(first_plan(asked), 4)
+    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    controller.failed(controller.force(10_000.0), "its node has gone", 10_000.0, blameless=True)
+    refused = Observed(10_000.0, 1.0, 100, 50, (0, 0, 0, 50), refused=50)
+    assert not controller.must_look(refused, 10_001.0)
+    controller.look(replace(refused, seconds=-3600.0), 6400.0)
+    assert controller.must_look(refused, 6401.0)
+
+
+def test_a_clock_that_is_set_back_during_a_roll_out_makes_no_start_take_less_than_no_time():
+    asked = question(MEDIUM)
+    few = batches(first_plan(asked), 4)
+    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    step = controller.force(10_000.0)
+    controller.rolled_out(replace(step, event=replace(step.event, starts=1)), -3600.0, 6400.0)
+    assert controller.record.start_s >= 0

@@ -11,7 +11,7 @@ from isobatch.cluster.controller.application import News
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.record import Events, TrackRecord
+from isobatch.cluster.controller.record import Events, NextStep, TrackRecord
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Plan
 from isobatch.optimizer.goals import GOALS
@@ -248,6 +248,31 @@ def test_where_dollars_count_devices_come_early_though_the_plan_promised_enough(
     assert step.event.why.startswith("more inputs arrive than the running plan sustains: ")
     assert step.plan
     assert step.plan.devices()["v100"] > 2
+
+
+def test_where_dollars_count_devices_come_early_though_few_inputs_arrive_in_each_look() -> None:
+    asked = replace(question(MEDIUM), goal="cost")
+    running = asked.best(MEDIUM, Corrections(), {"v100": 2})
+    controller = Controller(asked, Patience(), History(None), Events(None), running, 0.0)
+    look_s = 40 / (2 * controller.known.promises_per_s(running))  # 40 arrive in each: twice what is sustained
+    steps = list[NextStep | None]()
+    while not any(steps):
+        started_s = len(steps) * look_s
+        seen = Observed(started_s, look_s, 40, 20, (0, 0, 0, 20))
+        steps.append(controller.look(seen, started_s + look_s))
+    assert steps[-1]
+    assert steps[-1].event.why.startswith("more inputs arrive than the running plan sustains: ")
+    assert len(steps) * look_s < 31.0
+
+
+def test_where_dollars_count_a_failed_roll_out_does_not_end_what_follows_refusals_for_good() -> None:
+    asked = replace(question(MEDIUM), goal="cost")
+    controller = Controller(asked, Patience(), History(None), Events(None), batches(first_plan(asked), 4), 0.0)
+    controller.failed(controller.force(0.0), "a replica did not start", 0.0)
+    refused = Observed(0.0, 1.0, 100, 50, (0, 0, 0, 50), refused=50)
+    assert not controller.must_look(refused, 60.0), "the same plan would fail again"
+    assert controller.look(Observed(0.0, 120.0, 48_000, 24_000, (0, 0, 0, 24_000)), 120.0)
+    assert controller.must_look(refused, 121.0)
 
 
 def test_a_front_that_did_not_answer_at_first_brings_no_counts_of_hours() -> None:

@@ -196,3 +196,15 @@ def test_where_no_plan_sustains_what_is_expected_the_decision_says_so() -> None:
     why = next(event.why for event in reversed(loop.controller.record.events.all) if event.what == "stayed")
     assert "are needed: no plan on these devices sustains more" in why
     assert "cheaper" not in why
+
+
+def test_while_no_input_arrives_a_node_that_goes_brings_back_no_plan_for_the_last_inputs() -> None:
+    app = Fluid(replace(question(MEDIUM, v100=4), goal="cost"))
+    loop = control_loop(app)
+    run(app, loop, 600)
+    app.rate = lambda at_s: 0.0
+    run(app, loop, 300)
+    few = app.running.devices()["v100"]
+    app.devices = lambda at_s: {"v100": 3}
+    assert not moves(run(app, loop, 240))
+    assert app.running.devices()["v100"] == few < 3

@@ -46,6 +46,27 @@ def test_a_serve_that_is_stopped_during_a_deployment_is_told_in_a_sentence() -> 
         raise ActorDiedError
 
 
+UNTIL_RAY_ENDS = """
+import sys, time
+from isobatch.cluster.serving.local import end_with_ray
+end_with_ray(sys.argv[1], "auto")
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_command_that_waits_for_a_ray_that_has_ended_ends_with_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gcs:
+        command = [sys.executable, "-c", UNTIL_RAY_ENDS, f"127.0.0.1:{gcs.getsockname()[1]}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout
+        assert process.stdout.readline() == "begun\n"
+        gcs.accept()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error == "error: Ray ended on the cluster at auto: if nobody stopped it, try again\n"
+
+
 def test_a_ray_that_is_not_there_is_told_at_once() -> None:
     place = f"127.0.0.77:{free_port('127.0.0.77')}"
     with pytest.raises(UserError, match=f"no Ray can be reached at {place} .nobody listens there."), attached(place):

@@ -81,6 +81,29 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
     assert after.controller.running == app.running
 
 
+def test_a_restart_during_a_trial_begins_it_again(tmp_path: Path):
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+    loop = control_loop(app, tmp_path)
+    while app.running == first:
+        run(app, loop, 30)
+    (event,) = moves(run(app, control_loop(app, tmp_path), 120))
+    assert (event.what, app.running) == ("rolled back", first)
+
+
+def test_a_restart_does_not_repeat_a_trial_that_has_ended(tmp_path: Path):
+    asked = question(MEDIUM)
+    app = Fluid(asked, first := batches(first_plan(asked), 4))
+    loop = control_loop(app, tmp_path)
+    while app.running == first:
+        run(app, loop, 30)
+    for tried in (True, False):
+        assert (control_loop(app, tmp_path).controller.record.trial(app.running) is not None) == tried
+        run(app, loop, 240)
+
+
 def looking(folder: Path) -> tuple[Fluid, Plan, ControlLoop]:
     """An application whose ramps are all open for a look, its plan before that, and its control loop."""
     asked = question(HARD)
