@@ -92,6 +92,7 @@ class _TextCalls:
                         task = tasks.create_task(self._write(sent, call, responses))
                         task.add_done_callback(lambda _: places.release())
                 except RefusedError as refused:
+                    self._front.meter.ended("refused")
                     unreadable = refused
             await responses.put(None)
             return unreadable

@@ -182,7 +182,6 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
                 yield _event(reply.body(reply.shape.piece, [choice]))
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
-        yield _DONE
     except RefusedError as refused:
         if not reply.written:  # the handler that answers instead counts it
             raise
@@ -196,7 +195,8 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
         front.meter.ended("cancelled")
         raise
     else:
-        front.meter.answered(reply.begun_s)
+        front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event
+        yield _DONE
 
 
 async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:

@@ -72,7 +72,7 @@ GIVEN_UP_CHECKS = 3
 LONGEST_FOLDER = 72  # characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder
 # HAProxy's names for the front in the backends with a limit.
 _SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
-REFUSED = "refused"  # the table in which HAProxy counts the inferences that it refused
+REFUSED = "refused"  # the table in which HAProxy counts the inferences and streams that it refused
 _STARTS_WITHIN_S = 30.0  # the time for HAProxy to start, for instance on a busy machine
 _ENDS_WITHIN_S = 0.3  # the time for HAProxy to end after a signal
 _RESTART_AFTER_S = 0.5  # the wait before HAProxy is started again
@@ -105,7 +105,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class RefusedCalls(Refusals):
-    """Counts the inferences that HAProxy itself refused. In its statistics they are successes: their status is 200."""
+    """Counts the inferences and streams that HAProxy itself refused: in its statistics they are successes."""
 
     command = f"show table {REFUSED}"
 
@@ -259,10 +259,10 @@ frontend calls
     http-request del-header {started}
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {CLIENT.decode()} %[src] if streams
+    http-request track-sc2 int(0) table {REFUSED} if infers || streams
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
     http-request track-sc1 src,ipmask(32,64) table inferences if infers
-    http-request track-sc2 int(0) table {REFUSED} if infers
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place

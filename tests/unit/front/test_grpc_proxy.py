@@ -227,8 +227,9 @@ def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None
                 refused = await asyncio.wait_for(refusal(call), 1)
                 assert (refused.code().name, "does not answer" in refused.details()) == ("UNAVAILABLE", True)
             await refusal(inside.read())
+            await until(lambda: haproxy.limit.refused == 2)
 
-    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front):
+    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
         asyncio.run(act())
 
 
