@@ -174,10 +174,10 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
         async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
             async for index, piece in written:
+                reply.written += len(piece.depths)
                 if index not in opened and (opening := reply.opening(index)):
                     yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
                 opened.add(index)
-                reply.written += len(piece.depths)
                 choice = reply.choice(index, reply.shape.delta(piece.text), piece)
                 yield _event(reply.body(reply.shape.piece, [choice]))
         if usage:
@@ -192,7 +192,8 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
             front.meter.ended("failed")
         raise
     except BaseException:
-        front.meter.ended("cancelled")
+        if reply.written:
+            front.meter.ended("cancelled")
         raise
     else:
         front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event

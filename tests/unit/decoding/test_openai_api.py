@@ -211,6 +211,19 @@ async def test_a_client_that_goes_at_the_last_event_has_its_answer(world: World)
     assert (counts["answered"], counts["cancelled"]) == (1, 0)
 
 
+async def test_a_request_whose_handler_is_cancelled_is_counted(world: World) -> None:
+    async def handle() -> None:
+        with world.front.counted():
+            await asyncio.Event().wait()
+
+    handling = asyncio.create_task(handle())
+    await asyncio.wait([handling], timeout=0.01)
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling
+    assert world.front.meter.requests["cancelled"] == 1
+
+
 def test_the_interface_is_described_and_its_examples_are_answered(world: World) -> None:
     client = world.client()
     check_document(client.app.openapi())
