@@ -187,13 +187,9 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
             raise
         front.meter.ended("refused")
         yield _event(error_body(refused))
-    except Exception:
+    except BaseException as error:
         if reply.written:
-            front.meter.ended("failed")
-        raise
-    except BaseException:
-        if reply.written:
-            front.meter.ended("cancelled")
+            front.meter.ended("failed" if isinstance(error, Exception) else "cancelled")
         raise
     else:
         front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event

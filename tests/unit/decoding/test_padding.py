@@ -1,5 +1,5 @@
-"""In half precision on a processor, launches have few numbers of rows, as oneDNN compiles for each. The added rows change
-no token."""
+"""In half precision on a processor, launches have few numbers of rows, as oneDNN compiles for each. The added rows
+change no token."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,9 +22,7 @@ SPARE = 5  # added rows
 
 @pytest.mark.parametrize(("dtype", "compiles"), [(torch.bfloat16, True), (torch.float32, False)])
 @pytest.mark.parametrize("project", [False, True])
-def test_half_precision_is_computed_with_few_numbers_of_rows(
-    dtype: torch.dtype, compiles: bool, project: bool
-) -> None:
+def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype, compiles: bool, project: bool) -> None:
     model = deepcopy(decoder(seed=31)).to(dtype)
     anatomy, sizes = anatomy_of(model), set[int]()
     through, make_kv = anatomy.through, anatomy.project
