@@ -96,7 +96,7 @@ def _measured_table(
         error=prices.error,
         bias=prices.bias,
         residents=prices.sequences,
-        projects=True,
+        projects=prices.projects,
         threads=options.threads if device == "cpu" else 1,
         front_s=float(f"{front_s:.3g}"),
     )

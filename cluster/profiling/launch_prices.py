@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from random import Random
@@ -40,12 +41,12 @@ from isobatch.profiles.text_profile import PARTS, PROJECT, DecodingTable, Decodi
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)
 DEPTHS = (0.25, 0.5, 0.75, 1.0)  # shares of the blocks in the first part; 1: no cut
-SETTINGS = (*product(RESIDENTS, DEPTHS, ("recompute",)), *product(RESIDENTS, DEPTHS[:-1], (PROJECT,)))
+SETTINGS = (*product(RESIDENTS, DEPTHS, ("recompute",)), *product(RESIDENTS[1:], (0.5,), ("verified", PROJECT)))
 LEAVING_SHARE = 0.5  # of the tokens, at a cut
 TEST_EVERY = 4  # one launch of this number tests the prices, which are fitted to the others
 WARM_UP = 5  # launches of an engine that are not timed
 LEAST_LAUNCHES = 200  # that are timed, however long it takes
-LAST_LAUNCHES = 50  # of the setting that runs when the time is over
+LEAST_OF_SETTING = 12  # launches of an engine, however long they take
 # Launches whose errors exceed this multiple of the median error were disturbed: prices are fitted again without them.
 OUTLIER = 3.0
 
@@ -60,7 +61,7 @@ class FittedPrices:
     """Prices, and their errors for launches that they were not fitted to.
 
     `error`: the median of the relative errors; `bias`: the relative error of the total time. `sequences`: of the
-    largest launch.
+    largest launch. `projects`: some launches projected KV.
     """
 
     price_s: LaunchSize
@@ -68,6 +69,7 @@ class FittedPrices:
     error: float
     bias: float
     sequences: int
+    projects: bool
 
     def __str__(self) -> str:
         return (
@@ -91,19 +93,19 @@ def measured(
     """
     stopwatch = stopwatch or host_clock_for(str(anatomy_of(model).weights.device))
     launches: list[TimedLaunch] = []
-    until_s = clock() + seconds
+    begun_s = clock()
 
-    def is_over() -> bool:
-        return clock() > until_s
+    def has_passed(share: float) -> bool:
+        return clock() > begun_s + share * seconds
 
-    # All settings take turns, so that other load on the machine disturbs all of them alike.
+    # A plan may need the price of each setting. What one leaves of its share of the time, the later ones may use.
     for number, (residents, depth, exits) in enumerate(cycle(SETTINGS)):
-        if is_over() and len(launches) >= least:
+        if number >= len(SETTINGS) and has_passed(1.0) and len(launches) >= least:
             break
         if not launches and number == len(SETTINGS):
             raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
-        texts = _texts(model, workload, residents, number)
-        launches += _launches(model, texts, residents, depth, exits, stopwatch, is_over, number)
+        texts, share = _texts(model, workload, residents, number), min(1.0, (number + 1) / len(SETTINGS))
+        launches += _launches(model, texts, residents, depth, exits, stopwatch, partial(has_passed, share), number)
     return fitted(launches)
 
 
@@ -178,7 +180,7 @@ async def _send_all(loop: EngineLoop, texts: Iterable[TextRequest], engine: "_Ti
 
 
 class _TimedEngine(Engine):
-    """Times its launches, until the time is over and some were timed."""
+    """Times its launches, until its time is over and some were timed."""
 
     def __init__(
         self, scheduler: Scheduler, network: _RandomExits, stopwatch: Callable[[], float], is_over: Callable[[], bool]
@@ -189,7 +191,7 @@ class _TimedEngine(Engine):
 
     @property
     def enough(self) -> bool:
-        return len(self.launches) > LAST_LAUNCHES and self._is_over()
+        return len(self.launches) > LEAST_OF_SETTING and self._is_over()
 
     def step(self) -> list[NewTokens] | None:
         begun_s = self._stopwatch()
@@ -212,7 +214,8 @@ def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:
     error = float(np.median(np.abs(predicted_s / measured_s - 1)))
     bias = float(measured_s.sum() / predicted_s.sum() - 1)
     price_s = LaunchSize(*(float(f"{price:.4g}") for price in prices))
-    return FittedPrices(price_s, int(training.sum()), error, bias, int(max(each.size.pieces for each in launches)))
+    largest, projects = max(each.size.pieces for each in launches), any(each.size.projections for each in launches)
+    return FittedPrices(price_s, int(training.sum()), error, bias, int(largest), projects)
 
 
 def _prices(sizes: Floats, seconds: Floats) -> Floats:

@@ -16,6 +16,7 @@ from isobatch.deployments.front.proxy import (
     CUT_MS,
     FEW,
     FEW_LONG,
+    HANGS_MS,
     LONG,
     QUESTIONS,
     QUESTIONS_MS,
@@ -36,7 +37,6 @@ MAX_CONNECTIONS = 8192  # of all clients
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 SILENT_S = 15  # how long a client may fail to send or to receive
-HANGS_MS = 1500  # a front that leaves a check unanswered for this time gets no requests; checks begin every 0.5 s
 ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 

@@ -169,6 +169,7 @@ class LlamaAnatomy:
         """The factors by which heads are rotated at these positions, rows x 1 x width: of each number itself, and of
         the one that is half a head away."""
         rotations: dict[str | None, Rotation] = {}
+        positions = functional.pad(positions, (0, len(states) - positions.shape[1]))
         for name in {block.rotation for block in self._joined} - {None}:
             cosine, sine = self._body.rotary_emb(states, positions, *([name] if name else []))
             sine[..., : sine.shape[-1] // 2].neg_()

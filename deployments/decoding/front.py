@@ -93,7 +93,8 @@ class DecoderFront:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a request that is refused or fails in this context, and raise every failure as a `RefusedError`."""
+        """Count a request that is refused, cancelled or fails in this context, and raise every failure as a
+        `RefusedError`."""
         try:
             yield
         except RefusedError as refused:
@@ -103,6 +104,9 @@ class DecoderFront:
             self._ended_early("failed", error)
             log.exception("a text could not be written")
             raise RefusedError(500, f"this server failed: {type(error).__name__}; its log says where") from error
+        except asyncio.CancelledError:
+            self.meter.ended("cancelled")
+            raise
 
     def _ended_early(self, outcome: RequestEnd, error: Exception) -> None:
         self.meter.ended(outcome)

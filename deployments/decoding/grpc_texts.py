@@ -92,6 +92,7 @@ class _TextCalls:
                         task = tasks.create_task(self._write(sent, call, responses))
                         task.add_done_callback(lambda _: places.release())
                 except RefusedError as refused:
+                    self._front.meter.ended("refused")
                     unreadable = refused
             await responses.put(None)
             return unreadable
@@ -129,12 +130,8 @@ class _TextCalls:
     def _counted(self, call: Call) -> Iterator[float]:
         """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
         front = self._front
-        try:
-            with span_of_request(front.tracing, "completion", call.headers), front.counted():
-                yield front.meter.clock()
-        except asyncio.CancelledError:
-            front.meter.ended("cancelled")
-            raise
+        with span_of_request(front.tracing, "completion", call.headers), front.counted():
+            yield front.meter.clock()
 
     async def _read(self, request: Any, stream: bool) -> _InferRequest:
         """The text that a request asks for; `stream`: whether it comes in pieces, if the request does not say it."""

@@ -13,6 +13,7 @@ from math import inf
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy
 from isobatch.deployments.decoding.grammars import Grammars
@@ -20,7 +21,9 @@ from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest, TokenLogprobs, TokenPrediction
+from isobatch.deployments.models.products import HALVES
 from isobatch.deployments.models.ramps import check_forgets, policy_at
+from isobatch.deployments.models.spans import MIN_STEP, rows_for
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
@@ -178,6 +181,7 @@ class CutDecoder:
         self._kv = PagedKv(
             shape.num_blocks, shape.heads, shape.width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens
         )
+        self._compiles = anatomy.weights.device.type == "cpu" and anatomy.weights.dtype in HALVES
         self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence and split before which they wait
 
     @torch.inference_mode()
@@ -194,17 +198,24 @@ class CutDecoder:
     def _run_blocks(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
         """The states after these blocks; states of projected rows stay as they are."""
         if not launch.projects:
-            return self._anatomy.through(blocks, states, self._kv.view(launch))
+            return self._through(blocks, states, launch)
         projected = torch.zeros(len(states), dtype=torch.bool)
         firsts = accumulate((piece.rows for piece in launch.pieces), initial=0)
         pieces = zip(firsts, launch.pieces, strict=False)
         projected[[first + row for first, piece in pieces for row in piece.projected]] = True
         left, stay = to_device([rows.nonzero()[:, 0] for rows in (projected, ~projected)], states.device)
-        self._anatomy.project(blocks, states[left], self._kv.projection(launch))
+        self._anatomy.project(blocks, self._padded(states[left]), self._kv.projection(launch))
         if not len(stay):
             return states
-        run = self._anatomy.through(blocks, states[stay], self._kv.view(launch))
-        return states.index_copy(0, stay, run)
+        return states.index_copy(0, stay, self._through(blocks, states[stay], launch))
+
+    def _through(self, blocks: range, states: Tensor, launch: DecodingLaunch) -> Tensor:
+        return self._anatomy.through(blocks, self._padded(states), self._kv.view(launch))[: len(states)]
+
+    def _padded(self, states: Tensor) -> Tensor:
+        """The states, with further rows where oneDNN compiles for each number of rows: so there are few of them."""
+        spare = rows_for(len(states)) - len(states) if self._compiles and len(states) > MIN_STEP else 0
+        return functional.pad(states, (0, 0, 0, spare)) if spare else states
 
     def drop(self, name: int) -> None:
         for split in range(1, len(self._splits.ends)):
@@ -253,7 +264,7 @@ class CutDecoder:
         if not places:
             return [[] for _ in launch.pieces]
         states = rows if len(places) == len(rows) else rows[to_device([places], rows.device)[0]]
-        logits, draws = at_least_float32(self._anatomy.head(states)), _draws(launch)
+        logits, draws = at_least_float32(self._anatomy.head(self._padded(states))[: len(states)]), _draws(launch)
         asked = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
         adjust(logits, draws)
         if self._grammars:

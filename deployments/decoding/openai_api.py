@@ -174,29 +174,26 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
         async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
             async for index, piece in written:
+                reply.written += len(piece.depths)
                 if index not in opened and (opening := reply.opening(index)):
                     yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
                 opened.add(index)
-                reply.written += len(piece.depths)
                 choice = reply.choice(index, reply.shape.delta(piece.text), piece)
                 yield _event(reply.body(reply.shape.piece, [choice]))
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
-        yield _DONE
     except RefusedError as refused:
         if not reply.written:  # the handler that answers instead counts it
             raise
         front.meter.ended("refused")
         yield _event(error_body(refused))
-    except Exception:
+    except BaseException as error:
         if reply.written:
-            front.meter.ended("failed")
-        raise
-    except BaseException:
-        front.meter.ended("cancelled")
+            front.meter.ended("failed" if isinstance(error, Exception) else "cancelled")
         raise
     else:
-        front.meter.answered(reply.begun_s)
+        front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event
+        yield _DONE
 
 
 async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:

@@ -66,7 +66,7 @@ class PagedView:
     def __init__(
         self, kv: "PagedKv", positions: Tensor, places: Tensor, bands: Listed[PieceBand], sources: Listed[PieceBand]
     ) -> None:
-        self._kv, self.positions, self._places = kv, positions.unsqueeze(0), places
+        self._kv, self.positions, self._places, self._rows = kv, positions.unsqueeze(0), places, len(positions)
         self._bands, self._sources = bands, sources
         self._within: dict[int, Listed[PieceBand]] = {}  # the bands, by the window of their rows
 
@@ -75,8 +75,8 @@ class PagedView:
         self._bands = [band.biased(by_distance) for band in self._bands]
 
     def write(self, block: int, kv: Tensor) -> None:
-        """Write keys and values: rows x both."""
-        self._kv.write(block, self._places, kv)
+        """Write keys and values: rows x both. Further rows are padding."""
+        self._kv.write(block, self._places, kv[: self._rows])
 
     def attend(
         self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None, cap: float | None = None
@@ -97,9 +97,12 @@ class PagedView:
     def _attend(
         self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float, cap: float | None = None
     ) -> Tensor:
-        parts = zip(bands, torch.split(query, [band.size for band in bands]), strict=True)
+        own = query[: self._rows]
+        parts = zip(bands, torch.split(own, [band.size for band in bands]), strict=True)
         done = [_attend_together(rows, self._kv.read(block, band), band, scaling, cap) for band, rows in parts]
-        return done[0] if len(done) == 1 else torch.cat(done)
+        spare = len(query) - len(own)
+        padding = [own.new_zeros(spare, done[0].shape[1])] if spare else []
+        return done[0] if len(done) == 1 and not padding else torch.cat([*done, *padding])
 
 
 def _attend_together(query: Tensor, kv: Tensor, band: PieceBand, scaling: float, cap: float | None) -> Tensor:

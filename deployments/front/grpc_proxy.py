@@ -2,9 +2,9 @@
 
 It listens for clients, and passes their calls on over a Unix socket, as HTTP/1.1 (`calls`). Inferences have as many
 places in the front as `ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of
-their own. Streams have others, since they stay open; the requests in them take places in the front (`Places`). HAProxy
-lives exactly as long as the front: it is restarted if it ends earlier, and the kernel kills it when the front's process
-ends.
+their own. Streams have others, since they stay open; the requests in them take places in the front (`Places`). While
+the front hangs, HAProxy refuses calls, and after some seconds it ends those inside. It lives exactly as long as the
+front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     CUT_MS,
     FEW,
+    HANGS_MS,
     LONG,
     MOST,
     QUESTIONS,
@@ -66,10 +67,12 @@ PARAMETERS_BYTES = 4096  # of an inference, which begins with names and paramete
 # The time after which a connection without a call is closed. Clients connect again by themselves.
 KEEP_ALIVE_S = 30
 IDLE_S = 300  # the time for which a client may be silent in a call
+# The checks, a second apart, that a front leaves unanswered before the calls inside it end.
+GIVEN_UP_CHECKS = 3
 LONGEST_FOLDER = 72  # characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder
 # HAProxy's names for the front in the backends with a limit.
 _SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
-REFUSED = "refused"  # the table in which HAProxy counts the inferences that it refused
+REFUSED = "refused"  # the table in which HAProxy counts the inferences and streams that it refused
 _STARTS_WITHIN_S = 30.0  # the time for HAProxy to start, for instance on a busy machine
 _ENDS_WITHIN_S = 0.3  # the time for HAProxy to end after a signal
 _RESTART_AFTER_S = 0.5  # the wait before HAProxy is started again
@@ -77,7 +80,7 @@ _HEALTH = f"{{ path /{SERVICE}/ServerLive /{SERVICE}/ServerReady }}"
 # A refusal by the front of a call that has not come completely: as HAProxy's own, since that ends the call.
 _UNFINISHED = 'content-type application/grpc hdr grpc-status %[var(txn.status)] hdr grpc-message "%[var(txn.message)]"'
 _CROWDED = "there are too many calls now: try again later"
-_GONE = "this front stops: connect again"
+_GONE = "this front stops, or does not answer: connect again"
 _ENDED = "the front ended before it answered"
 # HAProxy's own errors: the gRPC code and a sentence for each HTTP status.
 _ERRORS = {
@@ -102,7 +105,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class RefusedCalls(Refusals):
-    """Counts the inferences that HAProxy itself refused. In its statistics they are successes: their status is 200."""
+    """Counts the inferences and streams that HAProxy itself refused: in its statistics they are successes."""
 
     command = f"show table {REFUSED}"
 
@@ -229,6 +232,7 @@ global
 defaults
     mode http
     timeout connect 100
+    timeout check {HANGS_MS}
     timeout http-request {REQUEST_S}s
     timeout http-keep-alive {KEEP_ALIVE_S}s
     timeout client {IDLE_S}s
@@ -236,6 +240,8 @@ defaults
     timeout queue {QUEUED_MS}
     option abortonclose
     option clitcpka
+    option httpchk GET /  # which the front answers as any path
+    default-server on-marked-down shutdown-sessions
     http-reuse always
 {errors}
 frontend calls
@@ -248,16 +254,19 @@ frontend calls
     acl refused status ge 400
     acl unavailable status 503
     acl turned_to_front srv_id -m found
+    acl hangs nbsrv({QUESTIONS}) eq 0
+    acl hangs nbsrv(streams) eq 0
     http-request del-header {started}
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {CLIENT.decode()} %[src] if streams
+    http-request track-sc2 int(0) table {REFUSED} if infers || streams
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
     http-request track-sc1 src,ipmask(32,64) table inferences if infers
-    http-request track-sc2 int(0) table {REFUSED} if infers
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
+    http-request return status 503 if hangs
     http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {too_slow()}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
 {deadlines}
@@ -268,7 +277,7 @@ frontend calls
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
     http-after-response set-header grpc-message "{_CROWDED}" if unavailable
-    http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
+    http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front || unavailable hangs
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-header grpc-retry-pushback-ms %[var(txn.retry_ms)] if {{ var(txn.retry_ms) -m found }}
     http-after-response sc-inc-gpc0(2) if unavailable !turned_to_front
@@ -280,23 +289,23 @@ frontend calls
     default_backend {QUESTIONS}
 backend {FEW}
     {ends}
-    server front unix@{folder}/front.sock maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST} track streams/front
 backend {LONG}
     {ends}
-    server front unix@{folder}/front.sock maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST} track streams/front
 backend inferences
     {ends}
     stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock maxconn {MOST}
+    server front unix@{folder}/front.sock maxconn {MOST} track streams/front
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock maxconn {STREAMS}
+    server front unix@{folder}/front.sock maxconn {STREAMS} check inter 1s fall {GIVEN_UP_CHECKS} rise 1
 backend {REFUSED}
     stick-table type integer size 1 store gpc0
 backend {QUESTIONS}
     timeout queue {QUESTIONS_MS}
     timeout server {ANSWERED_S}s
-    server front unix@{folder}/front.sock maxconn {QUESTIONS_AT_ONCE}
+    server front unix@{folder}/front.sock maxconn {QUESTIONS_AT_ONCE} check inter 500ms fall 1 rise 1
 """
 
 

@@ -78,6 +78,8 @@ QUESTIONS_AT_ONCE = 8
 QUESTIONS_MS = 2000  # the time that such a request waits in HAProxy
 CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
 HEALTH_MS = 1000  # health checks go before other requests that arrived up to this time before them
+# The time for the front to answer a check, which begins every half second: else HAProxy takes it to hang.
+HANGS_MS = 1500
 RETRY_S = 4  # the longest time after which a refused client should retry; each gets a random whole number of seconds
 FILES_OF_ONE = 2.5  # file handles of a connection in HAProxy: its two sides, and a pipe for one in four
 FILES_BESIDE = 512  # file handles of everything else in HAProxy

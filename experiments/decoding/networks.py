@@ -31,16 +31,16 @@ class RealDecoder:
     make: Callable[[Mapping[str, int], int], Any]
     shares: bool
 
-    def checkpoint(self) -> Path:
-        """The directory of the network with its ramps: made at first use, then kept in the cache."""
-        target = cache_directory() / f"real-{self.name}"
+    def checkpoint(self, dtype: str) -> Path:
+        """The directory of the network with ramps for this precision: made at first use, then kept in the cache."""
+        target = cache_directory() / f"real-{self.name}-{dtype}"
         with locked(target):
             if not target.is_dir():
                 with replacing(target) as draft, TemporaryDirectory() as folder:
                     self._save(Path(folder))
                     (Path(folder) / "prompts.csv").write_text("text\n" + "\n".join(prompts(120, seed=2)) + "\n")
                     data = ["--data", f"{folder}/prompts.csv", "--max-accuracy-loss", "1%", "--max-tokens", str(TOKENS)]
-                    run_isobatch("prepare", folder, *data, "--out", str(Path(folder) / "ramps"))
+                    run_isobatch("prepare", folder, *data, "--dtype", dtype, "--out", str(Path(folder) / "ramps"))
                     for file in (Path(folder) / "ramps").iterdir():
                         (draft / file.name).write_bytes(file.read_bytes())
         return target

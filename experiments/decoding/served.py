@@ -75,7 +75,7 @@ class ServedCase:
 
     @property
     def network(self) -> Path:
-        return self.decoder.checkpoint()
+        return self.decoder.checkpoint(self.dtype)
 
 
 def measure_served(case: ServedCase, rounds: int, turns: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """A front's gRPC behind a HAProxy of its own, and what a client says to it, byte by byte where it must."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -31,11 +32,16 @@ def calm() -> Burden:
 
 
 @contextmanager
-def proxy(port: int, burden: Callable[[], Burden] = calm, slo_ms: float | None = None) -> Iterator[GrpcProxy]:
-    """HAProxy without a front."""
+def proxy(
+    port: int, burden: Callable[[], Burden] = calm, slo_ms: float | None = None, front: socket.socket | None = None
+) -> Iterator[GrpcProxy]:
+    """HAProxy before a front that listens on this socket, and answers nothing yet; None: without a front."""
     program = haproxy_program()
     assert program
     it = GrpcProxy(program, "127.0.0.1", port, 1.0, burden, slo_ms)
+    if front:
+        front.bind(str(it.socket))
+        front.listen()
     try:
         it.open()
         yield it

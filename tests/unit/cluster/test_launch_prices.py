@@ -37,13 +37,13 @@ def test_the_real_engine_is_timed(kind: object) -> None:
     assert 1 <= found.sequences <= max(RESIDENTS)
     assert found.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
     assert found.price_s.launches > 0
+    assert found.projects, "each setting is timed, however short the time is"
 
 
 def test_the_time_ends_by_another_clock_than_launches_are_timed_by() -> None:
     clock, stopwatch = count(), count()
     found = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)
     assert 30 <= found.launches < 300
-    assert next(clock) < 10  # it was read before each of some settings
 
 
 def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:

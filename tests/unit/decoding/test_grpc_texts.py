@@ -223,3 +223,12 @@ def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) ->
 
     answered = play(world, scene)
     assert 0 < answered[-1] < count / 2, answered
+
+
+def test_a_stream_that_cannot_be_read_on_is_counted(world: World) -> None:
+    def scene(client: Any) -> None:
+        with pytest.raises(triton.InferenceServerException, match="the message has"):
+            raise streamed(client, {"inputs": [text("1" * CONFIG.max_body_bytes)]})[""][0]
+
+    play(world, scene)
+    assert world.front.meter.requests["refused"] == 1

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from isobatch.deployments.decoding import front
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.openai_api import COMPLETION_SHAPE, TextReply, whole_texts
+from isobatch.deployments.decoding.openai_api import COMPLETION_SHAPE, TextReply, stream_events, whole_texts
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from isobatch.deployments.front.answers import RefusedError
@@ -197,6 +198,30 @@ def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
     assert client.get("/stats").json()["requests"]["answered"] == 0
     assert client.get("/openapi.json").status_code == client.get("/docs").status_code == 200
     assert client.get("/").url.path == "/docs", "a browser at the address that was printed is shown something"
+
+
+async def test_a_client_that_goes_at_the_last_event_has_its_answer(world: World) -> None:
+    request = world.front.request(world.words("1+1=")["input_ids"], TextTerms(4))
+    reply = TextReply(COMPLETION_SHAPE, "tiny", world.texts, [request], (), world.now_s)
+    async with aclosing(stream_events(world.front, reply, usage=False)) as news:
+        async for event in news:
+            if b"[DONE]" in event:
+                break
+    counts = world.front.meter.requests
+    assert (counts["answered"], counts["cancelled"]) == (1, 0)
+
+
+async def test_a_request_whose_handler_is_cancelled_is_counted(world: World) -> None:
+    async def handle() -> None:
+        with world.front.counted():
+            await asyncio.Event().wait()
+
+    handling = asyncio.create_task(handle())
+    await asyncio.wait([handling], timeout=0.01)
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling
+    assert world.front.meter.requests["cancelled"] == 1
 
 
 def test_the_interface_is_described_and_its_examples_are_answered(world: World) -> None:

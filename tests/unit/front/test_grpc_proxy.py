@@ -1,6 +1,7 @@
 """The HAProxy before a front's gRPC server: the calls that it refuses, and those that it lets through."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +17,19 @@ from isobatch.deployments.front.headers import STARTED, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.proxy import RETRY_S
 from isobatch.deployments.front.service import Service
-from tests.helpers.grpc_proxy import INFER, LIVE, REQUEST, STATISTICS, frame, front_at, headers, proxy, refusal, until
+from tests.helpers.grpc_proxy import (
+    INFER,
+    LIVE,
+    REQUEST,
+    STATISTICS,
+    STREAM,
+    frame,
+    front_at,
+    headers,
+    proxy,
+    refusal,
+    until,
+)
 
 
 async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
@@ -183,8 +196,8 @@ def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, fre
 
     async def act() -> None:
         loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, stream_path), hang)
-        with proxy(free_port, slo_ms=200) as haproxy:
-            await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), haproxy.socket)
+        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, slo_ms=200, front=front):
+            await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), sock=front)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
                 infer, stream = channel.unary_unary(INFER), channel.stream_stream(stream_path)()
                 await stream.write(REQUEST)
@@ -201,6 +214,25 @@ def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, fre
     asyncio.run(act())
 
 
+def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None:
+    """New ones are refused within two seconds, as other calls are."""
+
+    async def act() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
+            stream = channel.stream_stream(STREAM)
+            inside = stream()
+            await inside.write(REQUEST)
+            await asyncio.sleep(2.2)
+            for call in (stream().read(), channel.unary_unary(INFER)(REQUEST)):
+                refused = await asyncio.wait_for(refusal(call), 1)
+                assert (refused.code().name, "does not answer" in refused.details()) == ("UNAVAILABLE", True)
+            await refusal(inside.read())
+            await until(lambda: haproxy.limit.refused == 2)
+
+    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
+        asyncio.run(act())
+
+
 def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
     """The front answers 408, so that HAProxy does not wait for the rest: HAProxy hands on what the answer says."""
     refusal_of_front = RefusedError(503, "there is no room", retry_after_s=7)
@@ -214,8 +246,8 @@ def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free
 
     async def act() -> None:
         loop = asyncio.get_running_loop()
-        with proxy(free_port) as haproxy:
-            await loop.create_unix_server(lambda: CallConnection({INFER: refusing}, None, (), 2**20), haproxy.socket)
+        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front):
+            await loop.create_unix_server(lambda: CallConnection({INFER: refusing}, None, (), 2**20), sock=front)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
                 refused = await refusal(channel.stream_unary(INFER)(never()))
                 assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
