@@ -27,7 +27,7 @@ from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
 from isobatch.cluster.serving.local import attached
-from isobatch.deployments.folders import locked, weights_of
+from isobatch.deployments.folders import hash_of, locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
@@ -158,7 +158,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
-    if data.is_file() and notes.get("data") == origin and notes.get("data_bytes") == data.stat().st_size:
+    if data.is_file() and notes.get("data_hash") == hash_of([data]):
         rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
     if not (chosen := sampled(rows, options.max_rows)):
         raise UserError(f"{data} holds no inputs")
