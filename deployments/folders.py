@@ -76,7 +76,7 @@ def weights_of(folder: Path) -> str:
 
     The hash does not depend on the folder's name, nor on whether the checkpoint was prepared.
     """
-    return _hash_of(sorted([*folder.glob("model*.safetensors"), *folder.glob("level-*/model*.safetensors")]))
+    return hash_of(sorted([*folder.glob("model*.safetensors"), *folder.glob("level-*/model*.safetensors")]))
 
 
 def content_of(folder: Path) -> str:
@@ -84,10 +84,11 @@ def content_of(folder: Path) -> str:
 
     A cascade has a folder of them for each level.
     """
-    return _hash_of(sorted(path for name in _ANSWER_FILES for path in folder.glob(name)))
+    return hash_of(sorted(path for name in _ANSWER_FILES for path in folder.glob(name)))
 
 
-def _hash_of(files: Sequence[Path]) -> str:
+def hash_of(files: Sequence[Path]) -> str:
+    """A short hash of the contents of files; "": there are none."""
     digest = sha256()
     for path in files:
         with path.open("rb") as file:

@@ -30,7 +30,7 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import DEMO_NAME
-from isobatch.deployments.prepare.data import Columns, rows, taken
+from isobatch.deployments.prepare.data import Columns, Row, naming_rows, rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import kind_of
@@ -110,11 +110,16 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
-    values, labels = _recorded(request, folder)
+    recorded, labels = _recorded(request, folder)
+    values = [row.value for row in recorded]
     network = exact if values else with_recorded_exits(exact)
     progress("choosing the backend")
     model = backends.on_backend(network, folder, request.backend, int8=int8)
-    length = _typical_length(model, values) if values else request.length
+    progress("counting exits")
+    with naming_rows(request.data or folder, recorded):
+        exits = _counted(model, folder, values) if values else _known_exits(request.model, exact)
+        length = _typical_length(model, values) if values else request.length
+        encoded = [model.encode([value]) for value in values]
     inputs = sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
@@ -123,12 +128,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     notes: tuple[str, ...] = (str(measured),)
     # Without a replica, a launch costs no more than a stop.
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
-    progress("counting exits")
-    exits = _counted(model, folder, values) if values else _known_exits(request.model, exact)
     profile = Profile(folder.name, (table,), exits)
-    source = _drawn(inputs, exits)
-    if values:
-        source = Source([model.encode([value]) for value in values], labels)
+    source = Source(encoded, labels) if values else _drawn(inputs, exits)
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
 
     def ready(plan: Plan) -> None:
@@ -140,18 +141,18 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
 
 
-def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Any], NDArray[np.int64] | None]:
+def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[np.int64] | None]:
     """Real inputs, if there are any, and the label of each as a number, where the file has labels."""
     if request.data is None and request.model == DEMO_NAME:
         images, labels = demo_digits(request.max_rows)
-        return list(images), labels
+        return [Row(number, image, None) for number, image in enumerate(images, start=1)], labels
     if request.data is None:
         return [], None
     sample = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
     if not sample:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)
-    return [row.value for row in sample], labels_of(sample, request.data, names)
+    return sample, labels_of(sample, request.data, names)
 
 
 def _typical_length(model: BackedModel, values: Sequence[Any]) -> int:

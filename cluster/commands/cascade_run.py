@@ -24,6 +24,7 @@ from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.ramps import ExitRules, Ramps
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
+from isobatch.deployments.prepare.data import naming_rows
 from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Sample, draw
 from isobatch.deployments.progress import busy, show
@@ -61,10 +62,11 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
         console.print(f"{data} has no column of labels (see --label-column): {promised}")
         metric = "agreement"
     by_name = dict(zip(display_names(options.models, folders), folders, strict=True))
-    candidates = [
-        candidate(folder, name, sample, names.names, options.device)
-        for name, folder in show([*by_name.items()], "networks")
-    ]
+    with naming_rows(data, sample.rows):
+        candidates = [
+            candidate(folder, name, sample, names.names, options.device)
+            for name, folder in show([*by_name.items()], "networks")
+        ]
     truth, shape = _truth(sample, candidates), np.concatenate((sample.parts.train, sample.parts.calibrate))
     terms = ComparisonTerms(truth, shape, sample.parts.test, policy, metric, max_loss, options.confidence)
     trial = _trial(console, options, candidates, sample, terms, kinds)

@@ -21,7 +21,7 @@ from isobatch.cluster.commands.shared_options import (
     label_names,
     of_kinds,
 )
-from isobatch.deployments.folders import replacing
+from isobatch.deployments.folders import hash_of, replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
 from isobatch.deployments.prepare.data import naming_rows
 from isobatch.deployments.prepare.sample import draw, sampled
@@ -215,7 +215,7 @@ def _prepare_classifier(
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
     if data.is_file() and sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
-        notes["data_bytes"] = data.stat().st_size
+        notes["data_hash"] = hash_of([data])
     with naming_rows(data, sample.rows):
         rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))

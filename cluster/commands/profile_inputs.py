@@ -6,7 +6,7 @@ With --links, what moving survivors costs is added to a profile that has the tim
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -27,13 +27,14 @@ from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
 from isobatch.cluster.serving.local import attached
-from isobatch.deployments.folders import locked, weights_of
+from isobatch.deployments.folders import hash_of, locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
+from isobatch.deployments.prepare.data import Row, naming_rows
 from isobatch.deployments.prepare.sample import not_trained_on, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
@@ -65,7 +66,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
-    recorded, origin = _recorded(console, source, data, options) if data else ([], "")
+    rows, origin = _recorded(console, source, data, options) if data else ([], "")
+    recorded = [row.value for row in rows]
     exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
     weights = weights_of(source)
     if before:
@@ -91,7 +93,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         shared, ended = kept(show(at_once, f"timing {options.together} launches at once", len(own)))
         interrupted = isinstance(ended, KeyboardInterrupt)
     if data and not interrupted:
-        counted = count_exits(network, in_batches(network, recorded))
+        with naming_rows(data, rows):
+            counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
         partly = f"exits: WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
         over = partly if interrupted else f"{COUNTED}{counted.inputs} inputs"
@@ -147,17 +150,17 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Any], str]:
-    """A sample of a file's inputs, and what it is of. It is read before anything is timed, so that a wrong file is
+def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Row], str]:
+    """A sample of a file's rows, and what it is of. It is read before anything is timed, so that a wrong file is
     refused at once.
 
     Of the file that ramps were trained on, it has only rows that they were not trained on: ramps are surer of others.
     """
-    values: Iterable[Any] = (row.value for row in options.rows_for(source, console, data))
+    rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
-    if data.is_file() and notes.get("data") == origin and notes.get("data_bytes") == data.stat().st_size:
-        values, origin = not_trained_on(values, notes), f"{origin} that ramps were not trained on"
-    if not (chosen := sampled(values, options.max_rows)):
+    if data.is_file() and notes.get("data_hash") == hash_of([data]):
+        rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
+    if not (chosen := sampled(rows, options.max_rows)):
         raise UserError(f"{data} holds no inputs")
     return chosen, origin
 

@@ -56,6 +56,7 @@ class Standing:
     parked: bool = False  # all its replicas have ended
     quiet_s: float = 0.0  # since an input was inside
     had_inputs: bool = True  # since its controller started
+    virtual: bool = False  # its devices compute nothing, and need not belong to a node
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":

@@ -26,26 +26,28 @@ from isobatch.deployments.front.openapi import documented, in_json
 from isobatch.deployments.front.page import EXPLAINING, show_fleet
 from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
-from isobatch.profiles.devices import whole_kind
+from isobatch.profiles.devices import is_cpu, whole_kind
 
 ANSWERS_WITHIN_S = 10.0  # a controller that does not is left alone until it answers again
 log = logging.getLogger("ray.serve")
 
 
 class FleetDevices:
-    """Counts the devices of a fleet that are present. Kinds that no node ever had, as virtual ones, are all present.
+    """Counts the devices of a fleet that are present. Virtual ones that no node ever declared are all present.
 
-    >>> count = FleetDevices({"v100": 2, "made-up": 3})
-    >>> count([{"v100": 2.0}, {"CPU": 4.0}]), count([{"CPU": 4.0}])
-    ({'v100': 2, 'made-up': 3}, {'v100': 0, 'made-up': 3})
-    >>> FleetDevices({"v100/2": 6})([{"v100": 2.0}])
+    >>> count = FleetDevices({"v100": 2, "k80": 3})
+    >>> count([{"v100": 2.0}, {"CPU": 4.0}], virtual=True), count([{"CPU": 4.0}], virtual=True)
+    ({'v100': 2, 'k80': 3}, {'v100': 0, 'k80': 3})
+    >>> FleetDevices({"v100": 2, "cpu": 3})([{"CPU": 4.0}], virtual=False)
+    {'v100': 0, 'cpu': 3}
+    >>> FleetDevices({"v100/2": 6})([{"v100": 2.0}], virtual=False)
     {'v100/2': 4}
     """
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self._most, self._seen = dict(most), set[str]()
 
-    def __call__(self, nodes: Iterable[Resources]) -> dict[str, int]:
+    def __call__(self, nodes: Iterable[Resources], virtual: bool) -> dict[str, int]:
         every = list(nodes)
         gpus = {kind: count for kind, count in devices_on(every).items() if kind != "cpu"}
         wholes = {kind: whole_kind(kind) for kind in self._most}
@@ -55,8 +57,9 @@ class FleetDevices:
             if declared(kind, every)
         }
         self._seen |= counts.keys()
+        uncounted = {whole for whole, _ in wholes.values() if virtual or is_cpu(whole)} - self._seen
         return {
-            kind: min(self._most[kind], sharers * counts.get(whole, 0)) if whole in self._seen else self._most[kind]
+            kind: self._most[kind] if whole in uncounted else min(self._most[kind], sharers * counts.get(whole, 0))
             for kind, (whole, sharers) in wholes.items()
         }
 
@@ -85,7 +88,9 @@ class FleetService:
         answers = await asyncio.gather(*(self._call(name, "standing") for name in names), return_exceptions=True)
         standings = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, Standing)}
         self.note(standings)
-        present, before = self._count(await asyncio.to_thread(ray_facts.nodes)), self.arbiter.decisions[-1:]
+        virtual = any(each.virtual for each in self._standings.values())
+        present = self._count(await asyncio.to_thread(ray_facts.nodes), virtual)
+        before = self.arbiter.decisions[-1:]
         grants = await asyncio.to_thread(self.arbiter.look, standings, present, time.time())
         for decision in self.arbiter.decisions[-1:]:
             if [decision] != before:

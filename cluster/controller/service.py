@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ class ControllerService:
         self._stays: Callable[[], Awaitable[bool]]  # whether the application keeps the configuration of the loop
         self.waits_for, self.promise = "the application to run", NOTHING
         self._memory: Memory | None = None
+        self._virtual = False  # whether the application's devices compute nothing
 
     async def run(self) -> None:
         """Control the application, and begin again when it is deployed with another configuration."""
@@ -98,9 +100,10 @@ class ControllerService:
         name, profile = self.config.application, profile_of(app_config)
         self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)
         most, room = allowed(self.config, app_config, profile), app_config.room_for
-        virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
+        self._virtual = app_config.backend == VIRTUAL
+        known = self.config.grow_to if self._virtual else ()
         deployed.inventory = Inventory(
-            most, app_config.replica_needs, partial(nodes_beside_others, name), virtual, app_config.sharers
+            most, app_config.replica_needs, partial(nodes_beside_others, name), known, app_config.sharers
         )
 
         def request(devices: Mapping[str, int]) -> None:
@@ -123,7 +126,7 @@ class ControllerService:
 
     async def standing(self) -> Standing:
         """What the fleet's arbiter asks for. It fails until the application runs."""
-        return await self._running_loop().standing()
+        return replace(await self._running_loop().standing(), virtual=self._virtual)
 
     async def grant(self, grant: Grant) -> None:
         """The devices that the fleet's arbiter grants to the application."""

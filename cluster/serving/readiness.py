@@ -11,7 +11,7 @@ from pathlib import Path
 from isobatch.cluster.serving.ports import is_free
 from isobatch.cluster.serving.serve_file import ROOT, ServeFile, config_of, grpc_addresses, served
 from isobatch.deployments.cluster_checks import PATHS, check_http
-from isobatch.deployments.folders import content_of
+from isobatch.deployments.folders import content_of, hash_of
 from isobatch.deployments.ray_facts import each_node, serve_client
 from isobatch.deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
 from isobatch.deployments.sources import is_url, local
@@ -140,4 +140,4 @@ def _code() -> str:
 def _hash_of(path: Path) -> str:
     if path.is_dir():
         return content_of(path) or "a folder without weights"
-    return sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+    return hash_of([path]) if path.is_file() else ""

@@ -242,12 +242,19 @@ def _usual_pair(names: Sequence[Any]) -> tuple[str | None, str | None]:
 
 
 def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
-    """
+    """The column with the first of these names, whatever its capitals.
+
     >>> _usual(["id", "Text", "Label"], LABEL_NAMES)
     'Label'
     """
-    folded = {str(name).strip().lower(): str(name) for name in names}
-    return next((folded[name] for name in usual if name in folded), None)
+    alike = dict[str, list[str]]()
+    for name in names:
+        alike.setdefault(str(name).strip().lower(), []).append(str(name))
+    chosen = next((alike[name] for name in usual if name in alike), [])
+    if len(chosen) > 1:
+        options = "--text-column, --label-column or --image-column"
+        raise ValueError(f"its columns {chosen[0]!r} and {chosen[1]!r} are named alike: rename one, or give {options}")
+    return chosen[0] if chosen else None
 
 
 def _no_column(path: Path, problem: str, names: Sequence[Any]) -> UserError:

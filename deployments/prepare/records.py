@@ -102,10 +102,14 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
 def _stripped(path: Path, table: "csv.DictReader[str]") -> "csv.DictReader[str]":
     """The table without blanks around the names of its columns, which differ, and without empty lines before them."""
     names = [name.strip() for name in table.fieldnames or next(filter(any, table.reader), ())]
-    if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
-        raise UserError(f"{path}: two columns are named {twice[:40]!r}; a file without a header needs --columns")
+    _check_differ(path, names, "; a file without a header needs --columns")
     table.fieldnames = names
     return table
+
+
+def _check_differ(path: Path, names: Sequence[str], hint: str = "") -> None:
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+        raise UserError(f"{path}: two columns are named {twice[:40]!r}{hint}")
 
 
 def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:
@@ -171,10 +175,12 @@ def _arrow(path: Path) -> Iterator[Record]:
         raise UserError(f"{path}: reading it needs pyarrow: pip install 'isobatch[parquet]'") from error
     if suffix_of(path) == ".parquet":
         with parquet.ParquetFile(path) as file:
+            _check_differ(path, file.schema_arrow.names)
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
         return
     with ipc.open_stream(path) as stream:
+        _check_differ(path, stream.schema.names)
         for batch in stream:
             yield from batch.to_pylist()
 

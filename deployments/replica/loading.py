@@ -94,8 +94,7 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
-        encoding: SplitModel = function_at(config.loader)(directory, device="cpu", dtype="float32")
-        return encoding
+        return _made(config, directory, "cpu", "float32")
     from isobatch.deployments.models.backends import block_ranges, make_ready
 
     model = _load(config, directory, config.device)
@@ -115,9 +114,18 @@ def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
     from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 
     dtype = _dtype(config, directory, device)
-    model: SplitModel = function_at(config.loader)(directory, device=device, dtype=weights_dtype(dtype))
+    model = _made(config, directory, device, weights_dtype(dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
     return on_backend(model, directory, config.backend, int8=dtype == INT8)
+
+
+def _made(config: AppConfig, directory: str, device: str, dtype: str) -> SplitModel:
+    """The network that the loader returns, which may be the user's own function."""
+    model: SplitModel = function_at(config.loader)(directory, device=device, dtype=dtype)
+    if model.num_blocks < 1:
+        blocks = f"its network has {model.num_blocks} blocks: num_blocks must be 1 or more"
+        raise UserError(f"loader {config.loader}: {blocks}")
+    return model
 
 
 def _dtype(config: AppConfig, directory: str, device: str) -> str:

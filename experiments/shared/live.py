@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from isobatch.deployments.processes import descendants
 from isobatch.deployments.ray_facts import serve_client
 from isobatch.deployments.replica.virtual import FAULTS
 from isobatch.optimizer.plan import Plan
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, save
 
 NAME = "live"
@@ -67,11 +68,17 @@ class Live:
 
 def in_own_process(measure: Callable[[], T]) -> T:
     """What this returns in a process of its own: a client of Ray ends its process a minute after that Ray has ended."""
+    before = set(active_children())
     with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
-        result = fresh.apply(measure)
+        (process,) = set(active_children()) - before
+        result = fresh.apply_async(measure)
+        while not result.ready():
+            if not process.is_alive():  # the pool starts another one, which knows nothing of the measurement
+                raise UserError("the process that measures was killed: has this machine enough memory?")
+            result.wait(1.0)
         fresh.close()
         fresh.join()
-    return result
+    return result.get()
 
 
 @contextmanager

@@ -40,8 +40,9 @@ def standing(expected: float, budget: Budget, uses: Budget | None = None, refuse
     """`expected`: inputs, as a share of what its own devices sustain."""
     facts = ASKED.facts(MEDIUM, Corrections())
     return Standing(
-        facts, ASKED.objective, expected * EACH_PER_S, 1.0, budget, budget if uses is None else uses, refuses
-    )
+        facts, ASKED.objective, expected * EACH_PER_S, 1.0, budget, budget if uses is None else uses, refuses,
+        virtual=True,
+    )  # fmt: skip
 
 
 IDS = {f"{kind}-{number}": kind for kind, count in FLEET.items() for number in range(count)}

@@ -200,8 +200,11 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
         ("predict", "a.jsonl", "--model", demo_directory(), "--out", "a.csv"),
         ("evaluate", demo_directory(), "--data", "a.jsonl"),
         ("prepare", demo_directory(), "--data", "a.jsonl", "--out", "ee"),
+        ("profile", demo_directory(), "--data", "a.jsonl", "--budget", "0.1"),
+        ("bench", demo_directory(), "--data", "a.jsonl"),
+        ("cascade", "small", demo_directory(), "--data", "a.jsonl", "--devices", "cpu=1", "--out", "both"),
     ],
-    ids=["predict", "evaluate", "prepare"],
+    ids=lambda arguments: arguments[0],
 )
 def test_a_picture_that_does_not_fit_is_named_by_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...]
@@ -209,6 +212,7 @@ def test_a_picture_that_does_not_fit_is_named_by_its_row(
     pictures = demo_inputs(60).tolist()
     pictures[40] = [line[:7] for line in pictures[40]]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"image": picture}) for picture in pictures))
+    shutil.copytree(demo_directory(), tmp_path / "small")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"^a\.jsonl: row 41: the input is 8 x 7, it must be 8 x 8$"):

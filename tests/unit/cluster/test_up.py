@@ -33,6 +33,13 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["up", "my-bert", "--data", "reviews.csv", "--slo-ms", "20000", *SMALL, *arguments])
 
 
+def counted(data: str, out: str) -> str:
+    """What a profile of the prepared network says about the inputs over which it counted exits."""
+    options = ("--data", data, "--out", out, "--budget", "0.1", "--largest", "2")
+    CliRunner().invoke(app, ["profile", "my-bert-up", *options], catch_exceptions=False)
+    return next(note for note in load(Path(out)).notes if note.startswith("exits: counted over "))
+
+
 def steps(*arguments: str) -> list[str]:
     """What the command says of each step: "made" or "done before"."""
     result = run(*arguments)
@@ -50,6 +57,13 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
     assert steps() == ["before"] * 3
     notes = load(Path("my-bert-up/profile.json")).notes
     assert "exits: counted over 21 inputs of reviews.csv that ramps were not trained on" in notes
+    header, *lines = Path("reviews.csv").read_text().splitlines(keepends=True)
+    Path("same").mkdir()
+    Path("same/reviews.csv").write_text(header + "".join(reversed(lines)))  # of the same name and size
+    assert counted("same/reviews.csv", "same.json") == "exits: counted over 120 inputs of reviews.csv"
+    Path("renamed.csv").hardlink_to("reviews.csv")
+    known = "exits: counted over 21 inputs of renamed.csv that ramps were not trained on"
+    assert counted("renamed.csv", "renamed.json") == known
     assert "done before; no input leaves early" in run().output  # so few rows show no promise
     old = {name: (Path(f"my-bert-up/{name}.json"), Path(f"old-{name}.json")) for name in ("up", "plan")}
     texts = {name: path.read_text() for name, (path, _) in old.items()}

@@ -1,9 +1,16 @@
 """A result says under which conditions, and by which code, it was measured."""
 
+from functools import partial
+from math import sqrt
 from pathlib import Path
+from signal import SIGKILL, raise_signal
 
+import pytest
+
+from experiments.shared.live import in_own_process
 from experiments.shared.machine import computes_bfloat16, processor, processor_flags
 from experiments.shared.version import changed, code_of
+from isobatch.profiles.errors import UserError
 
 TREE = {
     "experiments/claim/run.py": "from isobatch.profiles import a\nimport optimizer.b\nPATH = 'cluster.d:build'\n",
@@ -36,3 +43,9 @@ def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -
     assert changed(before, code_of("claim", same.get)) == []
     other = TREE | {"optimizer/b.py": "def c() -> int:\n    return 2\n", "profiles/facts.csv": "1,3\n"}
     assert changed(before, code_of("claim", other.get)) == ["optimizer/b.py", "profiles/facts.csv"]
+
+
+def test_a_process_that_is_killed_ends_its_measurement_with_a_sentence() -> None:
+    assert in_own_process(partial(sqrt, 9.0)) == 3.0
+    with pytest.raises(UserError, match=r"^the process that measures was killed"):
+        in_own_process(partial(raise_signal, SIGKILL))

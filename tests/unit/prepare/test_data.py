@@ -87,6 +87,9 @@ def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> Non
     (tmp_path / "broken" / "part.parquet").write_text("no table")
     with pytest.raises(UserError, match=r"broken/part.parquet: cannot be read as .parquet"):
         read(tmp_path / "broken")
+    parquet.write_table(arrow.Table.from_arrays([["a"], ["b"]], names=["text", "text"]), tmp_path / "twice.parquet")
+    with pytest.raises(UserError, match=r"twice\.parquet: two columns are named 'text'$"):
+        read(tmp_path / "twice.parquet")
 
 
 def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
@@ -206,6 +209,8 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.npz", "", PLAIN, "is no .npz: numpy.savez writes one"),
         ("a.csv", "text, text,label\na,b,1\n", PLAIN, "two columns are named 'text'"),
         ("a.tsv", "label\ttext\tlabel\n0\ta\t1\n", PLAIN, "two columns are named 'label'"),
+        ("a.csv", "Text,text,label\na,b,1\n", PLAIN, "its columns 'Text' and 'text' are named alike: rename one"),
+        ("a.jsonl", '{"text": "a", "y": 1, "Y": 0}\n', PLAIN, "its columns 'y' and 'Y' are named alike: rename one"),
         ("a.csv", "image,label\nnowhere.png,1\n", IMAGE, "row 1: the picture 'nowhere.png'"),
     ],
 )

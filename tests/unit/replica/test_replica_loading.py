@@ -1,5 +1,6 @@
 """A replica loads its network by the configuration with which its application was first deployed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import read_graph
-from isobatch.deployments.replica.loading import known_plan, load_model
+from isobatch.deployments.replica.loading import known_plan, load_front_model, load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.model import SplitModel
@@ -44,3 +46,16 @@ def test_a_gpu_gets_ready_for_the_plan_that_is_made_at_the_start(tmp_path: Path)
     assert known_plan(named, table().kind) == read_graph(named).plan
     assert known_plan(named, "cpu") is None
     assert known_plan(checked(AppConfig, {**fields, "devices": "auto"}), table().kind) is None
+
+
+class Empty(Toy):
+    num_blocks = 0
+
+    def __init__(self, directory: str, device: str, dtype: str) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("load", [load_front_model, lambda config, directory: load_model(config, "cpu", directory)])
+def test_a_loader_whose_network_has_no_blocks_is_named(load: Callable[[AppConfig, str], SplitModel]) -> None:
+    with pytest.raises(UserError, match=r":Empty: its network has 0 blocks: num_blocks must be 1 or more$"):
+        load(AppConfig(loader=f"{__name__}:Empty"), "")
