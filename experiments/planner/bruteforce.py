@@ -50,7 +50,8 @@ def most_side_by_side(facts: Problem, objective: Objective) -> float:
 
     @cache
     def alone(counts: tuple[int, ...]) -> float:
-        devices = [replace(each, count=count) for each, count in zip(facts.devices, counts, strict=True) if count]
+        # Kinds without devices stay, as their tables may be the only ones in which a ramp takes time.
+        devices = [replace(each, count=count) for each, count in zip(facts.devices, counts, strict=True)]
         return 1 / best_value(facts.with_devices(devices), replace(objective, goal="goodput"))
 
     @cache
@@ -65,18 +66,19 @@ def most_side_by_side(facts: Problem, objective: Objective) -> float:
 def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
     """The best value for every set of cuts and every kind of every split."""
     parts = cache(partial(_parts, facts, objective))
+    present = [kind for kind, device in enumerate(facts.devices) if device.count]
     for count in range(facts.num_blocks):
         for cuts in combinations(range(1, facts.num_blocks), count):
             needed = {*facts.edges, *(objective.cuts or ())}
             if not needed <= {*cuts} or (objective.cuts is not None and len(needed) < len(cuts)):
                 continue
             edges = tuple(pairwise((0, *cuts, facts.num_blocks)))
-            for kinds in product(range(len(facts.devices)), repeat=count + 1):
+            for kinds in product(present, repeat=count + 1):
                 ways = zip((None, *kinds), kinds, strict=False)
                 here = [parts(*edge, *way) for edge, way in zip(edges, ways, strict=True)]
                 if all(each is not None for each in here):
                     yield _handed_over(_combined(here), kinds, facts, objective)  # type: ignore[arg-type]
-            for kind in range(len(facts.devices) if count else 0):
+            for kind in present if count else ():
                 still = [parts(*edge, None, kind) for edge in edges]
                 yield _local(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
 

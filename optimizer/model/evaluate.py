@@ -10,25 +10,15 @@ from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.model.limits import broken_counts, broken_facts, broken_objective
 from isobatch.optimizer.model.work import Work, local_waits_s, works
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Plan, Promise, Split
+from isobatch.optimizer.plan import Plan, Promise
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
 
 
-@dataclass(frozen=True)
-class SplitScore:
-    """One split of a plan. `busy` is its share of its placement's time at full load."""
+@dataclass(frozen=True, kw_only=True)
+class SplitScore(Work):
+    """The work of one split of a plan at full load. `busy` is its share of its placement's time."""
 
-    split: Split
-    kind: str
-    reach: float  # the share of all inputs that enters the split
-    survivors: float  # the share of all inputs that goes on behind it
-    launch_s: float
-    felt_s: float  # the launch as an input sees it that stays to the end
-    transfer_s: float
-    alone_s: float  # computing and transfer for a lone input
-    stays: bool  # inputs reach the split on the replica that they are on
-    load_s: float
     fill_s: float
     wait_s: float
     busy: float
@@ -72,7 +62,8 @@ class Score:
         """The fields by their names in files, where the pipelines are called `lanes`."""
         fields = asdict(replace(self, pipelines=()))
         del fields["pipelines"]
-        return {**fields, "lanes": [pipeline.as_json() for pipeline in self.pipelines]}
+        splits = [asdict(split) | {"load_s": split.load_s} for split in self.splits]
+        return {**fields, "splits": splits, "lanes": [pipeline.as_json() for pipeline in self.pipelines]}
 
 
 def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:
@@ -123,4 +114,4 @@ def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
 
 def _score(work: Work, lane_per_s: float, replicas: int, among_others_s: float) -> SplitScore:
     busy, fill_s = work.load_s * lane_per_s / replicas, work.fill / lane_per_s + among_others_s
-    return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / lane_per_s, busy=busy)
+    return SplitScore(**vars(work), fill_s=fill_s, wait_s=work.wait / lane_per_s, busy=busy)

@@ -12,7 +12,7 @@ sets need not be planned at all.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -30,22 +30,7 @@ from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 
 Kinds = frozenset[int]
-
-
-@dataclass(frozen=True)
-class Pipelines:
-    """Some pipelines on devices of their own."""
-
-    plans: tuple[Plan, ...]
-
-    @property
-    def goodput_per_s(self) -> float:
-        return sum(map(promised_per_s, self.plans))
-
-    @property
-    def most(self) -> float:
-        """A proven upper bound on the goodput of any pipelines on these kinds."""
-        return sum(map(bound_per_s, self.plans))
+Pipelines = tuple[Plan, ...]  # on devices of their own
 
 
 def side_by_side(
@@ -114,14 +99,14 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
     """Plan every set of kinds in turn, until the ceiling shows that no more can be gained."""
     alone = replace(objective, goodput_per_s=0.0)
     all_kinds = frozenset(range(len(facts.devices)))
-    planned: dict[Kinds, Pipelines] = {}
+    planned: dict[Kinds, Plan] = {}
     least = 0.0
     for kinds in _sets(len(facts.devices), effort.kinds_in_all_sets):
         if len(kinds) == 2 and not least:
-            each_alone = [planned.get(frozenset({kind}), Pipelines(())).most for kind in sorted(all_kinds)]
+            each_alone = [bound_per_s(planned.get(frozenset({kind}))) for kind in sorted(all_kinds)]
             least = Ceiling(facts, alone, np.array(each_alone, float), effort).bound(gap)
         most = _most(planned, len(facts.devices))
-        if least * max(most[all_kinds].goodput_per_s * (1 + gap), 1e-300) >= 1:
+        if least * max(_together_per_s(most[all_kinds]) * (1 + gap), 1e-300) >= 1:
             break
         if least and planned and effort.out_of_time():
             break
@@ -129,17 +114,17 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
         if len(here) == 1:
             plan = by_itself(here[0], facts, alone, gap, effort, known)
         else:  # the ceiling bounds what kinds can do together, so a chain of several needs no proof of its own
-            apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
+            apart = _together_per_s(most[kinds]) * (1 + max(gap, SAME))
             below = 1 / apart if apart else np.inf
             plan = search(facts.with_devices(here), alone, gap, below=below, prove=False, effort=effort)
         if plan:
-            planned[kinds] = Pipelines((plan,))
+            planned[kinds] = plan
     best = _most(planned, len(facts.devices))[all_kinds]
-    proved = least * best.goodput_per_s * (1 + gap) >= 1
+    proved = least * _together_per_s(best) * (1 + gap) >= 1
     if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
-        shared = Pipelines(tuple(Sharing(facts, alone, gap, effort, known).pipelines()))
-        best = max(best, shared, key=lambda each: each.goodput_per_s)
-    if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:
+        shared = tuple(Sharing(facts, alone, gap, effort, known).pipelines())
+        best = max(best, shared, key=_together_per_s)
+    if not best or _together_per_s(best) * (1 + SAME) < objective.goodput_per_s:
         return None
     return _joined(best, facts, 1 / least if least else np.inf)
 
@@ -151,20 +136,24 @@ def _sets(kinds: int, all_up_to: int) -> Iterator[Kinds]:
         yield from map(frozenset, combinations(range(kinds), size))
 
 
-def _most(plans: dict[Kinds, Pipelines], num_kinds: int) -> dict[Kinds, Pipelines]:
+def _together_per_s(pipelines: Pipelines) -> float:
+    return sum(map(promised_per_s, pipelines))
+
+
+def _most(plans: dict[Kinds, Plan], num_kinds: int) -> dict[Kinds, Pipelines]:
     """`most` of every set of kinds, from the sets planned so far."""
-    most: dict[Kinds, Pipelines] = {frozenset(): Pipelines(())}
+    most: dict[Kinds, Pipelines] = {frozenset(): ()}
     for kind in range(num_kinds):
         for rest in list(most):
             kinds = rest | {kind}
             chains = [chain for chain in plans if kind in chain <= kinds]
-            choices = [Pipelines((*plans[chain].plans, *most[kinds - chain].plans)) for chain in chains]
-            most[kinds] = max([most[rest], *choices], key=lambda each: each.goodput_per_s)
+            choices = [(plans[chain], *most[kinds - chain]) for chain in chains]
+            most[kinds] = max([most[rest], *choices], key=_together_per_s)
     return most
 
 
 def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
-    plan = joined(sorted(pipelines.plans, key=promised_per_s, reverse=True))
+    plan = joined(sorted(pipelines, key=promised_per_s, reverse=True))
     score = evaluate(plan, facts)
     gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
     return replace(plan, promise=score.promise(gap if gap > SAME else 0.0))

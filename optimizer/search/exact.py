@@ -1,8 +1,8 @@
 """search(): the best single pipeline, or a good one with a bound on how much better a plan could be.
 
-The network is searched with its exits, and without any. For each, local placements (search/local.py) and pipelines
-with hand-overs (search/sweeps.py) compete. Cuts (search/bounds.py) rule out only partial plans that cannot beat the
-best plan so far, so the last plan is the best, up to the ninth digit.
+The network is searched with its exits, and without any. For each, local placements (search/local_placements.py) and
+pipelines with hand-overs (search/sweeps.py) compete. Cuts (search/bounds.py) rule out only partial plans that cannot
+beat the best plan so far, so the last plan is the best, up to the ninth digit.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The best local placement: the whole network on every device of one kind, with splits that take turns.
 
 Each split keeps its batch size, and survivors stay on their replica. A round is the number of arrivals c that fills one
-batch of the split that fills slowest; an answer takes c * load (cost.others_s), plus the wait for the first batch. For
-a given c the lightest way from block a to the end is a shortest path,
+batch of the split that fills slowest; an answer takes c * load (split_costs.others_s), plus the wait for the first
+batch. For a given c the lightest way from block a to the end is a shortest path,
 
     lightest(a, c) = min over stops b and batches n with n / reach[a] <= c of  load(a, b, n) + lightest(b, c),
 
