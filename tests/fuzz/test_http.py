@@ -1,4 +1,4 @@
-"""Wrong HTTP by the thousand in `make test`, by ten thousands in `make fuzz`: nobody's bytes stop what listens here.
+"""Wrong HTTP by the thousand in CI, by ten thousands in `make fuzz`: nobody's bytes stop what listens here.
 
 No case is a 5xx but 503 and 504, takes over a second, makes memory grow or spoils what an honest client is told.
 """

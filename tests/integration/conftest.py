@@ -111,6 +111,12 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return declared | {"deployments": [{"name": "front", "ray_actor_options": {"num_cpus": 0.5}}]}  # room for two
 
 
+@pytest.fixture(scope="session")
+def canary_toy(toy: dict[str, Any]) -> dict[str, Any]:
+    """The same with half of its requests for a canary, as long as there is one."""
+    return toy | {"args": toy["args"] | {"canary": {"application": "toy.b", "share": 0.5}}}
+
+
 @pytest.fixture
 def lead(run: Run) -> Callable[[Plan], None]:
     """Leads the application that runs to another plan; it takes no time while as many devices are used."""

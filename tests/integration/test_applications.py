@@ -16,13 +16,12 @@ pytestmark = pytest.mark.beside("graph", last=2)
 
 
 def test_an_application_comes_as_a_canary_while_one_serves_and_answers_its_share_until_it_answers_otherwise(
-    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
+    graph: str, deployed: Put, canary_toy: dict[str, Any], tmp_path: Path
 ) -> None:
     """A new front starts beside the old one: nobody waits for it. Rarely a client is cut off as the old one ends."""
     other = application(tmp_path, cut_at(), loader="load_retrained", cpus_per_replica=0.25, name="retrained")
     other |= {"name": "toy.b", "route_prefix": "/b"}  # as names of toy's own replicas begin
     other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]  # however few cores there are
-    with_canary = toy | {"args": toy["args"] | {"canary": {"application": "toy.b", "share": 0.5}}}
 
     def answered(label: int, prefix: str = "") -> tuple[str, int]:
         status, reply = ask(graph, "POST", f"{prefix}/predict", {"inputs": [3, label]})
@@ -31,14 +30,14 @@ def test_an_application_comes_as_a_canary_while_one_serves_and_answers_its_share
 
     with Load(graph, clients=4) as load:
         began_s = time.monotonic()
-        deployed(with_canary)  # without the canary
+        deployed(canary_toy)  # without the canary
         took_s = time.monotonic() - began_s
     assert len(load.wrong) <= 1, load.wrong
     assert load.longest_s < 0.15 * took_s
     assert {answered(7) for _ in range(10)} == {("toy", 7)}
     assert eventually(lambda: len(fleets()) == 1), fleets()  # the replicas of the old front have ended
     before, there = set(fleets()), processors()
-    deployed(with_canary, other)
+    deployed(canary_toy, other)
     (fleet,) = set(fleets()) - before - {"toy.b"}
     assert [ray_facts.front_of(name) for name in (fleet, *before)] == ["toy.b", "toy"]
     assert there - processors() == 0.125 + 0.25, "the other's front and its replica"
@@ -51,7 +50,7 @@ def test_an_application_comes_as_a_canary_while_one_serves_and_answers_its_share
     own, others = (ask(graph, "GET", f"{prefix}/stats")[1]["requests"] for prefix in ("", "/b"))
     assert others["answered"] <= own["answered"] - 20, "each application counts its own"
     assert others["failed"] == 0
-    deployed(with_canary)
+    deployed(canary_toy)
     assert eventually(lambda: set(fleets()) == before)
     assert answered(7) == ("toy", 7)
     assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
@@ -62,6 +61,7 @@ def processors() -> float:
     return float(sum(node.get("CPU", 0.0) for node in ray_facts.nodes_beside_others("toy")))
 
 
+@pytest.mark.beside("graph", last=4)
 def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp_path: Path) -> None:
     """The old ones end with their front; the new ones have waited for their processors, and start.
 

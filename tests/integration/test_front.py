@@ -9,7 +9,6 @@ from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.toy_graph import fleets
 from tests.integration.conftest import Put
 
-pytestmark = pytest.mark.beside("graph", last=3)
 UNPLANNED: dict[str, Any] = {
     "name": "toy",
     "import_path": "isobatch.deployments.app:build",
@@ -19,6 +18,7 @@ UNPLANNED: dict[str, Any] = {
         "slo_ms": 60_000,  # so that a busy machine refuses nothing
         "max_inputs": 50,
         "max_body_bytes": 100_000,
+        "drain_s": 1.0,
     },
 }
 
@@ -29,20 +29,22 @@ def unplanned(deployed: Put) -> str:
     return deployed(UNPLANNED)
 
 
+@pytest.mark.beside("graph", last=3)
 def test_where_no_plan_keeps_the_slo_the_start_says_so_and_without_a_plan_no_split_is_left(
-    deployed: Put, toy: dict[str, Any]
+    deployed: Put, canary_toy: dict[str, Any]
 ) -> None:
     """Though a deployment between them has failed, whose deployer never started."""
-    deployed(toy)
+    deployed(canary_toy)  # as the test before leaves it
     assert fleets()
     with pytest.raises(UserError, match="SLO"):
-        deployed(toy | {"args": toy["args"] | {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}})
+        deployed(canary_toy | {"args": canary_toy["args"] | {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}})
     assert fleets()
-    base = deployed(UNPLANNED | {"args": UNPLANNED["args"] | {"drain_s": 1.0}})
+    base = deployed(UNPLANNED)
     assert eventually(lambda: not fleets())
     assert predict(base, [[3, 7]])[0]["label"] == 7
 
 
+@pytest.mark.beside("graph", last=5)
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [

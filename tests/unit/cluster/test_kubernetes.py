@@ -46,6 +46,16 @@ def run(file: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["kubernetes", str(file), "--image", "i:1", "--storage-class", "rwx", *more])
 
 
+def cluster(file: Path) -> RayCluster:
+    _, service = yaml.safe_load_all(run(file).stdout)
+    return RayService.model_validate(service).spec.rayClusterConfig
+
+
+def nodes(cluster: RayCluster) -> dict[str, int]:
+    """How many of each kind."""
+    return {group.groupName: group.replicas for group in cluster.workerGroupSpecs}
+
+
 def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: Path) -> None:
     import kubernetes_validate
 
@@ -56,7 +66,7 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     assert volume["spec"]["storageClassName"] == "rwx"
     spec = RayService.model_validate(service).spec
     cluster = spec.rayClusterConfig
-    assert {group.groupName: group.replicas for group in cluster.workerGroupSpecs} == {"t4": 2, "l4": 1}
+    assert nodes(cluster) == {"t4": 2, "l4": 1}
     for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}}
         kubernetes_validate.validate(template | {"template": copy.deepcopy(group.template)}, KUBERNETES, strict=True)
@@ -72,9 +82,7 @@ def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:
     placements = Placement("t4", 2, (Split(0, 1, 8),)), Placement("l4/2", 3, (Split(1, BLOCKS, 8),))
     (file.parent / "plan.json").write_text(Plan(placements).to_json())
     save(Profile("my-bert", (table("t4"), table("l4/2"))), file.parent / "profile.json")
-    _, service = yaml.safe_load_all(run(file).stdout)
-    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
-    assert {group.groupName: group.replicas for group in groups} == {"t4": 2, "l4": 2}
+    assert nodes(cluster(file)) == {"t4": 2, "l4": 2}
 
 
 def test_devices_on_which_replicas_stand_by_have_nodes_too(file: Path) -> None:
@@ -82,9 +90,7 @@ def test_devices_on_which_replicas_stand_by_have_nodes_too(file: Path) -> None:
     content = yaml.safe_load(file.read_text())
     content["applications"][0]["args"]["standby"] = {"t4": 3, "l4": 1}
     file.write_text(yaml.safe_dump(content))
-    _, service = yaml.safe_load_all(run(file).stdout)
-    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
-    assert {group.groupName: group.replicas for group in groups} == {"t4": 3, "l4": 1}
+    assert nodes(cluster(file)) == {"t4": 3, "l4": 1}
 
 
 def test_applications_that_do_not_stand_by_have_nodes_of_their_own(file: Path) -> None:
@@ -93,26 +99,20 @@ def test_applications_that_do_not_stand_by_have_nodes_of_their_own(file: Path) -
     alone = shop | {"name": "alone", "route_prefix": "/alone", "args": dict(shop["args"])}
     shop["args"]["standby"] = {"t4": 3}
     file.write_text(yaml.safe_dump({"applications": [shop, controller, alone]}))
-    _, service = yaml.safe_load_all(run(file).stdout)
-    groups = RayService.model_validate(service).spec.rayClusterConfig.workerGroupSpecs
-    assert {group.groupName: group.replicas for group in groups} == {"t4": 5, "l4": 2}
+    assert nodes(cluster(file)) == {"t4": 5, "l4": 2}
 
 
 def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds(file: Path) -> None:
-    def cluster() -> RayCluster:
-        _, service = yaml.safe_load_all(run(file).stdout)
-        return RayService.model_validate(service).spec.rayClusterConfig
-
-    assert cluster().enableInTreeAutoscaling is None
+    assert cluster(file).enableInTreeAutoscaling is None
     save(Profile("my-bert", (table("t4"), table("l4"), table("a100"))), file.parent / "profile.json")
     content = yaml.safe_load(file.read_text())
     content["applications"][1]["args"] |= {"goal": "cost", "grow_to": {"t4": 6, "a100": 1}}
     file.write_text(yaml.safe_dump(content))
-    groups = cluster().workerGroupSpecs
+    groups = cluster(file).workerGroupSpecs
     counts = {each.groupName: (each.minReplicas, each.replicas, each.maxReplicas) for each in groups}
     assert counts == {"t4": (2, 2, 6), "l4": (1, 1, 1), "a100": (0, 0, 1)}
-    assert cluster().enableInTreeAutoscaling
-    assert cluster().autoscalerOptions == {"version": "v2"}
+    assert cluster(file).enableInTreeAutoscaling
+    assert cluster(file).autoscalerOptions == {"version": "v2"}
 
 
 def _check_inside(content: dict[str, Any]) -> None:

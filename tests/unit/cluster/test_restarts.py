@@ -104,7 +104,7 @@ def test_a_restart_does_not_repeat_a_trial_that_has_ended(tmp_path: Path):
         run(app, loop, 240)
 
 
-def looking(folder: Path) -> tuple[Fluid, Plan, ControlLoop]:
+def looking(folder: Path | None) -> tuple[Fluid, Plan, ControlLoop]:
     """An application whose ramps are all open for a look, its plan before that, and its control loop."""
     asked = question(HARD)
     app = Fluid(asked, first := first_plan(asked))
@@ -116,15 +116,11 @@ def looking(folder: Path) -> tuple[Fluid, Plan, ControlLoop]:
     return app, first, loop
 
 
-def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
-    app, first, _ = looking(tmp_path)
-    run(app, control_loop(app, tmp_path), 90)
-    assert app.running == first
-
-
-def test_a_restart_while_ramps_were_open_and_a_person_paused_closes_them_again(tmp_path: Path):
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_restart_while_ramps_were_open_closes_them_again_though_a_person_has_paused(tmp_path: Path, paused: bool):
     app, first, loop = looking(tmp_path)
-    asyncio.run(loop.pause(True))
+    if paused:
+        asyncio.run(loop.pause(True))
     run(app, control_loop(app, tmp_path), 90)
     assert app.running == first
 
@@ -155,12 +151,7 @@ def test_a_restart_after_ramps_could_not_be_closed_closes_them(tmp_path: Path):
 
 def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again():
     """It has a memory of its own, which does not know of that."""
-    asked = question(HARD)
-    app = Fluid(asked, first := first_plan(asked))
-    app.truth = lambda at_s: HARD
-    before = control_loop(app)
-    while app.running == first:
-        run(app, before, 30)
+    app, first, before = looking(None)
     after = control_loop(app)
     after.go_on_from(before)
     asyncio.run(after.pause(True))

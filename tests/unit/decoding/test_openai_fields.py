@@ -54,7 +54,6 @@ from tests.helpers.tiny_decoders import plain_logprobs, plainly
         ({"prompt": "1", "stop": ""}, 400, "stop = "),
         ({"prompt": "1", "stop": 3}, 400, "stop = 3: must be a text, or a list of texts"),
         ({"prompt": "1", "stream_options": {"x": 1}}, 400, "stream_options.x is not served"),
-        ({"prompt": "1", "response_format": {"type": "json_schema"}}, 400, "response_format.json_schema is missing"),
         ({"prompt": "1", "model": "other"}, 404, "model = 'other': this server has tiny"),
         (b" " * 501, 413, "501 bytes: 500 are allowed"),
     ],

@@ -1,14 +1,12 @@
-"""A result says under which conditions, and by which code, it was measured."""
+"""A result says by which code it was measured."""
 
 from functools import partial
 from math import sqrt
-from pathlib import Path
 from signal import SIGKILL, raise_signal
 
 import pytest
 
 from experiments.shared.live import in_own_process
-from experiments.shared.machine import computes_bfloat16, processor, processor_flags
 from experiments.shared.version import changed, code_of
 from isobatch.profiles.errors import UserError
 
@@ -21,16 +19,6 @@ TREE = {
     "cluster/d.py": "import numpy\n",
     "deployments/unused.py": "",
 }
-
-
-def test_flags_are_those_by_which_batches_are_cheap(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("model name\t: A Processor\nflags\t\t: fpu avx2 avx512f avx512_bf16\n")
-    assert processor(cpuinfo) == "A Processor"
-    assert processor_flags(cpuinfo) == ["avx512", "bfloat16", "avx2"]
-    assert computes_bfloat16(cpuinfo)
-    assert processor_flags(tmp_path / "none") == []
-    assert not computes_bfloat16(tmp_path / "none")
 
 
 def test_all_that_a_benchmark_reaches_counts_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""Packed, a text gets what it gets alone, whoever keeps it company; and so does one that is padded by Hugging Face."""
+"""Packed, a text gets what it gets alone, whoever keeps it company."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
 from isobatch.profiles.model import Batch, Exits
 from tests.helpers.backend_parity import Recorder
-from tests.helpers.tiny_networks import DISTINCT, TEXT, VOCABULARY, network, reference_logits, with_memory
+from tests.helpers.tiny_networks import DISTINCT, VOCABULARY, network, with_memory
 
 CPU = torch.device("cpu")
 LONGEST = 20
@@ -105,15 +105,6 @@ def test_in_any_company_a_text_gets_what_it_gets_alone(
 def check(alone: Exits, block: int, logits: "np.ndarray") -> None:
     assert alone.blocks.tolist() == [block]
     assert np.abs(alone.logits[0] - logits).max() < 1e-5 * max(1.0, np.abs(logits).max())
-
-
-@pytest.mark.usefixtures("cheap_bands")
-@pytest.mark.parametrize("name", TEXT)
-def test_packed_is_what_hugging_face_gives_when_it_pads(name: str) -> None:
-    model = network(name)
-    batch = texts([20, 3, 9, 1, 4, 19, 3, 8], 5, model)
-    found = model.run(batch, model.num_blocks, ()).exits.logits
-    assert np.abs(found - reference_logits(name, batch)).max() < 1e-5
 
 
 @settings(deadline=None)

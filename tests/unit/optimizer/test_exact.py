@@ -191,12 +191,6 @@ def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed:
             assert len({block < edge for block in blocks}) == 1
 
 
-def goodput_problem(seed: int) -> tuple[Problem, Objective]:
-    facts = random_problem(seed)
-    objective = random_objective(seed, facts)
-    return facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
-
-
 @cache
 def small() -> Problem:
     table = LatencyTable("a", (1, 4), ((1e-3,) * 3, (2e-3,) * 3), ((0.0,) * 3,) * 2, 0.0, (1,) * 3, (1,) * 3, "test")
