@@ -158,7 +158,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
-    if data.is_file() and notes.get("data_hash") == hash_of([data]):
+    if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]):
         rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
     if not (chosen := sampled(rows, options.max_rows)):
         raise UserError(f"{data} holds no inputs")

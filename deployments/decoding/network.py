@@ -21,9 +21,8 @@ from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest, TokenLogprobs, TokenPrediction
-from isobatch.deployments.models.products import HALVES
 from isobatch.deployments.models.ramps import check_forgets, policy_at
-from isobatch.deployments.models.spans import MIN_STEP, rows_for
+from isobatch.deployments.models.spans import MIN_STEP, compiles_shapes, rows_for
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
@@ -181,7 +180,7 @@ class CutDecoder:
         self._kv = PagedKv(
             shape.num_blocks, shape.heads, shape.width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens
         )
-        self._compiles = anatomy.weights.device.type == "cpu" and anatomy.weights.dtype in HALVES
+        self._compiles = compiles_shapes(anatomy.weights.device, anatomy.weights.dtype)
         self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence and split before which they wait
 
     @torch.inference_mode()

@@ -176,6 +176,11 @@ def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare
     return _in_these_bands(lengths, similar_lengths(lengths, MAX_BANDS), device, spare)
 
 
+def compiles_shapes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the first launch with each number of rows is slow, as oneDNN compiles products in half precision."""
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
+
+
 def rows_for(tokens: int) -> int:
     """The number of rows for this number of tokens, where each number of rows is compiled: at most 1/32 or 15 more.
 

@@ -17,7 +17,7 @@ from isobatch.deployments.models.encode import ANSWERED_TOKENS, Encoder
 from isobatch.deployments.models.predict import PredictedAnswer, predict
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput, ServedModel
-from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
+from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, compiles_shapes, rows_for, spans_of
 from isobatch.deployments.tasks import Task
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.deployments.transport.packed import rows_of
@@ -112,6 +112,7 @@ class TorchModel(CutNetwork):
         super().__init__(ramps, labels, device, dtype)
         self.anatomy, self.encoder = anatomy, encoder
         self._last_spans: tuple[NDArray[np.int64] | None, Spans | None] = None, None
+        self._compiles_shapes = compiles_shapes(device, dtype)
 
     def with_ramps(self, ramps: Ramps) -> "TorchModel":
         """The same blocks and weights with other ramps."""
@@ -134,11 +135,6 @@ class TorchModel(CutNetwork):
         """The network whose modules hold the weights, for any backend."""
         return self
 
-    @property
-    def compiles_shapes(self) -> bool:
-        """Whether the first launch with each number of rows is slow, as oneDNN compiles products in half precision."""
-        return self.device.type == "cpu" and self.dtype != torch.float32
-
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         """Do nothing: on torch every block range is ready."""
 
@@ -149,7 +145,7 @@ class TorchModel(CutNetwork):
         After that no launch waits for oneDNN. One block is enough, as all blocks of an encoder have the same shape.
         Sizes that are not reached within `within_s` are compiled when they occur.
         """
-        if not (self.compiles_shapes and self.reads_text):
+        if not (self._compiles_shapes and self.reads_text):
             return
         until_s, rows = clock() + within_s, 0
         arrays, word_spans = self._enter(self.encode([WORD]))
@@ -288,7 +284,7 @@ class TorchModel(CutNetwork):
         known, spans = self._last_spans
         if lengths is not known:
             tokens = int(lengths.sum())
-            spare = rows_for(tokens) - tokens if self.compiles_shapes else 0
+            spare = rows_for(tokens) - tokens if self._compiles_shapes else 0
             spans = spans_of(lengths, self.device, is_fused(self.device, self.dtype), spare)
             self._last_spans = lengths, spans
         assert spans is not None, "This is a bug: texts have spans."

@@ -62,8 +62,9 @@ class Score:
         """The fields by their names in files, where the pipelines are called `lanes`."""
         fields = asdict(replace(self, pipelines=()))
         del fields["pipelines"]
-        splits = [asdict(split) | {"load_s": split.load_s} for split in self.splits]
-        return {**fields, "splits": splits, "lanes": [pipeline.as_json() for pipeline in self.pipelines]}
+        for as_json, split in zip(fields["splits"], self.splits, strict=True):
+            as_json["load_s"] = split.load_s
+        return {**fields, "lanes": [pipeline.as_json() for pipeline in self.pipelines]}
 
 
 def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:

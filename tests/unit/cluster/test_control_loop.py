@@ -31,10 +31,9 @@ from tests.helpers.fluid_application import (
     run,
     until_it_moves,
 )
+from tests.helpers.two_applications import ASKED, FLEET
 
 PATIENCE_S = 10.0
-FLEET = {"v100": 2, "k80": 2}
-ASKED = question(MEDIUM, **FLEET)
 
 
 class SlowQuestion(ClassifierPlanningProblem):

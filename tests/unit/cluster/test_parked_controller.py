@@ -19,13 +19,11 @@ from tests.helpers.fluid_application import (
     control_loop,
     first_plan,
     granted,
-    question,
     run,
 )
+from tests.helpers.two_applications import ASKED, FLEET
 
-FLEET = {"v100": 2, "k80": 2}
 NOTHING = dict.fromkeys(FLEET, 0)
-ASKED = question(MEDIUM, **FLEET)
 
 
 class Parks(Fluid):
