@@ -44,20 +44,23 @@ def front_cpu_s(large: str) -> float:
 
 
 def test_goodput_stays_where_it_was_and_comes_back(large: str) -> None:
-    """What the front's processor time brings is compared: how much of it there is depends on who else needs it."""
+    """The processor time of the front per request is compared: how much time it gets depends on other processes."""
     asyncio.run(generator(large).by_clients(8, 0.5))  # warms up
     began_s = front_cpu_s(large)
     record = asyncio.run(generator(large).by_clients(8, CALM_S))
     calm_s = front_cpu_s(large)
     answered = int((record.status == 200).sum())
-    best_per_s = answered / CALM_S
+    per_answer_s = (calm_s - began_s) / answered
 
-    flood = under(large, 5 * best_per_s, 3.0)
+    flood = under(large, 5 * answered / CALM_S, 3.0)
     flooded_s = front_cpu_s(large)
     assert set(np.unique(flood.status)) <= {200, 503, 504}, "all are told"
-    assert (flood.status == 503).sum() > best_per_s, "most were refused"
     in_time = int(((flood.status == 200) & (flood.ended_s - flood.reached_s <= SLO_S)).sum())
-    assert in_time / (flooded_s - calm_s) > 0.5 * answered / (calm_s - began_s)
+    refused = flood.status.size - in_time
+    assert refused > in_time, "most were refused"
+    assert in_time > 0.1 * answered, "answers go on"
+    refusals_s = flooded_s - calm_s - in_time * per_answer_s
+    assert refusals_s / refused < 0.25 * per_answer_s, "a refusal costs little beside an answer"
     assert ask(large, "GET", "/stats")[1]["latency_ms"]["p99"] <= 1e3 * SLO_S, "nothing is answered late"
 
     calm = asyncio.run(generator(large).by_clients(8, 3.0))  # as much as the cores can do now
