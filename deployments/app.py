@@ -121,6 +121,8 @@ def build(config: AppConfig) -> Application:
         # If there is room, a new front starts beside the one that it replaces, which answers until then. Serve rounds
         # one percent up to one replica.
         max_surge_percent=int(has_room_beside(config, requested_amounts(options), nodes(), free_resources())),
+        # Without room, every old front ends first: each of them holds the devices that the new ones wait for.
+        rolling_update_percentage=1.0,
         # Serve's queue must not refuse before our own, which gives a reason.
         max_ongoing_requests=2 * config.most_inside,
         ray_actor_options=options,

@@ -63,7 +63,7 @@ def processors() -> float:
 
 @pytest.mark.beside("graph", last=4)
 def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp_path: Path) -> None:
-    """The old ones end with their front; the new ones have waited for their processors, and start.
+    """The old ones end with their front, also if more fronts follow; the new ones have waited for their processors.
 
     Without a file, the plan is made at the start.
     """
@@ -78,8 +78,9 @@ def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp
     assert (stats["splits"][0]["blocks"][0], stats["splits"][-1]["blocks"][1]) == (0, BLOCKS)
     assert eventually(lambda: len(fleets()) == 1), fleets()  # Serve lists those of the last deployment until they end
     (before,) = fleets()
-    deployed(whole | {"args": whole["args"] | {"drain_s": 29.0}})
+    deployed(whole | {"args": whole["args"] | {"drain_s": 29.0, "front_replicas": 2}})
     assert eventually(lambda: len(fleets()) == 1), fleets()
+    assert eventually(lambda: len(ask(base, "GET", "/stats")[1]["fronts"]) == 2)
     (after,) = fleets()
     assert after != before
     assert ask(base, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"
