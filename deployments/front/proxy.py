@@ -11,12 +11,13 @@ be late.
 import csv
 import ctypes
 import logging
+import os
 import resource
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from math import ceil, inf
 from pathlib import Path
@@ -90,7 +91,8 @@ SLOW = 16
 SLOW_WITHIN_S = 10
 # HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
 _DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"
-# The file from which HAProxy reads the SLO, in ms, of each backend. Fronts fill it over HAProxy's socket.
+# The file from which HAProxy reads the SLO, in ms, of each backend when it starts. Fronts fill it, and tell the running
+# HAProxy over its socket.
 SLO_MAP = "slo.map"
 
 
@@ -315,11 +317,24 @@ class ProxyLimit(threading.Thread):
         if self._slo_ms is None:
             return
         # Ray's socket is in a folder of this node, the map in the folder above.
-        file = self._path.parent.with_name(SLO_MAP)
-        for backend in {server.partition("/")[0] for server in self._servers}:
-            entry = f"map {file} {backend} {ceil(self._slo_ms)}"
-            if "not found" in haproxy_reply(self._path, f"set {entry}"):
-                haproxy_reply(self._path, f"add {entry}")
+        file, slo = self._path.parent.with_name(SLO_MAP), str(ceil(self._slo_ms))
+        backends = {server.partition("/")[0] for server in self._servers}
+        for backend in backends:
+            if "not found" in haproxy_reply(self._path, f"set map {file} {backend} {slo}"):
+                haproxy_reply(self._path, f"add map {file} {backend} {slo}")
+        _keep(file, dict.fromkeys(backends, slo))
+
+
+def _keep(slo_map: Path, entries: Mapping[str, str]) -> None:
+    """Write entries to the map, for a HAProxy that starts while no front could tell it.
+
+    If two fronts write at once, the entries of one get lost, and come back when it repeats its limit.
+    """
+    before = dict(line.split() for line in slo_map.read_text().splitlines())
+    if before | entries != before:
+        draft = slo_map.with_name(f"{SLO_MAP}.{os.getpid()}")
+        draft.write_text("".join(f"{backend} {slo}\n" for backend, slo in (before | entries).items()))
+        draft.replace(slo_map)
 
 
 class WatchedProxies:

@@ -349,3 +349,17 @@ def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path,
             status, headers, body = asked(port, said=WHOLE.replace(b"Host: x\r\n", b"Host: x\r\n" + header))
             assert (status, b"retry-after: " in headers) == (503, True), body
             assert 0.3 < time.monotonic() - began_s < 2
+
+
+def test_a_haproxy_that_starts_while_no_front_runs_knows_the_slo(tmp_path: Path) -> None:
+    """Serve's own proxy takes the requests then, and holds them until a front runs."""
+    orders = tmp_path / "node" / "admin.sock"
+    with socket.create_server(("127.0.0.1", 0)) as holding:
+        place = holding.getsockname()[1]
+        with haproxy(tmp_path, front=place):
+            ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), 300.0)._send(100)
+        orders.unlink()
+        with haproxy(tmp_path, front=place) as port:
+            began_s = time.monotonic()
+            assert asked(port, said=WHOLE)[0] == 503
+            assert 0.3 < time.monotonic() - began_s < 2
