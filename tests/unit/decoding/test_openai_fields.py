@@ -82,9 +82,7 @@ def test_what_is_wrong_in_a_chat_is_named_where_it_stands(world: World, fields: 
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
-@pytest.mark.parametrize(
-    "fields", [{"temperature": 1, "top_k": 10**320}, {"stop": "<image>", "min_tokens": 2}]
-)
+@pytest.mark.parametrize("fields", [{"temperature": 1, "top_k": 10**320}, {"stop": "<image>", "min_tokens": 2}])
 def test_no_request_ends_a_replica(world: World, fields: dict[str, Any]) -> None:
     """With a number that no device holds, or with a token that the tokenizer has and the network has not."""
     words = tokenizer()
