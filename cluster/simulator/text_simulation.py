@@ -149,7 +149,7 @@ class SimulatedReplica:
         if self.profile.length(text.prompt, text.output) > self.context:
             self._refuse(place, text, 400)
             return
-        opened = self.engine.open(request_of(text, self.profile, place))
+        opened = self.engine.open(request_of(text, self.profile, place), self.clock.now_s - text.due_s)
         if isinstance(opened, ReplicaFull):
             self._refuse(place, text, 429)
         else:

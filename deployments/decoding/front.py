@@ -158,8 +158,8 @@ class DecoderFront:
         """The pieces of a text, as they are written. `share`: of this text in its HTTP request, which reached this
         front at `begun_s` by the meter's clock (None: now)."""
         age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
-        # A stop string may be a special token, which no text shows.
-        stop = request.stop | self.texts.silent(stops)
+        # A stop string may be a special token, which no text shows. Some tokenizers have more than the network knows.
+        stop = frozenset(each for each in request.stop | self.texts.silent(stops) if each < self.shape.vocabulary)
         request = replace(request, requested_s=time.time() - age_s, stop=stop)
         text = self.texts.growing_text(stops, self.stop, request.min_tokens)
         meter = self.meter.sequence(request.given, share, age_s)

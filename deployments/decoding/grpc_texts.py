@@ -5,13 +5,13 @@ in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fie
 """
 
 import asyncio
-import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
@@ -201,7 +201,7 @@ def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
 
 def _json_object(text: str) -> Mapping[str, Any]:
     try:
-        parameters = json.loads(text)
+        parameters = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(parameters, dict):

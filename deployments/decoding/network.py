@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -61,7 +62,8 @@ class Draw:
     def penalties(self) -> dict[int, float]:
         """What the logits of tokens lose because they were written."""
         presence, frequency = self.sampling.presence, self.sampling.frequency
-        return {token: presence + frequency * times for token, times in Counter(self.written).items()}
+        written = self.written if presence or frequency else ()
+        return {token: presence + frequency * times for token, times in Counter(written).items()}
 
     @property
     def random(self) -> float:
@@ -90,11 +92,14 @@ def adjust(logits: Tensor, draws: Listed[Draw]) -> None:
 
 def _change(logits: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: Listed[Mapping[int, float]]) -> None:
     """Change the logits of some tokens in each row by a value."""
-    changed = [(row, token, value) for row, known in enumerate(values) for token, value in known.items()]
-    if changed:
-        rows, tokens, by = zip(*changed, strict=True)
-        at = tuple(to_device([rows, tokens], logits.device))
-        logits[at] = change(logits[at], *to_device([torch.tensor(by, dtype=logits.dtype)], logits.device))
+    sizes = list(map(len, values))
+    if not (count := sum(sizes)):
+        return
+    rows = np.repeat(np.arange(len(values)), sizes)  # arrays, as a penalty changes as many tokens as a prompt has
+    tokens = np.fromiter(chain.from_iterable(values), np.int64, count)
+    by = torch.from_numpy(np.fromiter(chain.from_iterable(each.values() for each in values), np.float64, count))
+    *at, amounts = to_device([rows, tokens, by.to(logits.dtype)], logits.device)
+    logits[tuple(at)] = change(logits[tuple(at)], amounts)
 
 
 def _penalized(logits: Tensor, penalty: Tensor) -> Tensor:
@@ -137,14 +142,15 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability,
     and each `min_p` of the first one's."""
+    vocabulary = logits.shape[1]
     values = [
-        (own.temperature, own.top_p, own.top_k or logits.shape[1], own.min_p, each.random)
+        (own.temperature, own.top_p, min(own.top_k or vocabulary, vocabulary), own.min_p, each.random)
         for each, own in ((each, each.sampling) for each in draws)
     ]
     (columns,) = to_device([torch.tensor(values, dtype=logits.dtype).T.unsqueeze(-1)], logits.device)
     temperature, top_p, top_k, min_p, random = columns.unbind()
     ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    ordered.masked_fill_(torch.arange(logits.shape[1], device=logits.device) >= top_k, 0.0)
+    ordered.masked_fill_(torch.arange(vocabulary, device=logits.device) >= top_k, 0.0)
     others = ordered.cumsum(dim=1) - ordered >= top_p * ordered.sum(dim=1, keepdim=True)
     others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
     ordered.masked_fill_(others | (ordered < min_p * ordered[:, :1]), 0.0)

@@ -7,11 +7,11 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import Request
@@ -234,8 +234,6 @@ def error_body(refused: RefusedError) -> dict[str, Any]:
     return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
 
 
-Result = TypeVar("Result")
-CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 
 
@@ -334,7 +332,7 @@ class _Writers:
                 for prompt in body.echoed for _ in range(body.n)
             ]  # fmt: skip
             reply = TextReply(shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes)
-            return await self._answer(request, reply, body)
+            return await self._answer(reply, body)
 
     async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
         texts, most = self._front.texts, self._front.config.max_prompts
@@ -344,7 +342,7 @@ class _Writers:
             raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
         return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
 
-    async def _answer(self, request: Request, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
+    async def _answer(self, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
         if body.stream:
             usage = bool(body.stream_options and body.stream_options.include_usage)
             events = stream_events(self._front, reply, usage)
@@ -357,26 +355,8 @@ class _Writers:
                         yield event
 
             return StreamingResponse(with_first(), media_type="text/event-stream")
-        if (texts := await _unless_gone(request, whole_texts(self._front, reply))) is None:
-            self._front.meter.ended("cancelled")
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        texts = await whole_texts(self._front, reply)
         reply.written = sum(len(piece.depths) for piece in texts)
         self._front.meter.answered(reply.begun_s)
         choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
-
-
-async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `answer`; None if the client disconnects before, which cancels the work."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    work, leaving = asyncio.create_task(answer), asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        leaving.cancel()
-        work.cancel()

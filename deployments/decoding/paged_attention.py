@@ -152,6 +152,8 @@ class PagedKv:
         self._by_row = [block.flatten(0, 1) for block in memory]
 
     def write(self, block: int, places: Tensor, kv: Tensor) -> None:
+        if self._dtype == torch.float16:  # what overflows there must not reach other texts, which mask it
+            kv = kv.nan_to_num(0.0, 0.0, 0.0)
         self._by_row[block].index_copy_(0, places, kv.reshape(len(places), -1))
 
     def read(self, block: int, band: PieceBand) -> Tensor:

@@ -136,6 +136,7 @@ WRONG = (
     ({"inputs": [text("", "prompt")]}, "there is no input 'prompt'; there are: text_input"),
     ({"inputs": [text("{}", "sampling_parameters")]}, "the tensor text_input is missing"),
     ({"inputs": [text("1+1="), text("[", "sampling_parameters")]}, "sampling_parameters is not JSON"),
+    ({"inputs": [text('{"prompt": "\\ud800"}', "sampling_parameters")]}, "sampling_parameters is not JSON"),
     ({"inputs": [text(True, "text_input", "BOOL")]}, "tensor text_input is BYTES of shape [1], got 'BOOL'"),
     ({"inputs": [text("")]}, "the prompt is empty"),
     ({"outputs": [triton.InferRequestedOutput("label")]}, "there is no output 'label'"),

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from experiments.demos.sums import END
+from experiments.demos.sums import END, tokenizer
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import RAMPS, STOP, World, events
-from tests.helpers.tiny_decoders import plain_logprobs, plainly
+from tests.helpers.tiny_decoders import VOCABULARY, plain_logprobs, plainly
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,17 @@ def test_what_is_wrong_in_a_chat_is_named_where_it_stands(world: World, fields: 
     body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
     reply = world.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 1, "top_k": 10**320}, {"stop": "<image>", "min_tokens": 2}])
+def test_no_request_ends_a_replica(world: World, fields: dict[str, Any]) -> None:
+    """With a number that no device holds, or with a token that the tokenizer has and the network has not."""
+    words = tokenizer()
+    words.add_tokens([str(number) * 9 for number in range(VOCABULARY)] + ["<image>"], special_tokens=True)
+    world.front.texts = TextTokens(words, 64)
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 4} | fields)
+    assert reply.status_code == 200, reply.text
+    assert world.loop.alive
 
 
 def test_null_is_what_nobody_has_set(world: World) -> None:

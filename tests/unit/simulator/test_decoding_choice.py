@@ -42,6 +42,15 @@ def test_a_replica_that_is_never_idle_writes_what_arithmetic_expects(price_s: La
     assert summed(run.texts, slo_ms=1.0).tokens_per_s == pytest.approx(expected_pace(facts, way).tokens_per_s, rel=0.15)
 
 
+def test_a_text_waits_from_when_it_is_due_and_not_from_the_end_of_the_launch_that_runs() -> None:
+    """The second is due soon after the first launch begins, and its own would end too late."""
+    facts = DecodingFacts(paper_decoder(LaunchSize(launches=1.0), (), prompt=2, output=5), CPU)
+    plan = plan_of(DecodingWay(8, 1, 2, 256), facts, DecodingGoal(ttft_s=1.5, tpot_s=10.0), 1)
+    for due_s, status in ((0.1, 429), (0.9, 200)):
+        run = simulate_texts(plan, facts.profile, [TextArrival(0.0, 2, 5), TextArrival(due_s, 2, 5)])
+        assert [text.status for text in run.texts] == [200, status]
+
+
 def test_a_promise_is_kept_for_other_texts() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)), prompt=4, output=8)
     found = choose_plan(profile, [CPU], GOAL)
