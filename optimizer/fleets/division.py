@@ -129,7 +129,7 @@ def _exact(plans: Sequence[PartPlans], counts: KindCounts, goal: FleetGoal) -> D
     if solution is None:
 
         def most_per_s(index: int, before: Sequence[int]) -> float:
-            """The most goodput of an application while those before it have what they need; the others have nothing."""
+            """The highest goodput of an application if those before it get what they need, and the rest nothing."""
             needing = [dict.fromkeys(options[each], 0.0) for each in before]
             most = {part: plans[index].goodput_per_s(part) for part in parts}
             solution = _best([*needing, most], counts, "goodput")
@@ -207,7 +207,7 @@ def _gap(worth: float, bound: float, goal: FleetGoal) -> float:
 
 
 def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[KindCounts, ...]]:
-    """Divisions in whole devices. After each one, the scales are those at which its applications were planned."""
+    """Divisions in whole devices. After each one, `scales` has the values with which its applications were planned."""
     needed, scales, proposed = program.needed, np.ones(len(plans)), set[tuple[KindCounts, ...]]()
     for _ in range(ROUNDS):
         parts = program.proposal(needed, scales)

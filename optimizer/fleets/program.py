@@ -55,7 +55,7 @@ class DivisionProgram:
         return None if solution.status == INFEASIBLE else float(solution.bound)
 
     def most_per_s(self, index: int, before: Sequence[int]) -> float:
-        """The most goodput that an application can have while those `before` have what they need."""
+        """The highest goodput of an application while the applications `before` it have what they need."""
         needed, aim = np.zeros(len(self.applications)), self._zeros()
         needed[list(before)] = self.needed[list(before)]
         aim[self._u][index] = 1.0
