@@ -1,8 +1,8 @@
-"""Plans for networks that write token by token: the ways to write with the pace of each by arithmetic, and their plans.
+"""Plans for decoders: every way to decode, its estimated pace, and the plans for the best ones.
 
-The space is small: the block at which the network is cut, the launches of the first part for each of the deep part,
-the number of resident sequences, and the prompt positions of one launch. All combinations are rated by arithmetic; the
-best are simulated, and the promise is what the simulator shows (cluster/simulator/text_choice.py).
+A way to decode has few parameters: the block at which the network is cut, the launches of the first part for each one
+of the deep part, the number of resident sequences, and the prompt positions of one launch. A cost model rates all
+combinations, the best are simulated, and the promise comes from the simulator (cluster/simulator/text_choice.py).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

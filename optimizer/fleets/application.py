@@ -1,4 +1,4 @@
-"""What each application asks of a fleet, and what its best plan on some of the devices sustains."""
+"""The requirements of each application of a fleet, and the goodput of its best plan on some of the devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

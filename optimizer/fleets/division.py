@@ -4,8 +4,8 @@ On small fleets every part of the fleet is planned for every application, and wi
 
     best(a, left) = max over part <= left of value(best(a - 1, left - part), worth of part for application a)
 
-is the best of all divisions. Devices may stay unused, so with more devices no value is smaller. Larger fleets take the
-best of equal shares and of what the program proposes; after each proposal its scales are those of the plans.
+is the best of all divisions. Devices may stay unused, so with more devices no value is smaller. On larger fleets the
+best of equal shares and the program's proposals is taken; after each proposal the plans set the program's scales.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
