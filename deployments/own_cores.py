@@ -28,7 +28,7 @@ CoreSet = frozenset[int]
 
 @dataclass(frozen=True)
 class CoreDivision:
-    """The cores of each replica, and those of all other threads. Where cores are too few, all threads use all."""
+    """The cores of each replica, and those of all other threads. If there are too few, all threads use all cores."""
 
     own: tuple[CoreSet, ...]
     others: CoreSet
@@ -64,7 +64,7 @@ def usable_cores(limit: Path = CPU_LIMIT) -> int:
 
 @contextmanager
 def as_computing() -> Iterator[None]:
-    """Meanwhile this thread has the name of those that compute; threads that it starts keep the name."""
+    """Meanwhile this thread has the name of the computing threads; threads that it starts keep this name."""
     name = _rename(COMPUTES)
     try:
         yield

@@ -10,7 +10,7 @@ each way to run blocks a .. b - 1 as one split, and *labels* for the partial pla
 where loads are device seconds per arriving input, summed by placement (m replicas sustain m / load inputs per second).
 Only labels that another one dominates or that a bound rules out are dropped, so the result is the best of all plans.
 
-The package, in the order in which a plan comes about:
+The package, in the order of planning:
     objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
     model/                       what a plan costs: split_costs has every assumption about hardware
     search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
@@ -75,13 +75,13 @@ def optimize(
     gap: float = 0.0,
     side_by_side: bool = True,
 ) -> Plan:
-    """The best plan there is. When there is none, the error names the limit that binds and the nearest feasible value.
+    """The best plan. If there is none, the error names the limit that binds and the nearest feasible value.
 
-    The plan is made for the survival that its own ramps cause, as far as that is known (`ExitProfile.sure`). `exits`
-    replace those of the profile, for a forecast. `gap` lets the search stop when no plan can be better by more than
-    this share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless
-    `side_by_side` is False. Where the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). Where
-    the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
+    The plan is made for the survival that its own open ramps cause, if the profile knows it (`ExitProfile.sure`).
+    `exits` replace those of the profile, for a forecast. `gap`: the search stops when no plan can be better by more
+    than this share. Each kind of device may be a pipeline of its own (`Plan.beside`) if that is better, unless
+    `side_by_side` is False. If the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). If the
+    objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = exits or profile.exits_of(profile.length)
     asked = problem(profile, devices, links, exits.survival, profile.length, exits)

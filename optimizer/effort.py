@@ -17,7 +17,7 @@ Number = Any  # a float or an array of floats: numpy broadcasts
 
 SAME = 1e-9  # values that differ by a smaller share are equal
 LAST_BITS = 1e-12  # the size of accumulated rounding errors, as a share
-# A share of the network's time that each split is charged extra, so that of equal plans the shortest is taken.
+# The extra cost of each split, as a share of the network's time: among equal plans, the one with fewest splits wins.
 TIE_BREAK = 1e-12
 MOST_GAP = 1e6  # the gap where nothing is proved: JSON has no infinity
 # Of the 64 bits of a float, those that are ignored when partial plans are compared: from the eleventh digit on.

@@ -1,8 +1,8 @@
-"""Plans for networks that write token by token: the ways to write with the pace of each by arithmetic, and their plans.
+"""Plans for decoders: every way to decode, its estimated pace, and the plans for the best ones.
 
-The space is small: the block at which the network is cut, the launches of the first part for each of the deep part,
-the number of resident sequences, and the prompt positions of one launch. All combinations are rated by arithmetic; the
-best are simulated, and the promise is what the simulator shows (cluster/simulator/text_choice.py).
+A way to decode has few parameters: the block at which the network is cut, the launches of the first part for each one
+of the deep part, the number of resident sequences, and the prompt positions of one launch. A cost model rates all
+combinations, the best are simulated, and the promise comes from the simulator (cluster/simulator/text_choice.py).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False
 
 
 def _unseen(p: float, output: float) -> float:
-    """The share of a text's tokens that leave after the last one that goes deep: the deep part never runs them.
+    """The share of a text's tokens that leave after its last deep token, so that the deep part never runs them.
 
     >>> _unseen(1.0, 10), round(_unseen(0.5, 10), 2), _unseen(0.0, 10)
     (0.0, 0.1, 1.0)
@@ -306,7 +306,7 @@ def promising(plan: Plan, tokens: float) -> Plan:
 
 
 def shares_of(plan: Plan) -> list[float]:
-    """The weights by which pipelines share the texts: their promises, or their residents where one promises nothing."""
+    """The weights by which pipelines share the texts: their promises, or their residents if one has no promise."""
     promised = [terms_of(each).tokens_per_s for each in plan.pipelines]
     return promised if all(promised) else [float(residents_of(each)) for each in plan.pipelines]
 

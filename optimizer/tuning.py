@@ -6,9 +6,9 @@ just these ramps (`plan_for_its_ramps`).
 
 Thresholds for a plan: the allowed loss that would be spent at ramps which the plan closes goes to the ramps which it
 opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
-what a block costs. From the ramps that a plan opens, one is added, taken away or kept alone at a time while the plan
-gets better; each choice is rated by the best plan that opens just these ramps. All this is rated on the table that may
-be used any number of times; the promise is tested once, for the result.
+what a block costs. The search starts from the ramps that a plan opens. Each step adds a ramp, removes one, or keeps a
+single one, while the plan gets better. Each set of ramps is rated by the best plan that opens just these ramps. The
+search uses the table that may be read any number of times; the promise is tested once, for the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's 
 
 
 def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tuple[Plan, Problem] | None:
-    """A plan that opens the ramps which cause the survival that it was found for, and the problem with this survival.
+    """A plan whose open ramps cause the same survival that the plan was made for, and the problem with this survival.
 
     Where inputs that would leave at a closed ramp do not all leave at the next, the best plan that opens all ramps is
     compared with the best one that may close some.
@@ -87,7 +87,7 @@ def _closing_some(exits: ExitProfile, facts: Problem, find: Find) -> Plan | None
 
 @dataclass(frozen=True)
 class Tuned:
-    """The chosen candidate of every ramp, the exits that it causes, the best plan for them, and the plan before."""
+    """The chosen candidate of every ramp, the exits that follow, the best plan for these exits, and the old plan."""
 
     chosen: Indices
     exits: ExitProfile

@@ -298,7 +298,7 @@ class PromiseWatch:
         return list(self.looks)[self._stale :]
 
     def _score(self, answers: AuditedAnswers, limit: float) -> None:
-        """Add audits to the score. Audits end after their answers: those of a look without early answers wait."""
+        """Add audits to the score. Audits end after their answers, so those of a look without early answers wait."""
         answers = summed([self._unscored, answers])
         gain = answers.score_gain(limit)
         self._unscored = answers if gain is None and any(answers.audited) else AuditedAnswers()

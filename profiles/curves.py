@@ -61,7 +61,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A curve and its data: `rows` measured latencies of `networks`, which it meets with the median `error`."""
+    """A fitted curve: it has the median `error` on `rows` measured latencies of `networks`."""
 
     kind: str
     backend: str
@@ -124,7 +124,7 @@ def estimated(kind: str, backend: str, dtype: str, family: str, known: Collectio
 
 @cache
 def interval(shape: Shape, sizes: tuple[float, ...], known: tuple[Fitted, ...]) -> tuple[tuple[float, float], ...]:
-    """For each batch size the factors between which times lie in four of five cases, where curves are estimated.
+    """For each batch size, two factors of an estimated time: the real time is between them in four of five cases.
 
     Each known device is estimated from the others, and its fitted times are compared with these.
     """

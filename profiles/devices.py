@@ -156,7 +156,7 @@ def kind_of(device_name: str) -> str:
 
 
 def whole_kind(kind: str) -> tuple[str, int]:
-    """The kind of the device itself, and how many replicas share one. The share of each is a kind of its own.
+    """The kind of the whole device, and how many replicas share one: `v100/2` is a `v100` that two replicas share.
 
     >>> whole_kind("v100/2"), whole_kind("v100")
     (('v100', 2), ('v100', 1))

@@ -269,7 +269,7 @@ def _growths(table: ExitTable, values: Floats, chosen: Indices, ahead: Indices) 
 
 
 def highest(rungs: Sequence[Indices], table: ExitTable, metric: Metric, shown: Callable[[Loss], bool]) -> Indices:
-    """The last rung before the first one whose losses are not all shown to be small enough, or else the first rung."""
+    """The last rung before the first one that fails the test of its losses. The first rung needs no test."""
     best = rungs[0]
     for chosen in rungs[1:]:
         if not all(map(shown, outcome(table, chosen, metric).losses)):

@@ -100,7 +100,7 @@ class Window:
 
     @property
     def mix(self) -> "Window":
-        """All arrivals as inputs of a network of two blocks, the second for those that asked for the whole network."""
+        """All arrivals as inputs of two blocks: only inputs that ask for the whole network reach the second."""
         return Window(self.start_s, self.duration_s, self.arrived, (max(0, self.arrived - self.full), self.full))
 
     def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:

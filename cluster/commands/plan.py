@@ -81,7 +81,7 @@ PANELS = {
 
 @of_kinds(ClassifierPlanOptions, DecoderPlanOptions, panels=PANELS)
 def plan(given: GivenOptions) -> None:
-    """Find the best plan for a profile and a fleet, and say by how much another plan could be better at most.
+    """Find the best plan for a profile and a fleet, and print a bound on how much better another plan could be.
 
     The plan of a decoder says where the network is cut, how many texts are resident, and when its deep part runs. Ways
     to decode are ranked by arithmetic, and the best are simulated; --rate is texts per second, at the least cost.

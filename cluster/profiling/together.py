@@ -32,7 +32,7 @@ LEAST_S = 0.1  # of a round: many turns of processes that take turns on a core
 
 @dataclass(frozen=True)
 class TimedNetwork:
-    """A network with its inputs, which any process can load. `threads`: those of a device that nobody shares."""
+    """A network with its inputs, which any process can load. `threads`: of a device that is not shared."""
 
     model: str
     folder: Path
@@ -118,7 +118,7 @@ def _launch_s(pipes: Sequence[Any], *request: float) -> float:
 
 
 def _launch_on_request(pipe: Any, network: TimedNetwork, sharers: int) -> None:
-    """What a process runs that launches, until the other end of its pipe is closed. An error is sent as a sentence."""
+    """The work of a launching process, until the other end of its pipe is closed. An error is sent as a sentence."""
     with suppress(EOFError, BrokenPipeError):
         try:
             _launch(pipe, network, sharers)

@@ -199,7 +199,7 @@ def _rotate(heads: Tensor, rotation: Rotation | None) -> None:
 
 
 def _norm_of(module: Any) -> Rows:
-    """Llama's norm in few operations, which computes in float32 whatever the network runs in; another one as it is."""
+    """Llama's norm in few operations, always computed in float32. Other norms are returned unchanged."""
     if not hasattr(module, "variance_epsilon"):
         norm: Rows = module
         return norm

@@ -32,7 +32,7 @@ class ClientMeter:
         self.ended_texts = self.ended_tokens = 0  # texts that were written to their end, and their tokens
         self.ttft_s, self.tpot_s = ttft_s, tpot_s
         self.depths: Counter[int] = Counter()  # tokens, by the block after which they were known
-        # Requests inside; those that waited long or were refused; others. A text counts as its share of a request.
+        # Requests in progress; those that waited long or were refused; others. A text counts as a part of its request.
         self.inside = self.strained = self.at_ease = 0.0
         self.in_time = 0  # tokens
         self.refused_tokens = 0.0  # of refused texts, if these would have been as long as the latest texts

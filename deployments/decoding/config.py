@@ -102,7 +102,7 @@ class DecoderConfig(ServedConfig):
         return {kind: each.model_copy(update={"max_context": shortest}) for kind, each in configs.items()}
 
     def with_plan(self, plan: Plan) -> "DecoderConfig":
-        """This configuration with the fields of a plan, none of which may be set by the user too."""
+        """This configuration with the fields of a plan. The user must not set any of these fields."""
         fields = _fields_of(plan, f"plan = {self.plan!r}")
         if twice := sorted(self.model_fields_set & fields.keys() - {"plan"}):
             raise UserError(f"{twice[0]} cannot be set beside a plan, which sets it")

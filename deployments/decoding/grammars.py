@@ -77,7 +77,7 @@ class Grammars:
         logits[places] = logits[places].masked_fill(banned, -torch.inf)
 
     def _matcher(self, sampling: Sampling, written: Written) -> "LLMatcher":
-        """The matcher of a text, after what was written. Texts that share one make it go back and forth."""
+        """The matcher of a text, after its written tokens. Texts that share a matcher move its state back and forth."""
         key = sampling.grammar, sampling.seed
         matched = self._matched.pop(key, None)
         if matched is None or matched.failed:

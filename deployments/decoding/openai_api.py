@@ -50,7 +50,7 @@ class ReplyShape:
 
 
 def _key_of(token: int, text: str) -> str:
-    """Under what a token's log probability comes. Parts of characters have the same text."""
+    """The name of a token in log probabilities: its text, or its number if it is only a part of a character."""
     return f"token_id:{token}" if UNFINISHED in text else text
 
 

@@ -327,7 +327,7 @@ class Scheduler:
         return pages_for(positions, self.limits.page_tokens)
 
     def _split(self, now_s: float) -> int:
-        """The deepest split whose turn it is; else the first, if a sequence is ready; else that with most sequences."""
+        """The deepest split that is due; else the first, if a sequence is ready; else the one with most sequences."""
         counts = [0] * len(self.splits.ends)
         for sequence in self.residents.values():
             counts[sequence.at] += 1
@@ -383,7 +383,7 @@ class Scheduler:
                 yield Piece(sequence, sequence.filled[split], rows, predictions, projected)
 
     def _share(self, sequence: Sequence) -> None:
-        """Let a sequence begin after those of its first positions that full pages of other sequences have."""
+        """Let a sequence begin after its first positions that are already in full pages of other sequences."""
         sequence.begin_at(self.pool.share(sequence.shareable()))
         self.pool.asked += len(sequence.tokens)
         self.pool.shared += sequence.filled[0]

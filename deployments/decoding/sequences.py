@@ -48,7 +48,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class TextTerms:
-    """What a client says about its text beside the prompt. `max_tokens` None: it does not say how long it may be."""
+    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
@@ -228,7 +228,7 @@ class Sequence:
         self.pages += pages[cut:]
 
     def begin_at(self, pages: list[int]) -> None:
-        """Begin after the positions of these pages, whose KV another sequence has made."""
+        """Begin after the positions of these pages, whose KV another sequence has computed."""
         self.pages = pages
         self.filled = [len(pages) * self._page_tokens] * len(self.filled)
 

@@ -31,7 +31,7 @@ BUSY_USED, IDLE_USED = 0.8, 0.45
 LITTLE_ROOM, MUCH_ROOM = 0.1, 0.3
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
-# Late inputs that may come together after a time in which few were late: a longer rush would break the promise.
+# The most late inputs that may follow each other after a time with few: more would break the promise.
 MOST_SAVED_INPUTS = 8.0
 OVER_ROOM = 4.0  # the share of inputs that may be late, as a multiple of the room that is left in launches
 TOO_LATE = 0.4  # where this share of the inputs is late, they cost others more than they gain

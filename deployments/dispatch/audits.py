@@ -104,7 +104,7 @@ class Audits:
         self.pay(stage.staying_s(launch.weight, stage.counted(ticket.weight), behind=block))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
-        """Audit none of these any more; returns whether any was. Where answers are early, all inputs run on."""
+        """Stop the audits of these inputs; returns whether there were any. With early answers, all inputs run on."""
         if self._limits.answers_early:
             return False
         audited = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
@@ -129,7 +129,7 @@ class Audits:
             self._count += 1
 
     def take_joining(self, queue: Queue, weight: int) -> list[Ticket]:
-        """Take shadows for the empty places of a launch of this weight, as far as they are free or paid for."""
+        """Take shadows for the empty places of a launch of this weight, if they cost nothing or can be paid for."""
         waiting, joining, stage = self._waiting.get(queue), list[Ticket](), queue.stage
         while waiting:
             heavier = weight + stage.counted(waiting[0].ticket.weight)

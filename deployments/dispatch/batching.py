@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
 # block to the end. The margin is spent on waiting for these batches.
 URGENT = 1.5
-# Inputs that do not fit into a launch and are skipped, before the launch is taken as it is: a search has to end.
+# The most inputs that a launch may skip because they do not fit. After that it goes as it is, so that the search ends.
 MOST_SKIPPED = 64
 FILL_RATE = 0.05  # the weight of one launch in the learned fill of a stage: about the last twenty launches matter
 

@@ -72,7 +72,7 @@ class Group:
         self.transfer_s = 0.0  # the longest transfer of a full batch to this group
         self.owed_s = 0.0  # the planned time that the inputs inside will cost, without launches that have begun
         self._benched: set[Replica] = set()
-        # Replicas by their number of launches, in the order in which they got there: the first will be free first.
+        # Replicas by their number of launches, ordered by when they reached it: the first one will be free first.
         self._by_load: list[dict[str, Replica]] = [{}]
         self.running = 0  # launches that have not come back
         self._ends_s = 0.0  # the sum of their expected ends

@@ -62,7 +62,7 @@ class ExpectedTimes(NamedTuple):
 
     @property
     def latest_end_s(self) -> float:
-        """The time by which the input is almost surely at the end, if it leaves at no ramp."""
+        """The time at which an input that leaves at no ramp has almost surely reached the end."""
         return self.ends_s[-1] + self.estimates.latest[-1] * self.full_launch_s
 
     def needed_s(self, chance: float) -> float:

@@ -198,7 +198,7 @@ class Launch:
 
     @property
     def sample_row(self) -> int:
-        """The row whose delay is learned: launches take turns, so that all rows are sampled equally often."""
+        """The row whose delay is learned. Launches choose it in turn, so that all rows are sampled equally often."""
         return self.id % (len(self.tickets) - self.shadows)
 
     def runs_to(self, stop: int) -> None:
@@ -220,7 +220,7 @@ class Launch:
         self.queue.owner.group.end(self.runner, now_s)
 
     def judge(self, now_s: float) -> None:
-        """Learn its replica's speed: it came back now, after it had run as far as its last input needed."""
+        """Learn the replica's speed from this launch, which has just returned and ran as far as an input needed."""
         stage, planned_s = self.queue.stage, self.planned_s
         if self.cursor == stage.start:  # not so for inputs of an earlier plan, which stood inside the stage
             planned_s = stage.until_s(self.weight)[stage.exit_at((self.ran_to or self.stop) - 1)]

@@ -185,7 +185,7 @@ class _Reply:
 def api_of(
     served: GuardedNetwork, about: str, life: Callable[[], AbstractAsyncContextManager[None]], kind: type[AnyApi]
 ) -> AnyApi:
-    """The application of a served network, without the paths that compute. `life` lasts as long as it does."""
+    """The FastAPI application of a served network, without the paths that compute. `life` is its lifespan."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

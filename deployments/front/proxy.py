@@ -40,7 +40,7 @@ REPLY_WITHIN_S = 1.0
 SEEN_AFTER_S = 0.06
 # ... and after this time at the latest, however long requests take.
 SURELY_SEEN_AFTER_S = 0.2
-# The factor by which the limit is lowered: the more of the requests were strained, the lower, between these two.
+# The factor by which the limit is lowered lies between these two: lower if more of the requests were strained.
 LEAST_FACTOR = 0.7
 MOST_FACTOR = 0.9
 # Strained requests that are tolerated: a number, since one may have bad luck, ...
@@ -68,7 +68,7 @@ QUEUED_MS = 25  # the time that a request waits in HAProxy for a place in the fr
 QUEUED = 64
 # The backend of clients that send at most QUEUED requests per second: it has as many places as all others together.
 FEW = "few"
-# The backend of requests whose body has not arrived completely: a slow one would keep the place of others, ...
+# The backend of requests whose body has not arrived completely: slow ones would take the places of others, ...
 LONG = "long"
 # ... and that of such requests from clients that send at most QUEUED requests per second.
 FEW_LONG = "few-long"

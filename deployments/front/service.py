@@ -290,7 +290,7 @@ class Service:
         return within_s >= part * _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
 
     def _after_s(self, deadline_s: float) -> float:
-        """The time from a known answer until it is sent: recent peaks, but at most half of the time left."""
+        """The expected time from an answer until it is sent: the recent peak, but at most half of the time left."""
         now_s = self._clock()
         after_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
         return min(after_s, max(0.0, deadline_s - now_s) / 2)

@@ -156,7 +156,7 @@ def channels_in(config: Any) -> int:
 
 
 def fixed_size(config: Any) -> tuple[int, int] | None:
-    """Height and width of images according to the configuration; None: it does not say."""
+    """Height and width of images in the configuration; None if it has neither."""
     size = getattr(config, "image_size", None) or getattr(getattr(config, "backbone_config", None), "image_size", None)
     return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 

@@ -83,7 +83,7 @@ class GraphModel(TorchModel):
         return is_fused(self.device, self.dtype) and self.inner.backend == "torch"
 
     def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
-        """Record the block ranges of a split in one shape, in which all its full batches of texts are replayed."""
+        """Record the block ranges of a split in one shape, which replays all its full batches of texts."""
         if example.lengths is not None and self._is_fused:
             shapes = {*self._planned, planned_shape(example.lengths, self.encoder.longest)}
             self._planned = sorted(shapes, key=lambda shape: shape.tokens or 0)

@@ -29,7 +29,7 @@ class Departures:
         self._is_closed = False
 
     def note(self, block: int, decision: Decision, *, may_leave: bool) -> None:
-        """Add a ramp's decision. Inputs leave at active ramps only, but a policy may remember every ramp."""
+        """Add a ramp's decision. Inputs leave only at active ramps, but a policy may use its memory of every ramp."""
         self.memory = decision.memory
         if may_leave:
             self._blocks.append(block)

@@ -1,4 +1,4 @@
-"""The interface between networks and backends: what a backend gets, what it gives, and how it is found.
+"""The interface between networks and backends: a backend's inputs and outputs, and how it is named.
 
 An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
 that is a `Backend`; a line in `isobatch.deployments.named.BACKENDS` gives it a short name.
@@ -31,7 +31,7 @@ class BackedModel(ServedModel, Protocol):
         """The network on torch, whose modules hold the weights."""
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What ramps are trained on: the pooled state after each block but the last, and the network's own logits."""
+        """The training data of ramps: the pooled state after each block but the last, and the network's own logits."""
 
     def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
         """Run full batches from block `start` to each stop."""

@@ -53,7 +53,7 @@ def read_levels(folder: Path) -> CascadeRules:
 
 
 def last_of(folder: Path) -> Path:
-    """The checkpoint whose labels are answered: that of a cascade's last level, or the directory itself."""
+    """The checkpoint whose labels are in the answers: of a cascade its last level, else the directory itself."""
     return folder / read_levels(folder).levels[-1].folder if is_cascade(folder) else folder
 
 

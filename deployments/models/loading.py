@@ -168,7 +168,7 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
 
 
 class ThreadsOwn(local):
-    """A tokenizer for several threads. Each but the `owner` gets a copy, since calls change how it cuts."""
+    """A tokenizer for several threads. Each but the `owner` gets a copy, since calls change its truncation."""
 
     def __init__(self, tokenizer: Any, owner: int) -> None:
         self._own = tokenizer if get_ident() == owner else deepcopy(tokenizer)

@@ -71,7 +71,7 @@ class GraphSource:
 
 
 def fingerprint(directory: str | Path, model: TorchModel) -> str:
-    """A hash of the weights, including those of ramps. Thresholds are not part of it, as torch decides on exits."""
+    """A hash of the weights, including those of ramps, but not of the thresholds: torch decides on exits."""
     folder = checkpoint.locate(directory)
     digest = sha256(checkpoint.fingerprint(folder).encode())
     if (weights := folder / WEIGHTS).is_file():

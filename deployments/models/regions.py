@@ -1,4 +1,4 @@
-"""Networks whose head reads the maps of several regions: what passes between their blocks, and bridges to a head.
+"""Networks whose head reads the maps of several regions: the values that their blocks pass on, and bridges to a head.
 
 A region is a stage: neighbouring blocks whose maps have one size. What passes between blocks is the last map of each
 region so far, which together are one row per input.

@@ -26,7 +26,7 @@ from isobatch.profiles.model import NOBODY, Array, Batch, Launched
 
 
 class CutNetwork:
-    """What all networks of our loader share: ramps, a device, and batches whose texts lie one token after another."""
+    """The common part of all networks of our loader: ramps, a device, and batches with one row per token."""
 
     def __init__(self, ramps: Ramps, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
         self.ramps, self.labels, self.device, self.dtype = ramps, tuple(labels), device, dtype
@@ -252,7 +252,7 @@ class TorchModel(CutNetwork):
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What ramps are trained on: the pooled state after each block but the last, and the network's own logits.
+        """The training data of ramps: the pooled state after each block but the last, and the network's own logits.
 
         Where words are answered, there is one row for each answered token.
         """

@@ -207,7 +207,7 @@ def pictures_of(model: BackedModel, sample: Sample, options: PrepareOptions) -> 
 
 
 def _trained(pictures: PixelSample, learn: Indices, held: Indices) -> list[nn.Module]:
-    """Train all bridges at once, and keep each as it was when it lost least on the held pictures."""
+    """Train all bridges at once, and keep each one's state with the lowest loss on the held-out pictures."""
     anatomy, device = pictures.model.exact.anatomy, pictures.model.exact.device
     assert anatomy.bridge, "This is a bug: a network whose answers are maps has bridges."
     bridges = [anatomy.bridge(block).to(device) for block in range(pictures.model.num_blocks - 1)]

@@ -80,7 +80,7 @@ class DecoderReport:
     tokens: int
 
     def __str__(self) -> str:
-        """What a decoder's ramp costs, and what `exits: project` would, which is used only on demand."""
+        """The loss by a decoder's ramp, and by `exits: project`, which is used only if the user asks for it."""
         (ramp,), project = self.rules.ramps, self.rules.project
         assert project, "This is a bug: projection was not measured."
         leaving, agreement, same = 1 - (ramp.survival or 0), self.rules.agreement or 0, self.rules.same_texts or 0

@@ -1,6 +1,6 @@
-"""Several applications on one fleet: which devices each gets. Its plan on these devices is made as for one alone.
+"""Divides the devices of one fleet among several applications. Each is then planned on its devices as if it were alone.
 
 A *division* gives every application its devices. On small fleets the planner plans every part of the fleet for every
-application, and the best division is found among all. On larger ones a linear program bounds every division, and its
-whole numbers are planned and corrected a few times.
+application, and compares all divisions. On larger ones a linear program bounds all divisions; its solutions in whole
+numbers are planned and corrected a few times.
 """

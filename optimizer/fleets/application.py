@@ -1,4 +1,4 @@
-"""What each application asks of a fleet, and what its best plan on some of the devices sustains."""
+"""The requirements of each application of a fleet, and the goodput of its best plan on some of the devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from isobatch.profiles.errors import UserError
 SOMETHING = 1e-6  # the least goodput of an application for which none is given: it gets some device
 KindCounts = tuple[int, ...]  # devices of each kind, in the order of the fleet
 FleetGoal = Literal["goodput", "cost", "fairness"]
-# Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
+# The worth of goodput above the required rate, as a share of that below it. It is above 0, so that no device idles.
 BEYOND = 1e-3
 NEAR = 0.03  # the gap of the plans of a larger fleet
 LEAST_KEPT = 0.1  # of an estimate, after a simulation that sustains less
@@ -79,7 +79,7 @@ def value_of(goal: FleetGoal, worths: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Worths:
-    """Rows of the most goodput that a device of each kind adds, and the kinds that sustain something by themselves."""
+    """Rows with the most goodput that a device of each kind can add, and the kinds that have goodput by themselves."""
 
     rows: Floats
     able: Bools
@@ -128,7 +128,7 @@ class PartPlans:
         return self.application.objective, list(self.devices), self.gap
 
     def _promises_alike(self, facts: Problem) -> bool:
-        """Whether these facts are those of the plans, or change the goodput of the plan on all devices but little."""
+        """Whether these facts equal those of the plans, or hardly change the goodput of the plan on all devices."""
         if facts == self.application.facts:
             return True
         plan = self._known.get(tuple(each.count for each in self.application.facts.devices))

@@ -4,8 +4,8 @@ On small fleets every part of the fleet is planned for every application, and wi
 
     best(a, left) = max over part <= left of value(best(a - 1, left - part), worth of part for application a)
 
-is the best of all divisions. Devices may stay unused, so with more devices no value is smaller. Larger fleets take the
-best of equal shares and of what the program proposes; after each proposal its scales are those of the plans.
+is the best of all divisions. Devices may stay unused, so with more devices no value is smaller. On larger fleets the
+best of equal shares and the program's proposals is taken; after each proposal the plans set the program's scales.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,7 +129,7 @@ def _exact(plans: Sequence[PartPlans], counts: KindCounts, goal: FleetGoal) -> D
     if solution is None:
 
         def most_per_s(index: int, before: Sequence[int]) -> float:
-            """The most goodput of an application while those before it have what they need; the others have nothing."""
+            """The highest goodput of an application if those before it get what they need, and the rest nothing."""
             needing = [dict.fromkeys(options[each], 0.0) for each in before]
             most = {part: plans[index].goodput_per_s(part) for part in parts}
             solution = _best([*needing, most], counts, "goodput")
@@ -207,7 +207,7 @@ def _gap(worth: float, bound: float, goal: FleetGoal) -> float:
 
 
 def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[KindCounts, ...]]:
-    """Divisions in whole devices. After each one, the scales are those at which its applications were planned."""
+    """Divisions in whole devices. After each one, `scales` has the values with which its applications were planned."""
     needed, scales, proposed = program.needed, np.ones(len(plans)), set[tuple[KindCounts, ...]]()
     for _ in range(ROUNDS):
         parts = program.proposal(needed, scales)

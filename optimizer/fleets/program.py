@@ -1,4 +1,4 @@
-"""A linear program that bounds every division of a fleet, and in whole numbers proposes divisions.
+"""A linear program that bounds every division of a fleet. With whole numbers, it proposes divisions.
 
 By each row of worths (pipelines/ceiling.py) an application sustains at most the sum of the worths of its devices. With
 n[a, k] devices of kind k for application a, which sustain u[a],
@@ -6,10 +6,10 @@ n[a, k] devices of kind k for application a, which sustain u[a],
     u[a] <= scale[a] * worths[a, row] . n[a]  for every row,    u[a] >= needed[a],    sum over a of n[a, k] <= counts[k]
     most:  sum of weight * min(u, rate)   |   - sum of price * n   |   t, where every u[a] >= t * weight[a] * rate[a]
 
-Proposals for a fleet that runs also subtract what is lost on the devices g[a, k] >= n[a, k] - held[a, k] while replicas
-start on them.
+Proposals for a running fleet also subtract the goodput that is lost while replicas start on new devices, of which there
+are g[a, k] >= n[a, k] - held[a, k].
 
-In fractions of devices this bounds all divisions while every scale is 1. Scales fit it to what was planned.
+With fractions of devices and every scale at 1, this bounds all divisions. Scales fit it to the goodput of real plans.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class DivisionProgram:
         return None if solution.status == INFEASIBLE else float(solution.bound)
 
     def most_per_s(self, index: int, before: Sequence[int]) -> float:
-        """The most goodput that an application can have while those `before` have what they need."""
+        """The highest goodput of an application while the applications `before` it have what they need."""
         needed, aim = np.zeros(len(self.applications)), self._zeros()
         needed[list(before)] = self.needed[list(before)]
         aim[self._u][index] = 1.0

@@ -9,7 +9,7 @@ from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 
 @register
 class Latency(Goal):
-    """The shortest latency: the best plan takes all replicas, as an input then waits the least."""
+    """The shortest latency. The best plan uses all replicas, since an input then waits least."""
 
     name = "latency"
     about = "the quickest answers"

@@ -1,4 +1,4 @@
-"""Lower bounds on the value of every plan, as goals build them from multipliers on what is scarce.
+"""Lower bounds on the value of every plan. Goals build them from multipliers (prices) of device time and latency.
 
 A second of kind c costs `mu[c]` and a second of latency costs `nu`. A `Cut` is one choice of these multipliers:
 value >= mu . loads + nu * latency - offset for every plan that keeps the constraints.

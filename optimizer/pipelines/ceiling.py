@@ -32,7 +32,7 @@ class Ceiling:
     effort: Effort = EFFORT
 
     def bound(self, gap: float) -> float:
-        """A value that no pipelines undercut. It stops within `gap` of what the kinds do alone."""
+        """A lower bound on the value of all pipelines. The search stops within `gap` of the kinds' own values."""
         enough = 1 / (self.alone_per_s.sum() * (1 + gap)) if self.alone_per_s.any() else np.inf
         least = 0.0
         for by in self._cuts():

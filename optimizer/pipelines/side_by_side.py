@@ -69,7 +69,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 
 def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:
-    """The plan with fewer devices, as long as that has a smaller value: large groups of them first."""
+    """The plan without some devices, while this makes its value smaller. Large groups of devices are tried first."""
     step = max(placement.replicas for placement in plan.all_placements)
     best, least = plan, value(plan, facts, objective)
     while step:

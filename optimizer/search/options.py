@@ -106,7 +106,7 @@ class Builder:
 
     @cached_property
     def _tie_break_s(self) -> float:
-        """A tiny extra cost of every split, so that of equal plans the one with the fewest splits is best."""
+        """A tiny extra cost of every split: among equal plans, the one with the fewest splits wins."""
         size = np.maximum(np.arange(self._block_s.shape[1]), 1.0)[:, None]
         return TIE_BREAK * float((self._block_s / size)[:, 1:].min(axis=(0, 1)).sum())
 

@@ -64,7 +64,7 @@ class Search:
         return np.inf if hopeless else self.cuts[-1].bound
 
     def tighten(self, enough: float, steps: int) -> None:
-        """Improve the multipliers as far as it may help, and note the value of the best plan met on the way."""
+        """Improve the multipliers while this may help, and note the value of the best plan that the search passes."""
         relaxation = self.relaxed(steps, enough)
         self.cuts = self.goal.cuts(relaxation)[-self.effort.cuts :]
         self.best_met = min(map(self._value_of, relaxation.paths), default=np.inf)

@@ -114,7 +114,7 @@ def has_few_fields(sent: bytes, most: int) -> bool:
 
 
 def _fields_left(sent: memoryview, path: tuple[int, ...], left: int) -> int:
-    """The rest of `left` fields after those of this message; negative if there are too many."""
+    """`left` less the number of this message's fields; negative if the message has too many."""
     at, nested = 0, _NESTED.get(path, set())
     while at < len(sent) and left >= 0:
         tag, at = _varint(sent, at)

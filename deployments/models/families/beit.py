@@ -25,7 +25,7 @@ def patches_in(config: Any) -> tuple[int, int]:
 
 
 def regions_of(config: Any) -> Regions:
-    """What the head reads, as maps of one column: all tokens, as the next layer needs the one of the whole picture.
+    """The maps for the head, as one column of all tokens: the next layer also needs the token of the whole picture.
 
     `out_indices` count from 1, the tokens before the first layer.
     """

@@ -83,7 +83,7 @@ def _block(
 
 
 class _DebertaBias:
-    """Scores of queries with relative positions of keys (c2p), and of keys with those of queries (p2c).
+    """Scores of queries with relative positions of keys (c2p), and of keys with relative positions of queries (p2c).
 
     The arithmetic is that of Hugging Face's implementation.
     """

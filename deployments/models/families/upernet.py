@@ -53,7 +53,7 @@ class _Head(nn.Module):
 
 
 class _SwinBlock(nn.Module):
-    """A layer of Swin: from tokens to tokens, but a region begins and ends with a map."""
+    """A layer of Swin. It reads and writes tokens, but maps at the beginning and the end of a region."""
 
     def __init__(self, stages: Any, regions: Regions, region: int, place: int) -> None:
         super().__init__()
