@@ -297,7 +297,7 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
 async def test_a_silent_controller_holds_up_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from isobatch.cluster.controller.fleet_service import FleetService
 
-    looks = {name: 0 for name in OWN}
+    looks = dict.fromkeys(OWN, 0)
 
     def handle(deployment: str, controller: str) -> Any:
         name = controller.removesuffix("-controller")
