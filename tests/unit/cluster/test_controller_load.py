@@ -209,7 +209,7 @@ def test_where_dollars_count_the_devices_that_other_work_of_the_machine_cost_are
     app = Fluid(replace(question(MEDIUM), goal="cost"))
     app.rate = lambda at_s: 150.0
     loop = control_loop(app)
-    loop.controller.record.kept_share = 0.5
+    loop.controller.record.kept_share = 0.7
     run(app, loop, 3 * 3600)
     assert app.running.devices() == {"v100": 2}
 
