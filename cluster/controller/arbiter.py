@@ -21,6 +21,7 @@ from isobatch.profiles.devices import as_text
 
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 MOVING_S = 0.5  # between two looks while a device changes hands
+LATER = 1 / 8  # of the time since that was decided: so far apart later looks are, because a giver may not shrink
 KEEP = 20  # decisions that are remembered
 
 
@@ -71,6 +72,7 @@ class Arbiter:
     _decided_s: float | None = None
     _refusing: frozenset[str] = frozenset()  # the applications that refused inputs at the last decision
     _present: Budget = field(default_factory=dict)  # the devices of the last decision
+    _moving_s: float = 0.0  # since the last decision that moved devices
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
         """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
@@ -90,6 +92,7 @@ class Arbiter:
             self._decided_s, self._present = now_s, dict(present)
             self._refusing, self.asleep = _refusing(awake), asleep
             self._decide(reason, awake, present, now_s)
+        self._moving_s = now_s - max((each.at_s for each in self.decisions if each.budgets), default=now_s)
         return dict(self._grants(standings, present))
 
     def send_again(self, names: Collection[str]) -> None:
@@ -109,7 +112,8 @@ class Arbiter:
     @property
     def look_again_s(self) -> float:
         """After this time the next look is due."""
-        return min(MOVING_S, self.config.look_every_s) if self.is_moving else self.config.look_every_s
+        every_s = self.config.look_every_s
+        return min(max(MOVING_S, LATER * self._moving_s), every_s) if self.is_moving else every_s
 
     def _parked_before(self, standings: Mapping[str, Standing], present: Budget) -> list[str]:
         """Applications that an earlier arbiter had parked.

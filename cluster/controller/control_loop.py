@@ -75,9 +75,11 @@ class ControlLoop:
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
     def go_on_from(self, before: "ControlLoop") -> None:
-        """Continue the counts of the loop that ran before the application was deployed with another configuration."""
+        """Continue the counts, and a person's pause, of the loop before the application had another configuration."""
         self.spent, self.decided = before.spent, before.decided
         self.controller.deployed_anew(before.controller, self._clock())
+        if before.controller.record.paused:
+            self.controller.pause(self._clock())
 
     async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
         """Look until the application has another configuration. A look that fails is logged, and the next follows."""

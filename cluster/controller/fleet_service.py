@@ -29,6 +29,7 @@ from isobatch.deployments.serve_process import join_serves_log
 from isobatch.profiles.devices import is_cpu, whole_kind
 
 ANSWERS_WITHIN_S = 10.0  # a controller that does not is left alone until it answers again
+SILENT_S = 1.0  # until then it is waited for no longer than this, so that it does not hold up the others
 log = logging.getLogger("ray.serve")
 
 
@@ -136,7 +137,8 @@ class FleetService:
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:
         handle: Any = serve.get_deployment_handle("controller", self._controllers[name])
-        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), ANSWERS_WITHIN_S)
+        within_s = SILENT_S if name in self._silent and name in self._standings else ANSWERS_WITHIN_S
+        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), within_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         @asynccontextmanager

@@ -22,6 +22,9 @@ AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a sin
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
+LOADED = 0.3  # the share of what a plan is expected to sustain, from which inputs in time speak against a shortfall
+FORGET_S = 21600.0  # seconds of such load, after which about a third of a shortfall is still remembered
+LONGEST_S = 600.0  # the deployer waits no longer for replicas: if more seconds passed, the clock has jumped
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
@@ -200,7 +203,7 @@ class TrackRecord:
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
-        took_s = took_s and max(0.0, took_s)  # the clock may have been set back meanwhile
+        took_s = took_s and min(max(0.0, took_s), LONGEST_S)  # the clock may have been set meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.add(event)
         self._learn(event)
@@ -227,7 +230,8 @@ class TrackRecord:
         """Compare a window, look by look, with the goodput of its plan by the cost model.
 
         While inputs are refused, the answers are all that the plan sustains. The longer that lasts, the more it counts.
-        With fewer inputs, the window shows only that the plan sustains these.
+        With fewer inputs, the window shows only that the plan sustains these. A shortfall whose cause has gone, such as
+        other work of the machine, would last: it keeps plans so large that no window shows more. So it is forgotten.
         """
         total, kept_before = merged(looks), self.kept_share
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
@@ -238,7 +242,9 @@ class TrackRecord:
             share = sum(look.in_time for look in full) / seconds / sustained_per_s
             share = kept_before + seconds / (seconds + AS_KNOWN_S) * (share - kept_before)
         elif total.in_time >= NEARLY_ALL * total.arrivals:
-            share = max(kept_before, total.goodput_per_s / sustained_per_s)
+            loaded_s = total.seconds * (total.goodput_per_s >= LOADED * kept_before * sustained_per_s)
+            believed = kept_before + loaded_s / (loaded_s + FORGET_S) * (1 - kept_before)
+            share = max(kept_before, believed, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
         else:  # applications that write texts report no launches
@@ -252,9 +258,10 @@ class TrackRecord:
             weight = NEWEST if self._has_woken else 1.0
             self.wakes_in_s += weight * (event.took_s - self.wakes_in_s)
             self._has_woken = True
-        worse = {"rolled back": event.before, "failed": event.after}.get(event.what)
-        if worse:
-            self.barred.bar(worse, event.at_s, self._patience.hold_s)
+        if event.after and event.what in ("rolled back", "failed"):
+            plans = event.before, event.after
+            worse, other = plans if event.what == "rolled back" else plans[::-1]
+            self.barred.bar(worse, other, event.at_s, self._patience.hold_s)
 
 
 def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
@@ -272,45 +279,53 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 
 
 class Barred:
-    """Plans that were rolled back, and similar ones, are not tried again for a while."""
+    """Plans that were rolled back, and similar ones, are not tried again for a while.
+
+    Those are similar that share a pipeline with it, other than those of the plan that ran instead.
+    """
 
     def __init__(self) -> None:
         self._failed = set[Plan]()
-        self._until_s: dict[object, float] = {}
-        self._times: dict[object, int] = {}
+        self._until_s: dict[frozenset[object], float] = {}  # by the shapes of pipelines
+        self._times: dict[frozenset[object], int] = {}
 
-    def bar(self, plan: Plan, now_s: float, seconds: float) -> None:
-        """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long."""
-        shape = _shape(plan)
+    def bar(self, plan: Plan, other: Plan, now_s: float, seconds: float) -> None:
+        """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long.
+
+        `other` is the plan that ran before or after it.
+        """
+        shapes = _shapes(plan) - _shapes(other) or _shapes(plan)
         self._failed.add(plan.unpromised)
-        others = sum(until_s > now_s for other, until_s in self._until_s.items() if other != shape)
-        self._until_s[shape] = now_s + seconds * 2 ** min(self._times.get(shape, 0) + others, MOST_DOUBLINGS)
-        self._times[shape] = self._times.get(shape, 0) + 1
+        others = sum(until_s > now_s for each, until_s in self._until_s.items() if each != shapes)
+        self._until_s[shapes] = now_s + seconds * 2 ** min(self._times.get(shapes, 0) + others, MOST_DOUBLINGS)
+        self._times[shapes] = self._times.get(shapes, 0) + 1
 
     def has_failed(self, plan: Plan) -> bool:
         return plan.unpromised in self._failed
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:
-        until_s = self._until_s.get(_shape(plan), now_s)
+        shapes = _shapes(plan)
+        until_s = max((until_s for each, until_s in self._until_s.items() if each & shapes), default=now_s)
         return until_s if until_s > now_s else None
 
 
-def _shape(plan: Plan) -> object:
-    """The properties that similar plans share: cuts on about as many devices of a kind, about the same batch sizes.
+def _shapes(plan: Plan) -> frozenset[object]:
+    """Of each pipeline, what similar ones share: cuts on about as many devices of a kind, about the same batch sizes.
 
     Where two devices failed, one of them may still run alone: a node may have died while its replica started.
     """
     return frozenset(
-        (
-            pipeline,
-            placement.kind,
-            placement.replicas.bit_length(),
-            split.start,
-            split.stop,
-            split.ramps,
-            split.batch_size.bit_length(),
+        frozenset(
+            (
+                placement.kind,
+                placement.replicas.bit_length(),
+                split.start,
+                split.stop,
+                split.ramps,
+                split.batch_size.bit_length(),
+            )
+            for placement in pipeline.placements
+            for split in placement.splits
         )
-        for pipeline, each in enumerate(plan.pipelines)
-        for placement in each.placements
-        for split in placement.splits
+        for pipeline in plan.pipelines
     )

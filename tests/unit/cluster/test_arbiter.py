@@ -55,6 +55,19 @@ def test_the_giver_shrinks_before_the_taker_grows() -> None:
     assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
 
 
+def test_a_giver_that_cannot_shrink_is_asked_less_and_less_often() -> None:
+    fleet, b = arbiter(), standing(1.9, OWN["b"])
+    fleet.look({"a": standing(0.1, OWN["a"]), "b": b}, FLEET, 0.0)
+    shrunk = fleet.look({"a": standing(0.1, OWN["a"]), "b": replace(b, refuses=True)}, FLEET, 5.0)["a"].budget
+    waits_s = [fleet.look_again_s]
+    while sum(waits_s) < 115:
+        fleet.look({"a": standing(0.1, shrunk, OWN["a"]), "b": b}, FLEET, 5.0 + sum(waits_s))
+        assert fleet.is_moving
+        waits_s.append(fleet.look_again_s)
+    assert waits_s[:8] == [0.5] * 8
+    assert waits_s[-1] == fleet.config.look_every_s
+
+
 def test_a_device_that_its_owner_does_not_use_is_granted_once_the_owner_has_heard_of_it() -> None:
     """The owner may be about to roll out a plan for it, and the grant may not arrive."""
     fleet, b = arbiter(), standing(1.9, OWN["b"], refuses=True)
@@ -279,6 +292,34 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
     await asyncio.sleep(0.5)  # some more looks
     running.cancel()
     assert [(name, grant.device_ids) for name, grant in controllers.grants] == [("a", first)] * 3
+
+
+async def test_a_silent_controller_holds_up_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isobatch.cluster.controller.fleet_service import FleetService
+
+    looks = dict.fromkeys(OWN, 0)
+
+    def handle(deployment: str, controller: str) -> Any:
+        name = controller.removesuffix("-controller")
+
+        async def answer() -> Standing:
+            looks[name] += 1
+            if name == "a" and looks[name] == 2:
+                raise TimeoutError  # as after the full time
+            if name == "a" and looks[name] > 2:
+                await asyncio.sleep(60)
+            return standing(0.5, OWN[name])
+
+        return SimpleNamespace(standing=SimpleNamespace(remote=answer))
+
+    monkeypatch.setattr("ray.serve.get_deployment_handle", handle)
+    monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
+    service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
+    running = asyncio.create_task(service.run())
+    async with asyncio.timeout(5):
+        while looks["b"] < 4:
+            await asyncio.sleep(0.01)
+    running.cancel()
 
 
 def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:

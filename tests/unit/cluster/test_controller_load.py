@@ -135,7 +135,7 @@ def overload(seconds: int) -> list[Observed]:
 
 
 def test_what_is_answered_while_inputs_are_refused_is_what_a_plan_sustains() -> None:
-    calm = [look(at, 100, 100, 0, 0.3) for at in range(10)]
+    calm = [look(at, 60, 60, 0, 0.3) for at in range(10)]
     assert kept(calm) == 1.0, "few inputs tell nothing of what more would bring"
     assert kept(overload(120), overload(120)) == pytest.approx(260 / 400, rel=0.03)
     assert kept(overload(120), calm) == kept(overload(120)), "it is not forgotten in calm"
@@ -202,6 +202,16 @@ def test_a_plan_that_answers_as_much_as_it_promised_is_believed_again() -> None:
     full = [look(at, 390, 388, 0, 1.0) for at in range(20)]
     assert kept(short) < 0.8
     assert kept(short, full) == pytest.approx(388 / 400)
+
+
+def test_where_dollars_count_the_devices_that_other_work_of_the_machine_cost_are_given_back() -> None:
+    """At a steady load, which is less than half of what the larger plan promises."""
+    app = Fluid(replace(question(MEDIUM), goal="cost"))
+    app.rate = lambda at_s: 150.0
+    loop = control_loop(app)
+    loop.controller.record.kept_share = 0.7
+    run(app, loop, 3 * 3600)
+    assert app.running.devices() == {"v100": 2}
 
 
 def test_the_time_between_two_launches_is_a_cost_of_each() -> None:

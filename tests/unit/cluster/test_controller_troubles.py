@@ -1,6 +1,7 @@
 """The controller where a plan cannot stay: devices go, it is pinned or forced, it turns out worse, a roll-out fails."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -76,9 +77,27 @@ def test_a_plan_that_fails_on_two_devices_may_still_run_on_one():
     """A node may have died while the replica on it started: one device must be enough again when little arrives."""
     one, two, three = (Plan((Placement("k80", count, (Split(0, 8, 4),)),)) for count in (1, 2, 3))
     barred = Barred()
-    barred.bar(two, now_s=0.0, seconds=100.0)
+    barred.bar(two, one, now_s=0.0, seconds=100.0)
     assert [barred.until_s(plan, 99.0) for plan in (one, two, three)] == [None, 100.0, 100.0]
     assert barred.until_s(two, 101.0) is None
+
+
+def test_another_cut_in_one_of_several_pipelines_is_no_way_around_a_bar():
+    """Only a pipeline that ran before, too, is not why the plan failed."""
+    first, second, third, cut = (
+        Plan((Placement(kind, 4, splits),))
+        for kind, splits in (
+            ("v100", (Split(0, 8, 4),)),
+            ("v100", (Split(0, 8, 32),)),
+            ("k80", (Split(0, 8, 4),)),
+            ("k80", (Split(0, 4, 4), Split(4, 8, 4))),
+        )
+    )
+    barred = Barred()
+    barred.bar(replace(second, beside=(third,)), replace(first, beside=(third,)), now_s=0.0, seconds=100.0)
+    assert barred.until_s(replace(second, beside=(cut,)), 99.0) == 100.0
+    assert barred.until_s(replace(cut, beside=(second,)), 99.0) == 100.0
+    assert barred.until_s(replace(first, beside=(third,)), 99.0) is None
 
 
 def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():

@@ -149,12 +149,13 @@ def test_a_restart_after_ramps_could_not_be_closed_closes_them(tmp_path: Path):
     assert app.running == first
 
 
-def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again():
+def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again_and_keeps_a_pause():
     """It has a memory of its own, which does not know of that."""
     app, first, before = looking(None)
     after = control_loop(app)
+    asyncio.run(before.pause(True))
     after.go_on_from(before)
-    asyncio.run(after.pause(True))
+    assert after.controller.record.paused, "a person has not resumed it"
     run(app, after, 30)
     assert app.running == first
     assert [event.what for event in after.controller.record.events.all] == ["began", "looked", "paused"]
