@@ -330,10 +330,12 @@ def _keep(slo_map: Path, entries: Mapping[str, str]) -> None:
 
     If two fronts write at once, the entries of one get lost, and come back when it repeats its limit.
     """
-    before = dict(line.split() for line in slo_map.read_text().splitlines())
-    if before | entries != before:
+    before = slo_map.read_text().splitlines()
+    others = [line for line in before if line.partition(" ")[0] not in entries]
+    after = others + [f"{backend} {slo}" for backend, slo in entries.items()]
+    if sorted(after) != sorted(before):
         draft = slo_map.with_name(f"{SLO_MAP}.{os.getpid()}")
-        draft.write_text("".join(f"{backend} {slo}\n" for backend, slo in (before | entries).items()))
+        draft.write_text("".join(f"{line}\n" for line in after))
         draft.replace(slo_map)
 
 
