@@ -131,7 +131,7 @@ def test_a_canary_that_starts_later_is_reached_then(monkeypatch: pytest.MonkeyPa
         assert front.portal
         reaching = front.portal.start_task_soon(canary.begin)
         assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
-        reaching.result(10)
+        reaching.result(60)
         assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
     assert len(other.asked) == 1
 
