@@ -45,13 +45,22 @@ def predict(base: str, inputs: object) -> list[dict[str, Any]]:
 
 class Load:
     """Clients of the toy network, each with one request after the other until the block ends; all must be answered
-    right."""
+    right.
+
+    `longest_s`: of a request. `stalled_s`: the longest time in which this process got no processor, as no server did.
+    """
 
     def __init__(self, base: str, clients: int = 1) -> None:
-        self.base, self.answered, self.longest_s = base, 0, 0.0
+        self.base, self.answered, self.longest_s, self.stalled_s = base, 0, 0.0, 0.0
         self.wrong: list[object] = []
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        self._threads = [threading.Thread(target=each) for each in (self._watch_stalls, *[self._ask] * clients)]
+
+    def _watch_stalls(self) -> None:
+        before_s = time.monotonic()
+        while not self._stop.wait(0.01):
+            before_s, last_s = time.monotonic(), before_s
+            self.stalled_s = max(self.stalled_s, before_s - last_s)
 
     def _ask(self) -> None:
         while not self._stop.is_set():

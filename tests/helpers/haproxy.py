@@ -12,7 +12,7 @@ from experiments.shared.machine import free_port
 from isobatch.cluster.serving import haproxy as haproxy_module
 from isobatch.cluster.serving.haproxy import ready, write_script
 from isobatch.cluster.serving.ports import is_free
-from isobatch.deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S
+from isobatch.deployments.front.proxy import QUESTIONS_MS, QUEUED, QUEUED_MS, REQUEST_S
 
 CONFIGURATION = """global
     log 127.0.0.1:{log} local0 info
@@ -48,6 +48,7 @@ CHECKS = "    option httpchk GET /healthz\n    default-server fastinter 250ms do
 def haproxy(
     folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None,
     front: int | None = None, queued_ms: int = QUEUED_MS, queued: int = QUEUED, starts: bool = False,
+    questions_ms: int = QUESTIONS_MS,
     fronts: Sequence[int] = (), prefix: str = "/app/", connections: int = haproxy_module.MAX_CONNECTIONS,
     log: int = 514,
 ) -> Iterator[int]:  # fmt: skip
@@ -57,8 +58,8 @@ def haproxy(
     """
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
-        told = {"QUEUED_MS": queued_ms, "QUEUED": queued, "REQUEST_S": within_s or REQUEST_S}
-        for name, value in told.items():
+        waits = {"QUEUED_MS": queued_ms, "QUESTIONS_MS": questions_ms, "REQUEST_S": within_s or REQUEST_S}
+        for name, value in {**waits, "QUEUED": queued}.items():
             patch.setattr(haproxy_module, name, value)
         script = write_script(folder, (), connections)
     if not starts:

@@ -20,7 +20,7 @@ from experiments.shared.machine import free_port
 from isobatch.deployments.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
-END_S = 60.0  # how long the end may take that a signal asks for, on however busy a machine
+END_S = 120.0  # how long the end may take that a signal asks for, on however busy a machine
 SERVE = [sys.executable, "-m", "isobatch.cluster.cli", "serve"]
 
 

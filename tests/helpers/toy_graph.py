@@ -37,7 +37,7 @@ def application(
         "replan": True,
         "profile": str(folder / "profile.json"),
         "cpus_per_replica": 0.1,
-        "slo_ms": 20_000,
+        "slo_ms": 60_000,
         **told,
     }
     return {"name": "toy", "import_path": "isobatch.deployments.app:build", "args": arguments}

@@ -16,7 +16,7 @@ from experiments.cluster.started import HEAD, OTHER, Started, started
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.profiles.files import load
 from tests.helpers.asking import ask, eventually
-from tests.helpers.serving import ROOT, marked, serving
+from tests.helpers.serving import END_S, ROOT, marked, serving
 
 pytestmark = pytest.mark.cluster
 LOCAL = ROOT / "cluster" / "local.yaml"
@@ -35,7 +35,7 @@ def test_four_nodes_of_four_kinds_answer_and_leave_no_process(tmp_path: Path) ->
         assert len(kinds(base)) >= 3
         assert sum("raylet" in line for line in marked(mark)) == 5
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(60) == 0
+        assert process.wait(END_S) == 0
         assert marked(mark) == []
 
 
@@ -47,7 +47,7 @@ def cluster() -> Iterator[Started]:
 
 def file_of(folder: Path, cluster: Started, host: str) -> str:
     """A part of the local fleet, in a file for this cluster."""
-    told = serve_file(LOCAL, {"devices": {"v100": 1, "k80": 2}, "slo_ms": 20_000, "ports": "24500-24599"})
+    told = serve_file(LOCAL, {"devices": {"v100": 1, "k80": 2}, "slo_ms": 60_000, "ports": "24500-24599"})
     told = {name: value for name, value in told.items() if name != "nodes"}
     told["applications"] = told["applications"][:1]
     told["http_options"] = {"host": host, "port": cluster.http_port, "location": "HeadOnly"}

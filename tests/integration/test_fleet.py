@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,9 +32,10 @@ FLOOD_S = 2.5  # of one part of a load
 PARKED_FLOOD_PER_S = 130.0  # more than three devices sustain
 SHARED_PER_S = 8.0  # of a device that two replicas share, each of which sustains about 17
 PARK_AFTER_S = 5.0
-PATIENT_S = 60.0  # a deadline that a start of replicas keeps on a slow machine
+PATIENT_S = 60.0  # a deadline that is kept on a slow machine, also where replicas must start
 ARBITERS = count()
 Note = Callable[[str, float], None]
+Parts = list[tuple[float, Future[LoadRecord]]]  # of a load, by starting time
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
@@ -119,10 +120,35 @@ def used(base: str) -> dict[str, int]:
     return {name: sum({each["group"]: each["replicas"] for each in has}.values()) for name, has in splits.items()}
 
 
-def load(base: str, name: str, per_s: float, seconds: float) -> LoadRecord:
-    bodies = [json.dumps({"inputs": [{"exit_block": block}]}).encode() for block in (3, 7)]
-    generator = LoadGenerator(f"{base}/{name}/predict", bodies)
-    return asyncio.run(generator.at(arrivals("poisson", per_s, seconds, seed=1), patience_s=2 * SLO_S))
+def generator(base: str, name: str, deadline_s: float, blocks: Sequence[int], connections: int = 512) -> LoadGenerator:
+    bodies = [json.dumps({"inputs": [{"exit_block": block}]}).encode() for block in blocks]
+    header = f"X-Deadline-Ms: {1e3 * deadline_s:g}\r\n"
+    load = LoadGenerator(f"{base}/{name}/predict", bodies, connections, header)
+    load.patience_s = 2 * PATIENT_S
+    return load
+
+
+def load(base: str, name: str, per_s: float, seconds: float, deadline_s: float = SLO_S) -> LoadRecord:
+    due_s = arrivals("poisson", per_s, seconds, seed=1)
+    return asyncio.run(generator(base, name, deadline_s, (3, 7)).at(due_s))
+
+
+def check_calm(parts: Parts) -> None:
+    """The flood of the other application costs the calm one no request, and no time in the median."""
+    records = [part.result() for _, part in parts]
+    assert {code for record in records for code in record.status} == {200}
+    assert np.median(np.concatenate([record.ended_s - record.due_s for record in records])) < SLO_S
+
+
+def check_flooded(parts: Parts) -> None:
+    codes = {code for _, part in parts for code in part.result().status}
+    assert codes <= {200, 503, 504}, "each is answered: some are refused or late"
+
+
+def keeps_up(parts: Parts, steady_s: float) -> bool:
+    """Whether one part of the flood is answered: two devices would answer at most seven of ten requests."""
+    ended = [part.result() for start_s, part in parts if start_s > steady_s and part.done()]
+    return any((record.status == 200).mean() > 0.8 for record in ended)
 
 
 def events(base: str, name: str, what: str, after_s: float = 0.0) -> list[dict[str, Any]]:
@@ -137,10 +163,10 @@ def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_no
     each = {f"{KIND}/2": 1}
     assert eventually(lambda: budgets(base) == {"calm": each, "flooded": each})
     assert eventually(lambda: used(base) == {"calm": 1, "flooded": 1})
-    with flooding(base, "calm", CALM_PER_S) as calms:
+    with flooding(base, "calm", CALM_PER_S, PATIENT_S) as calms:
         flood = load(base, "flooded", FLOOD_PER_S, 5.0)
     assert budgets(base) == {"calm": each, "flooded": each}, "none gives up its only part of the device"
-    assert {code for _, calm in calms.result() for code in calm.status} == {200}
+    check_calm(calms)
     assert (flood.status == 200).sum() > 50
     assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered"
 
@@ -159,13 +185,15 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
         assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
         assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
+        asked_s = time.time()
         first_answer_s = calm_answer_s(base)
         note("first_answer_s", first_answer_s)
         # further inputs come, or it would be without inputs and park again before a slow machine has moved the device
         assert eventually(lambda: calm_answer_s(base) and budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}})
         assert eventually(lambda: calm_answer_s(base) and used(base) == {"calm": 1, "flooded": 3})
-    assert first_answer_s < 2.0
-    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
+        (granted, *_) = events(base, "calm", "granted", asked_s)
+    assert first_answer_s < 2.0 or asked_s + first_answer_s < granted["at_s"], "it does not wait for a device"
+    check_flooded(floods)
 
 
 @pytest.mark.parametrize("fleet", ["started"], indirect=True)
@@ -182,20 +210,18 @@ def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wai
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
         assert eventually(lambda: used(base) == {"calm": 0, "flooded": 4})
         assert ask(base, "GET", "/calm/readyz")[0] == 200, "its next input must come through"
-        bodies = [json.dumps({"inputs": [{"exit_block": 7}]}).encode()]
-        patient = LoadGenerator(f"{base}/calm/predict", bodies, 8, f"X-Deadline-Ms: {1e3 * PATIENT_S:g}\r\n")
-        calm = asyncio.run(patient.at(np.arange(3.0), patience_s=2 * PATIENT_S))
+        calm = asyncio.run(generator(base, "calm", PATIENT_S, (7,), 8).at(np.arange(3.0)))
         assert calm.status.tolist() == [200] * 3
-        (woken, *_) = events(base, "calm", "woken")
+        (woken, *_) = eventually(lambda: events(base, "calm", "woken"))
     assert woken["took_s"] < PATIENT_S
-    assert {code for _, flood in floods.result() for code in flood.status} <= {200, 503, 504}, "each is answered"
+    check_flooded(floods)
     first_answer_s = float(calm.ended_s[0] - calm.due_s[0])
     note("first_answer_with_start_s", first_answer_s)
 
 
 def flooded_s(base: str) -> float:
     """Flood an application: a device moves, and that costs the other one nothing. Returns how long it takes."""
-    with flooding(base, "calm", CALM_PER_S) as calms:
+    with flooding(base, "calm", CALM_PER_S, PATIENT_S) as calms:
         assert eventually(lambda: budgets(base) == {"calm": {KIND: 2}, "flooded": {KIND: 2}})
         assert eventually(lambda: used(base) == {"calm": 2, "flooded": 2})
         began_s = time.time()
@@ -204,7 +230,7 @@ def flooded_s(base: str) -> float:
             (moved, *_) = eventually(lambda: events(base, "flooded", "rolled out", taken["at_s"]))
             assert eventually(lambda: used(base) == {"calm": 1, "flooded": 3})
             steady_s = moved["at_s"] + 2.0
-            assert eventually(lambda: time.time() > steady_s + FLOOD_S)
+            assert eventually(lambda: keeps_up(floods, steady_s))
             assert budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}}
     decisions = status(base, "fleet")["decisions"]
     decision = next(each for each in decisions if each["budgets"] and each["at_s"] >= began_s)
@@ -216,42 +242,35 @@ def flooded_s(base: str) -> float:
     move_s = float(moved["at_s"] - decision["at_s"])
     assert move_s < 45.0, "about 4.5 s, and the rest for a machine that is busy"
     assert status(base, "calm/controller")["plan"]["sustains_per_s"] >= LEAST_PER_S
-    assert {code for _, calm in calms.result() for code in calm.status} == {200}, "the flood costs it no request"
-    parts = floods.result()
-    due_s = np.concatenate([start_s + flood.due_s for start_s, flood in parts])
-    code = np.concatenate([flood.status for _, flood in parts])
-    assert set(np.unique(code)) <= {200, 503, 504}, "each is answered: before the move some are refused or late"
-    late = due_s > steady_s
-    assert late.any()
-    assert (code[late] == 200).mean() > 0.9
+    check_calm(calms)
+    check_flooded(floods)
     return move_s
 
 
 def calm_answer_s(base: str) -> float:
     """How long the calm application took for one input, which it must answer."""
-    began_s = time.monotonic()
-    code, reply = ask(base, "POST", "/calm/predict", {"inputs": [{"exit_block": 7}]})
-    assert code == 200, reply
-    return time.monotonic() - began_s
+    record = asyncio.run(generator(base, "calm", PATIENT_S, (7,), 1).at(np.zeros(1)))
+    assert record.status.tolist() == [200]
+    return float(record.ended_s[0])
 
 
 @contextmanager
-def flooding(base: str, name: str, per_s: float) -> Iterator[Future[list[tuple[float, LoadRecord]]]]:
-    """Load on an application without a pause until the block ends, however slow the machine is, by starting time.
+def flooding(base: str, name: str, per_s: float, deadline_s: float = SLO_S) -> Iterator[Parts]:
+    """Load on an application without a pause until the block ends, however slow the machine is; returns its parts.
 
     The next part starts before the last answers of the one before it have come, or the forecast would fall.
     """
-    ended = Event()
+    ended, parts = Event(), Parts()
 
-    def flood() -> list[tuple[float, LoadRecord]]:
-        parts = []
+    def flood() -> None:
         while not ended.is_set():
-            parts.append((time.time(), pool.submit(load, base, name, per_s, FLOOD_S)))
+            parts.append((time.time(), pool.submit(load, base, name, per_s, FLOOD_S, deadline_s)))
             ended.wait(FLOOD_S)
-        return [(start_s, each.result()) for start_s, each in parts]
 
     with ThreadPoolExecutor(8) as pool:
         try:
-            yield pool.submit(flood)
+            flooder = pool.submit(flood)
+            yield parts
         finally:
             ended.set()
+    flooder.result()

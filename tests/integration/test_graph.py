@@ -44,6 +44,8 @@ def test_several_fronts_share_the_splits_and_tell_one_story(leisurely: str) -> N
     assert [output["label"] for (output,) in replies] == [number % 10 for number in range(60)]
     assert [step["block"] for step in replies[0][0]["splits"]] == [0, 1, 2]
     assert ask(leisurely, "GET", "/readyz")[0] == 200
+    # a front that is silent for two seconds is left out until it joins again
+    assert eventually(lambda: len(ask(leisurely, "GET", "/stats")[1]["fronts"]) == 2)
     for _ in range(4):  # whichever of them is asked
         stats = ask(leisurely, "GET", "/stats")[1]
         assert stats["requests"]["answered"] == before["requests"]["answered"] + 60

@@ -220,7 +220,7 @@ def test_a_dead_replica_is_seen_and_survived(page: Any, shown: str, run: Run) ->
     os.kill(replicas[0], signal.SIGKILL)
     assert eventually(lambda: devices.count() < len(replicas))
     assert eventually(lambda: devices.count() == len(replicas) and answered_per_s(page) >= 20)
-    assert page.locator("#trouble").is_hidden()
+    assert eventually(page.locator("#trouble").is_hidden)
     assert ask(shown, "GET", "/stats")[1]["requests"]["failed"] == failed
 
 

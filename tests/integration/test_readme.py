@@ -38,7 +38,7 @@ def test_load_and_status_of_the_readme_run_against_what_its_deploy_line_deploys(
     lines = {line[0]: line for line in readme_lines(address) if "--prompts" not in line}
 
     words = [word for word in lines["load"] if word not in ("--data", "others.csv")]  # the toy reads no texts
-    loaded = ran([*words, "--bodies", "bodies.jsonl", "--slo-ms", "20000"])
+    loaded = ran([*words, "--bodies", "bodies.jsonl", "--slo-ms", "60000"])
     assert loaded.exit_code == 0, loaded.output
     assert json.loads(Path("load.json").read_text())["good_share"] == 1.0
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,23 @@ from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import END_S, left_in, marked, serving, temporary
 from tests.helpers.toy_graph import application, cut_at
 
-# A user's own network, which takes half a second for each block, in a folder with the name of one of ours.
+# A user's own network, in a folder with the name of one of ours. Each launch waits as long as there is a file HELD.
 OWN_NETWORK = """
+import pathlib, time
+
 import isobatch.optimizer, optimizer
+
+
+class Held(optimizer.Toy):
+    def run(self, *told):
+        while pathlib.Path(HELD).exists():
+            time.sleep(0.05)
+        return super().run(*told)
 
 
 def load(directory, device, dtype):
     assert optimizer is not isobatch.optimizer
-    return optimizer.Toy(pause_s=0.5)
+    return Held()
 """
 
 
@@ -43,27 +53,45 @@ def launches(base: str) -> int:
     return sum(split["launches"] for split in ask(base, "GET", "/stats")[1]["splits"])
 
 
-def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int]:
-    """Of requests one after the other, none of which waits for another; every answer is JSON."""
+def is_not_ready(base: str) -> bool:
+    """Whether it has begun to stop."""
+    with suppress(OSError, HTTPException):
+        return ask(base, "GET", "/readyz")[0] == 503
+    return False
+
+
+def statuses_until_the_end(base: str, process: subprocess.Popen[str], held: Path) -> set[int]:
+    """Of requests one after the other, none of which waits for another; every answer is JSON.
+
+    The first 503 lets the network go on.
+    """
     found, until_s = [], time.monotonic() + END_S
+
+    def statuses() -> set[int]:
+        ended = [each for each in found if each.done()]
+        return {each.result()[0] for each in ended if not isinstance(each.exception(), OSError | HTTPException)}
+
     with ThreadPoolExecutor(64) as pool:
         while process.poll() is None and time.monotonic() < until_s:
             found.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
             time.sleep(0.1)
-    replies = [each.result() for each in found if not isinstance(each.exception(), OSError | HTTPException)]
-    return {status for status, _ in replies}
+            if 503 in statuses():
+                held.unlink(missing_ok=True)
+        held.unlink(missing_ok=True)
+    return statuses()
 
 
 def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_path: Path) -> None:
-    """Meanwhile whoever asks is told 503.
+    """Meanwhile whoever asks is told 503: what was admitted waits for that.
 
     SIGTERM as `timeout` sends it, SIGHUP as a terminal that closes. None of them ends a process of Ray, and two that
     come together are one. The network is of the user's working directory, which comes before all packages on the path
     of the front and of every replica, and may have folders with the names of ours.
     """
+    held = tmp_path / "held"
     with ZipFile(tmp_path / "mine.zip", "w") as packed:
         packed.writestr("mine/optimizer/__init__.py", inspect.getsource(toy_model))
-        packed.writestr("mine/optimizer/network.py", OWN_NETWORK)
+        packed.writestr("mine/optimizer/network.py", OWN_NETWORK.replace("HELD", repr(str(held))))
     theirs = application(tmp_path, cut_at(2), "optimizer.network:load", model=str(tmp_path), slo_ms=60_000)
     theirs["runtime_env"] = {"working_dir": (tmp_path / "mine.zip").as_uri()}
     with (
@@ -72,11 +100,12 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
     ):
         assert [split["blocks"] for split in ask(base, "GET", "/stats")[1]["splits"]] == [[0, 2], [2, 4]]
         assert any("haproxy" in line for line in marked(mark))
+        held.touch()
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])
         assert eventually(lambda: launches(base))
         to_the_group(signal.SIGHUP, process)
         to_the_group(signal.SIGTERM, process)
-        statuses = statuses_until_the_end(base, process)
+        statuses = statuses_until_the_end(base, process, held)
         assert [output["label"] for output in slow.result()] == [7, 3]
         assert {503} <= statuses <= {200, 503, 504}  # 200 or 504: those that came in before the front was gone
         assert process.wait(END_S) == 0
@@ -92,7 +121,8 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         slow = pool.submit(predict, base, [[4, 7]])
         assert eventually(lambda: launches(base))
         to_the_group(signal.SIGINT, process)
-        time.sleep(3.0)  # two that come together are one
+        assert eventually(lambda: is_not_ready(base))
+        time.sleep(1.0)  # two that come together are one
         assert not slow.done()
         process.terminate()
         assert process.wait(END_S) == 130  # it would have waited for ten times as long

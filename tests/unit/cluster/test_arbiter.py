@@ -286,7 +286,7 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
     monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
     service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
     running = asyncio.create_task(service.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(controllers.grants) < 3:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)  # some more looks

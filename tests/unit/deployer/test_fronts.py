@@ -36,13 +36,13 @@ async def two_fronts() -> AsyncIterator[tuple[Fronts, list[object], list[object]
 
 async def test_a_request_reaches_all_fronts_and_those_alive_reply() -> None:
     async with two_fronts() as (fronts, lively, mute):
-        assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
+        assert await fronts.ask("what", within_s=0.2) == {"lively": "what!"}
         assert lively == mute == ["first", "what"]
 
 
 async def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
     async with two_fronts() as (fronts, _, mute):
-        await fronts.ask("what", within_s=0.05)
+        await fronts.ask("what", within_s=0.2)
         assert await fronts.ask("again", within_s=5.0) == {"lively": "again!"}
         assert mute == ["first", "what"]
 
@@ -50,7 +50,7 @@ async def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
 async def test_a_late_reply_is_ignored() -> None:
     async with two_fronts() as (fronts, _, _):
         fronts.reply("lively", 77, "too late")
-        assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
+        assert await fronts.ask("what", within_s=0.2) == {"lively": "what!"}
 
 
 async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
@@ -62,7 +62,7 @@ async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() ->
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert fronts._replies == {}
-        assert await fronts.ask("again", within_s=0.05) == {"lively": "again!"}
+        assert await fronts.ask("again", within_s=0.2) == {"lively": "again!"}
         assert mute == ["first", "what", "again"]
 
 
@@ -72,7 +72,7 @@ async def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: py
     async with two_fronts() as (fronts, lively, mute):
         await asyncio.sleep(0.01)
         assert lively == mute == ["first", ReplicaShare(0.5)]
-        await fronts.ask("what", within_s=0.01)
+        await fronts.ask("what", within_s=0.2)
         await asyncio.sleep(0.01)
         assert lively[-1] == ReplicaShare(1.0)
         async for message in fronts.messages("late", "first"):

@@ -41,10 +41,10 @@ def test_a_task_without_steps_prints_lines_until_it_ends(capsys: pytest.CaptureF
             if len(waited) <= 3:
                 return False
             told_thrice.set()
-            return super().wait(10.0)
+            return super().wait(60.0)
 
     with busy("choosing thresholds", clock=lambda: sum(waited), ended=Waits):
-        assert told_thrice.wait(10.0)
+        assert told_thrice.wait(60.0)
     assert capsys.readouterr().err.splitlines() == [
         "choosing thresholds: 2 s so far",
         "choosing thresholds: 7 s so far",

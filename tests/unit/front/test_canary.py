@@ -131,7 +131,7 @@ def test_a_canary_that_starts_later_is_reached_then(monkeypatch: pytest.MonkeyPa
         assert front.portal
         reaching = front.portal.start_task_soon(canary.begin)
         assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
-        reaching.result(10)
+        reaching.result(60)
         assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
     assert len(other.asked) == 1
 
@@ -141,7 +141,7 @@ def test_the_own_answer_waits_for_the_canary_for_at_most_the_slo() -> None:
     with client(other)[0] as front:
         other.hangs, began_s = True, time.perf_counter()
         reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Deadline-Ms": "60000"})
-        assert (reply.json()["model"], time.perf_counter() - began_s < 10) == ("toy", True)
+        assert (reply.json()["model"], time.perf_counter() - began_s < 30) == ("toy", True)
 
 
 def test_one_request_cannot_withdraw_a_canary() -> None:

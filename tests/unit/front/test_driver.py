@@ -216,12 +216,12 @@ def test_audits_tell_whether_the_full_network_agrees_and_change_no_answer(toy: t
         limits = Limits(audit_share=1.0, audit_cost=0.5)
         driver = Driver(Dispatcher(ROUTE, REPLICAS, limits), threads, time.perf_counter)
         pairs = [[block, label] for block in range(3) for label in range(10)]
-        answers = await driver.answer(pack(toy().encode(pairs)), 5.0)
+        answers = await driver.answer(pack(toy().encode(pairs)), 60.0)
         assert [(each.label, each.exit_block) for each in answers] == [
             (label, left_at(block, RAMPS)) for block, label in pairs
         ]
         while driver.counts.audited.total() < 30:  # inputs that run to the end take the shadows along
-            await driver.answer(pack(toy().encode([[3, 1]])), 5.0)
+            await driver.answer(pack(toy().encode([[3, 1]])), 60.0)
         await driver.close()
         assert driver.counts.exits[2] == 20, "a shadow is not answered again"
         return driver.counts.missed

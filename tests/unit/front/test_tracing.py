@@ -123,7 +123,7 @@ def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
         async def ask(traceparent: str) -> None:
             headers = {b"traceparent": traceparent.encode()}
             with seen.tracing.request("predict", headers) if seen.tracing.takes(headers) else nullcontext():
-                await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 5.0)
+                await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 60.0)
 
         await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
         await driver.close()

@@ -15,7 +15,7 @@ TOKENS, GAP_S = 4, 0.05
 
 
 @asynccontextmanager
-async def server(status: str = "200 OK") -> AsyncIterator[str]:
+async def server(status: str = "200 OK", gap_s: float = GAP_S) -> AsyncIterator[str]:
     """Writes four tokens in two groups with a gap between them, in pieces that do not match the events."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,7 +25,7 @@ async def server(status: str = "200 OK") -> AsyncIterator[str]:
         for piece in (group[:20], group[20:] + group[:7], group[7:], b"data: [DONE]\n\n"):
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()
-            await asyncio.sleep(GAP_S)
+            await asyncio.sleep(gap_s)
         writer.write(b"0\r\n\r\n")
         writer.close()
 
@@ -59,9 +59,9 @@ def test_tokens_are_counted_and_timed() -> None:
 
 def test_texts_that_are_still_being_written_are_not_lost() -> None:
     async def impatient() -> list[WrittenText]:
-        async with server() as url:
+        async with server(gap_s=0.6) as url:  # more patience than for one gap, and less than for all four
             load = PromptLoad(url, ["1+1="], 8)
-            return load.texts(await load.at(np.array([0.0]), patience_s=2 * GAP_S))
+            return load.texts(await load.at(np.array([0.0]), patience_s=2.0))
 
     assert [each.tokens for each in asyncio.run(impatient())] == [TOKENS]
 
