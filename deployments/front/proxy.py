@@ -322,7 +322,8 @@ class ProxyLimit(threading.Thread):
         for backend in backends:
             if "not found" in haproxy_reply(self._path, f"set map {file} {backend} {slo}"):
                 haproxy_reply(self._path, f"add map {file} {backend} {slo}")
-        _keep(file, dict.fromkeys(backends, slo))
+        with suppress(OSError):  # such as a full disk, on which the limit must still be sent
+            _keep(file, dict.fromkeys(backends, slo))
 
 
 def _keep(slo_map: Path, entries: Mapping[str, str]) -> None:

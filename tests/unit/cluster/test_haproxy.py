@@ -1,5 +1,6 @@
 """HAProxy as our script starts it: what it refuses by itself, and in which words."""
 
+import csv
 import json
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from isobatch.deployments.front.proxy import (
     LONG,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
+    SLO_MAP,
     SLOW,
     Burden,
     ProxyLimit,
@@ -369,3 +371,13 @@ def test_a_haproxy_that_starts_while_no_front_runs_knows_the_slo(tmp_path: Path)
             began_s = time.monotonic()
             assert asked(port, said=WHOLE)[0] == 503
             assert 0.3 < time.monotonic() - began_s < 30, "it would be held for ever"
+
+
+def test_a_front_that_cannot_keep_the_slo_still_sends_its_limit(tmp_path: Path) -> None:
+    """As on a full disk; here the file is missing."""
+    orders = tmp_path / "node" / "admin.sock"
+    with socket.create_server(("127.0.0.1", 0)) as front, haproxy(tmp_path, front=(place := front.getsockname()[1])):
+        (tmp_path / SLO_MAP).unlink()
+        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), 300.0)._send(7)
+        rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
+        assert {row["slim"] for row in rows if (row["pxname"], row["svname"]) == ("app", "front")} == {"7"}
