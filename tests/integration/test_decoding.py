@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,16 +153,31 @@ def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
         check_family(family, found[family.name])
 
 
-def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str) -> None:
-    stream = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=50, stream=True)
-    next(iter(stream))
-    stream.close()
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str, stream: bool) -> None:
+    openai = pytest.importorskip("openai")
+    asked = {"model": "llm-demo", "prompt": PROMPTS, "max_tokens": 50, "extra_body": {"ignore_eos": True}}
 
-    def pages() -> bool:
-        told = ask(decoder, "GET", "/stats")[1]
+    def stats() -> dict[str, Any]:
+        return dict(ask(decoder, "GET", "/stats")[1])
+
+    def cancelled_once_another_has_gone() -> int:
+        if stream:
+            news = client.completions.create(**asked, stream=True)
+            next(iter(news))
+            news.close()
+        else:
+            with suppress(openai.APITimeoutError):
+                client.with_options(timeout=0.05).completions.create(**asked)
+        return int(stats()["requests"]["cancelled"])
+
+    def has_no_texts() -> bool:
+        told = stats()
         return told["residents"] == told["waiting"] == 0 and told["pages"]["free"] == told["pages"]["of"]
 
-    assert eventually(pages)
+    before = stats()["requests"]["cancelled"]
+    assert eventually(lambda: cancelled_once_another_has_gone() > before)
+    assert eventually(has_no_texts)
 
 
 @contextmanager
