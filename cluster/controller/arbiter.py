@@ -21,7 +21,7 @@ from isobatch.profiles.devices import as_text
 
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 MOVING_S = 0.5  # between two looks while a device changes hands
-LATER = 1 / 8  # of the time since that was decided: so far apart later looks are, because a giver may not shrink
+LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision: a giver may not be able to shrink
 KEEP = 20  # decisions that are remembered
 
 

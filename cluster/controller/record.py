@@ -22,7 +22,7 @@ AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a sin
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
-LOADED = 0.3  # the share of what a plan is expected to sustain, from which inputs in time speak against a shortfall
+LOADED = 0.3  # inputs in time speak against a shortfall from this share of the goodput that a plan should have
 FORGET_S = 21600.0  # seconds of such load, after which about a third of a shortfall is still remembered
 LONGEST_S = 600.0  # the deployer waits no longer for replicas: if more seconds passed, the clock has jumped
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
@@ -281,7 +281,7 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 class Barred:
     """Plans that were rolled back, and similar ones, are not tried again for a while.
 
-    Those are similar that share a pipeline with it, other than those of the plan that ran instead.
+    A plan is similar if it shares a pipeline with such a plan, other than those of the plan that ran instead.
     """
 
     def __init__(self) -> None:

@@ -220,7 +220,7 @@ class Launch:
         self.queue.owner.group.end(self.runner, now_s)
 
     def judge(self, now_s: float) -> None:
-        """Learn the replica's speed from this launch, which has just returned and ran as far as an input needed."""
+        """Learn the replica's speed from this launch, which returned now and ran as far as its last input needed."""
         stage, planned_s = self.queue.stage, self.planned_s
         if self.cursor == stage.start:  # not so for inputs of an earlier plan, which stood inside the stage
             planned_s = stage.until_s(self.weight)[stage.exit_at((self.ran_to or self.stop) - 1)]

@@ -207,7 +207,7 @@ def _gap(worth: float, bound: float, goal: FleetGoal) -> float:
 
 
 def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[KindCounts, ...]]:
-    """Divisions in whole devices. After each one, `scales` has the values with which its applications were planned."""
+    """Divisions in whole devices. Each one lowers `scales` to the share of the bounds that its plans sustain."""
     needed, scales, proposed = program.needed, np.ones(len(plans)), set[tuple[KindCounts, ...]]()
     for _ in range(ROUNDS):
         parts = program.proposal(needed, scales)

@@ -316,7 +316,7 @@ async def test_a_silent_controller_holds_up_the_others_once(monkeypatch: pytest.
     monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
     service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
     running = asyncio.create_task(service.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(9):
         while looks["b"] < 4:
             await asyncio.sleep(0.01)
     running.cancel()
