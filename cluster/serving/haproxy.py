@@ -82,6 +82,8 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
 {clients}\
     {answer} 405 {json}/405.json if !{{ method {methods} }}\
     http-request set-header X-Request-Start t=%[date(0,us)]\
+    # isobatch: Serve would compute on for clients that send this and disconnect\
+    http-request del-header X-Request-Disconnect-Disabled\
     acl large req.hdr_val(content-length) gt {most_bytes}\
     http-request wait-for-body time {hurried_s}s if !large {{ fe_conn gt {half} }}\
     http-request wait-for-body time {request_s}s if !large\
