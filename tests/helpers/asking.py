@@ -1,5 +1,6 @@
 """Ask over HTTP as any client does, and wait for what comes later."""
 
+import asyncio
 import http.client
 import json
 import threading
@@ -22,6 +23,13 @@ def eventually(condition: Callable[[], T], within_s: float = 90.0) -> T:
             raise AssertionError(f"still {value!r} after {within_s:g} s")
         time.sleep(0.05)
     return value
+
+
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    """The same inside an event loop."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def ask(base: str, method: str, path: str, body: object = None) -> tuple[int, Any]:

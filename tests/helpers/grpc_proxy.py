@@ -65,13 +65,6 @@ async def front_at(port: int) -> AsyncIterator[tuple[grpc.aio.Channel, Service]]
     await service.close()
 
 
-async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < until_s
-        await asyncio.sleep(0.02)
-
-
 async def refusal(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call

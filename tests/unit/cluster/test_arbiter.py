@@ -1,9 +1,8 @@
 """The arbiter of a fleet: who gets which devices, in which order, and what it never does."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.fleet.bruteforce import agrees
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.fleet_division import Budget, Standing
+from isobatch.cluster.controller.fleet_division import Budget
 from isobatch.cluster.controller.record import NextStep
 from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
@@ -255,71 +254,6 @@ def test_an_application_uses_every_device_until_the_arbiter_can_choose_its_first
     standings = {"a": by_ids(standing(0.5, OWN["a"]), first), "b": by_ids(standing(0.5, OWN["b"]), frozenset(IDS))}
     grants = fleet.look(standings, FLEET, 5.0)
     assert {name: grant.device_ids for name, grant in grants.items()} == {"b": frozenset(IDS) - first}
-
-
-class Controllers:
-    """The handles of two controllers: the first grants to `a` do not arrive."""
-
-    def __init__(self, standings: Mapping[str, Standing], fail: int) -> None:
-        self.standings, self.fail, self.grants = standings, fail, list[tuple[str, Grant]]()
-
-    def handle(self, deployment: str, controller: str) -> Any:
-        name = controller.removesuffix("-controller")
-
-        async def answer() -> Standing:
-            return self.standings[name]
-
-        async def take(grant: Grant) -> None:
-            self.grants.append((name, grant))
-            if name == "a" and len(self.grants) <= self.fail:
-                raise ConnectionError
-
-        return SimpleNamespace(standing=SimpleNamespace(remote=answer), grant=SimpleNamespace(remote=take))
-
-
-async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isobatch.cluster.controller.fleet_service import FleetService
-
-    first = frozenset(("v100-0", "k80-0"))
-    controllers = Controllers({name: by_ids(standing(0.5, OWN[name]), first, first) for name in OWN}, fail=2)
-    monkeypatch.setattr("ray.serve.get_deployment_handle", controllers.handle)
-    monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
-    service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
-    running = asyncio.create_task(service.run())
-    async with asyncio.timeout(60):
-        while len(controllers.grants) < 3:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.5)  # some more looks
-    running.cancel()
-    assert [(name, grant.device_ids) for name, grant in controllers.grants] == [("a", first)] * 3
-
-
-async def test_a_silent_controller_holds_up_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isobatch.cluster.controller.fleet_service import FleetService
-
-    looks = dict.fromkeys(OWN, 0)
-
-    def handle(deployment: str, controller: str) -> Any:
-        name = controller.removesuffix("-controller")
-
-        async def answer() -> Standing:
-            looks[name] += 1
-            if name == "a" and looks[name] == 2:
-                raise TimeoutError  # as after the full time
-            if name == "a" and looks[name] > 2:
-                await asyncio.sleep(60)
-            return standing(0.5, OWN[name])
-
-        return SimpleNamespace(standing=SimpleNamespace(remote=answer))
-
-    monkeypatch.setattr("ray.serve.get_deployment_handle", handle)
-    monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
-    service = FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1}))
-    running = asyncio.create_task(service.run())
-    async with asyncio.timeout(9):
-        while looks["b"] < 4:
-            await asyncio.sleep(0.01)
-    running.cancel()
 
 
 def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:

@@ -23,6 +23,7 @@ from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
 from isobatch.profiles.errors import UserError
+from tests.helpers.asking import until
 from tests.helpers.documented import front
 from tests.helpers.toy_model import OVERFLOWS
 
@@ -232,9 +233,7 @@ def test_where_too_many_bodies_arrive_the_slowest_is_given_up(monkeypatch: pytes
         await asyncio.sleep(0.3)
         assert not any(each.done() for each in slow), "there is room"
         quick = [asyncio.create_task(bodies.body_of({}, Network(*[50_000] * 15), 10**6)) for _ in range(4)]
-        async with asyncio.timeout(60):
-            while sum(each.done() for each in slow) < 4:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(each.done() for each in slow) >= 4)
         await asyncio.sleep(0.05)
         given_up = [str(each.exception()) for each in slow if each.done()]
         left = [int(each.done()) for each in quick]
@@ -270,9 +269,7 @@ def test_bodies_that_are_too_large_together_are_given_up_the_slowest_first(monke
     async def scene() -> list[bool]:
         sizes = [2_000], [1_000], [1_000] * 30, [500] * 30
         tasks = [asyncio.create_task(bodies.body_of({}, Network(*each), 10**6)) for each in sizes]
-        async with asyncio.timeout(60):
-            while sum(each.done() for each in tasks) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(each.done() for each in tasks) >= 3)
         done = [each.done() for each in tasks]
         for each in tasks:
             each.cancel()

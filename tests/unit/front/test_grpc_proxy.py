@@ -17,6 +17,7 @@ from isobatch.deployments.front.headers import STARTED, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.proxy import RETRY_S
 from isobatch.deployments.front.service import Service
+from tests.helpers.asking import until
 from tests.helpers.grpc_proxy import (
     INFER,
     LIVE,
@@ -28,7 +29,6 @@ from tests.helpers.grpc_proxy import (
     headers,
     proxy,
     refusal,
-    until,
 )
 
 

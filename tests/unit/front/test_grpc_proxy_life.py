@@ -15,7 +15,8 @@ from isobatch.deployments.front.grpc_proxy import GrpcProxy
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.proxy import MOST, Burden, haproxy_reply
-from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy, until
+from tests.helpers.asking import until
+from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy
 
 
 async def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:

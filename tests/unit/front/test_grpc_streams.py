@@ -13,7 +13,8 @@ from isobatch.deployments.front.open_inference import rpc
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import ProxyLimit
-from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, frame, front_at, headers, refusal, until
+from tests.helpers.asking import until
+from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, frame, front_at, headers, refusal
 
 
 async def test_streams_and_questions_take_no_calls_places(

@@ -1,7 +1,7 @@
 """A front follows Serve's list of replicas: it connects to new ones, drops those that go, and notices lost ones."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.deployments.transport.replica_connection import ReplicaAddress
 from isobatch.profiles.model import Words
+from tests.helpers.asking import until
 from tests.helpers.toy_model import Toy
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -108,11 +109,6 @@ async def staged(monkeypatch: pytest.MonkeyPatch, directory: str = "") -> AsyncI
     await asyncio.sleep(0)
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.002)
-
-
 async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged(monkeypatch) as stage:
         assert stage.told[-1] == {"a", "b"}
@@ -120,7 +116,7 @@ async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(mo
         assert await stage.runs_on("b")
         stage.serve.start("c")
         stage.serve.tell()
-        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        await until(lambda: stage.told[-1] == {"a", "b", "c"})
         assert await stage.runs_on("c")
 
 
@@ -139,7 +135,7 @@ async def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: 
         await asyncio.sleep(0.1)
         assert not end.done(), "the front has not heard of it"
         stage.serve.tell()
-        await eventually(lambda: stage.told[-1] == {"b"})
+        await until(lambda: stage.told[-1] == {"b"})
         with pytest.raises(ConnectionError, match="replica a has gone"):
             await stage.runs_on("a")
         await end
@@ -147,11 +143,11 @@ async def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: 
 
 async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged(monkeypatch) as stage:
-        await eventually(lambda: len(stage.serve.replicas["a"]._orders.gate.authorized) == 1)
+        await until(lambda: len(stage.serve.replicas["a"]._orders.gate.authorized) == 1)
         for caller in tuple(stage.serve.replicas["a"]._orders.gate.authorized):
             caller.hang_up()
-        await eventually(lambda: stage.told[-1] == {"b"})
-        await eventually(lambda: stage.told[-1] == {"a", "b"})
+        await until(lambda: stage.told[-1] == {"b"})
+        await until(lambda: stage.told[-1] == {"a", "b"})
         assert await stage.runs_on("a")
 
 
@@ -162,17 +158,17 @@ async def test_replicas_run_full_batches_of_a_plan_before_they_are_used(monkeypa
         warmed = stage.warm_ups_wait(gate, "a", "b")
         stage.workers.plan = "another"
         joining = asyncio.ensure_future(stage.workers.join(GROUP))
-        await eventually(lambda: sorted(warmed) == ["a for another", "b for another"])
+        await until(lambda: sorted(warmed) == ["a for another", "b for another"])
         stage.serve.start("c")
         later = stage.warm_ups_wait(gate, "c")
         stage.serve.tell()
-        await eventually(lambda: later == ["c for another"])
+        await until(lambda: later == ["c for another"])
         assert stage.told[-1] == {"a", "b"}, "the new one is not used yet"
         assert await stage.runs_on("a"), "orders do not wait"
         assert not joining.done()
         gate.set()
         await joining
-        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        await until(lambda: stage.told[-1] == {"a", "b", "c"})
         await stage.workers.join(GROUP)
         assert (len(warmed), later) == (2, ["c for another"]), "each once"
 
@@ -184,7 +180,7 @@ async def test_the_only_replica_of_a_group_is_used_while_it_warms_up(monkeypatch
         stage.serve.start("c")
         warmed = stage.warm_ups_wait(gate, "c")
         joining = asyncio.ensure_future(stage.workers.join(GROUP))
-        await eventually(lambda: stage.told[-1] == {"c"} and len(warmed) == 1)
+        await until(lambda: stage.told[-1] == {"c"} and len(warmed) == 1)
         assert await stage.runs_on("c")
         assert not joining.done()
         gate.set()
@@ -199,11 +195,11 @@ async def test_a_replica_that_warms_up_is_used_once_the_others_are_lost(monkeypa
         stage.serve.start("c")
         warmed = stage.warm_ups_wait(gate, "c")
         stage.serve.tell()
-        await eventually(lambda: len(warmed) == 1)
+        await until(lambda: len(warmed) == 1)
         for name in ("a", "b"):
             del stage.serve.replicas[name]
         stage.serve.tell()
-        await eventually(lambda: stage.told[-1] == {"c"})
+        await until(lambda: stage.told[-1] == {"c"})
         assert await stage.runs_on("c")
         gate.set()
 
@@ -214,10 +210,10 @@ async def test_a_replica_that_goes_does_not_wait_for_its_warm_up(monkeypatch: py
         stage.serve.start("c")
         warmed = stage.warm_ups_wait(gate, "c", "a")
         joining = asyncio.ensure_future(stage.workers.join(GROUP))
-        await eventually(lambda: len(warmed) == 1)
+        await until(lambda: len(warmed) == 1)
         going = [stage.serve.replicas.pop("c")]
         stage.serve.tell()
-        await eventually(lambda: len(warmed) == 2)
+        await until(lambda: len(warmed) == 2)
         going.append(stage.serve.replicas.pop("a"))
         stage.serve.tell()
         for replica in going:
@@ -235,7 +231,7 @@ async def test_replicas_on_devices_of_other_applications_are_left_alone(monkeypa
         gate.set()
         warmed = stage.warm_ups_wait(gate, "a", "b", "c", "d")
         stage.serve.tell()
-        await eventually(lambda: stage.told[-1] == {"a", "b", "c", "d"})
+        await until(lambda: stage.told[-1] == {"a", "b", "c", "d"})
         await stage.workers.join(GROUP)
         assert warmed == ["c for another"]
         stage.workers.uses = lambda device_id: True
@@ -250,7 +246,7 @@ async def test_a_replica_that_cannot_run_full_batches_is_used_all_the_same(
         stage.workers.plan = "no plan"
         stage.serve.start("c")
         stage.serve.tell()
-        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        await until(lambda: stage.told[-1] == {"a", "b", "c"})
         assert "replica c has not run its full batches: LaunchError: UserError: this plan" in caplog.text
 
 
@@ -261,7 +257,7 @@ async def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypat
         stage.serve.tell()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stage.workers.join(GROUP), 0.02)
-        await eventually(lambda: "slow" in stage.told[-1])
+        await until(lambda: "slow" in stage.told[-1])
 
 
 async def test_a_replica_with_other_weights_is_not_used(
@@ -276,5 +272,5 @@ async def test_a_replica_with_other_weights_is_not_used(
         stage.serve.start("old", directory=str(tmp_path / "theirs"))
         stage.serve.start("new", directory=str(tmp_path / "ours"))
         stage.serve.tell()
-        await eventually(lambda: "runs other weights" in caplog.text and "new" in stage.told[-1])
+        await until(lambda: "runs other weights" in caplog.text and "new" in stage.told[-1])
         assert "old" not in stage.told[-1]

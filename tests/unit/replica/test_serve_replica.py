@@ -36,6 +36,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.model import Batch, Launched
+from tests.helpers.asking import until
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy, left_at
 from tests.helpers.virtual_device import SURVIVAL, table
 
@@ -331,15 +332,15 @@ async def test_a_healthy_replica_in_a_warm_up_is_no_replica_that_hangs() -> None
         return len([1 async for _ in workers.run("it", Order(1, frozenset(), (pack(Toy().encode([[3, 1]])),)))])
 
     warming, launched = asyncio.ensure_future(workers.between_launches("it", work)), asyncio.ensure_future(launch())
-    await eventually(begun.is_set)
+    await until(begun.is_set)
     await asyncio.sleep(0.01)
     assert workers.computes_for_s("it") == 0.0
     end.set()
     await warming
-    await eventually(lambda: workers.computes_for_s("it") > 0.0)
+    await until(lambda: workers.computes_for_s("it") > 0.0)
     goes_on.set()
     assert await launched == 1
-    await eventually(lambda: workers.computes_for_s("it") == 0.0)
+    await until(lambda: workers.computes_for_s("it") == 0.0)
     await workers.close()
 
 
@@ -350,7 +351,7 @@ async def test_a_warm_up_that_goes_on_for_ever_counts_as_hung() -> None:
         end.wait(60)
 
     warming = asyncio.ensure_future(workers.between_launches("it", work))
-    await eventually(lambda: workers.computes_for_s("it") > 0.0)
+    await until(lambda: workers.computes_for_s("it") > 0.0)
     end.set()
     await warming
     assert workers.computes_for_s("it") == 0.0
@@ -383,16 +384,10 @@ async def test_fronts_wait_for_the_same_full_batch_and_one_that_fails_is_tried_a
     with pytest.raises(MemoryError, match="no room"):
         await replica.warm_up(plans[1].to_json())
     fronts = [asyncio.ensure_future(replica.warm_up(plans[1].to_json())) for _ in range(2)]
-    await eventually(lambda: len(ran) == 3)
+    await until(lambda: len(ran) == 3)
     await asyncio.sleep(0.01)
     assert not any(front.done() for front in fronts)
     gate.set()
     await asyncio.gather(*fronts)
     assert ran == [1, 2, 2]
     await replica._workers.close()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)

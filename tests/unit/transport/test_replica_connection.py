@@ -21,6 +21,7 @@ from isobatch.deployments.transport.replica_connection import (
 )
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import Batch, Exits
+from tests.helpers.asking import until
 
 WIRE = Wire("127.0.0.1")
 HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
@@ -91,11 +92,6 @@ async def replies(connection: ReplicaConnection, stop: int) -> list[float]:
     return [reply.computed_s async for reply in connection.run(order(stop))]
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.001)
-
-
 def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         warming = asyncio.ensure_future(connection.warm_up("7"))
@@ -118,7 +114,7 @@ def test_a_retired_connection_does_not_wait_for_a_warm_up() -> None:
             asyncio.ensure_future(connection.warm_up("7")),
             asyncio.ensure_future(replies(connection, 2)),
         )
-        await eventually(lambda: replica.gates.keys() == {2, 7})
+        await until(lambda: replica.gates.keys() == {2, 7})
         connection.retire()
         replica.gates[2].set()
         assert await launched == [2.0, 2.0]
@@ -141,7 +137,7 @@ def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
             return said
 
         asked = {stop: asyncio.ensure_future(listen(stop)) for stop in (2, 3, 4)}
-        await eventually(lambda: len(early) == 3)
+        await until(lambda: len(early) == 3)
         for stop in (4, 2, 3):
             replica.gates[stop].set()
             assert await asked[stop] == [stop, stop]
@@ -166,7 +162,7 @@ def test_a_failure_has_its_reason_and_the_connection_stays() -> None:
 def test_the_end_of_a_connection_fails_its_orders() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
-        await eventually(lambda: len(replica.gates) == 2)
+        await until(lambda: len(replica.gates) == 2)
         replica.server.close()
         for each in asked:
             with pytest.raises(ConnectionError):
@@ -181,13 +177,13 @@ def test_the_end_of_a_connection_fails_its_orders() -> None:
 def test_a_retired_connection_ends_with_its_last_reply() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))
-        await eventually(lambda: 2 in replica.gates)
+        await until(lambda: 2 in replica.gates)
         connection.retire()
         await asyncio.sleep(0.02)
         assert len(replica.server.gate.authorized) == 1
         replica.gates[2].set()
         assert await asked == [2, 2]
-        await eventually(lambda: not replica.server.gate.authorized)
+        await until(lambda: not replica.server.gate.authorized)
         assert losses == []
 
     play(scene)
@@ -196,14 +192,14 @@ def test_a_retired_connection_ends_with_its_last_reply() -> None:
 def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))
-        await eventually(lambda: 2 in replica.gates)
+        await until(lambda: 2 in replica.gates)
         asked.cancel()
         await asyncio.sleep(0)
         replica.gates[2].set()
         replica.gates[3] = replica.gates[2]
         assert await replies(connection, 3) == [3, 3]
         connection.end_if_stuck(5.0)
-        await eventually(lambda: replica.stuck_for_s == [5.0])
+        await until(lambda: replica.stuck_for_s == [5.0])
 
     play(scene)
 
@@ -287,9 +283,9 @@ def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> 
         vanishing.hang_up()
         with pytest.raises(ConnectionError):
             await launched
-        await eventually(lambda: len(replica.holdings) == 1)
+        await until(lambda: len(replica.holdings) == 1)
         replica.gates[101].set()  # a launch that ends later
-        await eventually(lambda: replica.claimed == 3 and len(replica.holdings) == 1)
+        await until(lambda: replica.claimed == 3 and len(replica.holdings) == 1)
         assert await replies(connection, 100) == [100, 100]
 
     play(scene)
@@ -306,14 +302,14 @@ def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
         async def connected(name: str) -> ReplicaConnection:
             before = len(there)
             front = await connect_to(WIRE, address, lambda: None, name)
-            await eventually(lambda: len(there) == before + 1)
+            await until(lambda: len(there) == before + 1)
             return front
 
         async def lose(*lost: ReplicaConnection) -> None:
             left = len(there) - len(lost)
             for each in lost:
                 each.hang_up()
-            await eventually(lambda: len(there) == left)
+            await until(lambda: len(there) == left)
 
         first, others = await connected("this"), [await connected(name) for name in ("that", "", "")]
         for each in (first, *others):
@@ -327,6 +323,6 @@ def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
         third = await connected("this")
         replica.server.held_after_s = 0.05
         await lose(third)
-        await eventually(lambda: not replica.holdings)
+        await until(lambda: not replica.holdings)
 
     play(scene)
