@@ -173,6 +173,8 @@ def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray_facts, "_applications", lambda: running)
     of_others = [{"CPU": 3.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 2.5, "GPU": 1.0}]
     assert ray_facts.nodes_beside_others("a") == of_others
+    assert ray_facts.nodes_beside_others("a", "c") == of_others
+    assert ray_facts.nodes_beside_others("a", "a.b") == [{"CPU": 4.0, "GPU": 2.0, "k80": 4.0}, {"CPU": 4.0, "GPU": 2.0}]
     assert ray_facts.nodes_beside_others("a.b") == [{"CPU": 2.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 4.0, "GPU": 2.0}]
 
 
