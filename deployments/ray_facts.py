@@ -240,6 +240,16 @@ def is_gone(application: str, deployment: str) -> bool:
 # Calls to Serve's controller
 
 
+def drained_s(drain_s: float) -> float:
+    """The time until fronts that begin to drain now have ended, and `drain_s` more. Serve gives load balancers time to
+    remove a front, however short `drain_s` is."""
+    from ray.serve._private import constants as by_ray
+
+    reachable_s: float = by_ray.RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+    closing_s: float = by_ray.RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S
+    return max(drain_s, reachable_s + closing_s) + drain_s
+
+
 def serve_client() -> Any:
     """Serve's internal client; None: Serve is not running. The documented ways would block, or start Serve."""
     from ray.serve.context import _get_global_client

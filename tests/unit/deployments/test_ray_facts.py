@@ -53,6 +53,13 @@ INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
         ("deployment_id", "target_num_replicas"),
         "ray_facts.scale",
     ),
+    (
+        "ray.serve._private.constants",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+        (),
+        "ray_facts.drained_s",
+    ),
+    ("ray.serve._private.constants", "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", (), "ray_facts.drained_s"),
     ("ray.serve.handle", "DeploymentHandle.broadcast", ("method_name",), "ray_facts.ask_all"),
     (
         "ray.serve.handle",
