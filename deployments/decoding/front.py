@@ -124,7 +124,7 @@ class DecoderFront:
         room = self.shape.room(len(prompt), self.texts.context)
         most, max_tokens = self.config.max_tokens, terms.max_tokens
         if max_tokens is None:
-            max_tokens = min(most, self.defaults.max_new_tokens or most, max(1, room))
+            max_tokens = min(most, terms.usual_tokens or self.defaults.max_new_tokens or most, max(1, room))
         if max_tokens > most:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {most} are allowed")
         if terms.min_tokens > max_tokens:

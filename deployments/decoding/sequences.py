@@ -48,12 +48,14 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class TextTerms:
-    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit."""
+    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit, and the usual
+    one, if there is one, holds where there is room for it."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     min_tokens: int = 0
     ignore_eos: bool = False
+    usual_tokens: int | None = None
 
 
 @dataclass(frozen=True)
