@@ -16,7 +16,6 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from math import ceil, inf
@@ -54,6 +53,7 @@ ADDED_PER_S = 0.2  # how fast the added places grow with the time since the limi
 DOUBLES_S = 5.0  # the time in which a limit that is not reached doubles
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
+LOOPBACK = ("127.0.0.1", "::1")  # the addresses by which Ray names HAProxy's own node
 # HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
@@ -205,11 +205,13 @@ class Limit:
 class Refusals:
     """Counts the requests for a front that HAProxy itself has answered with an error, from the first reading on.
 
-    Each front counts its share of a backend that several fronts use. A restarted HAProxy counts from 0.
+    Each front counts its share of a backend that several fronts of this node use: fronts of other nodes ask their own
+    HAProxy. A restarted HAProxy counts from 0.
 
-    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck", Refusals()
+    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck,addr", Refusals()
     >>> for errors in (100, 120, 8):
-    ...     rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", f"app,BACKEND,{10 + errors},1", "other,BACKEND,7,0"
+    ...     rows = [f"app,BACKEND,{10 + errors},0,", "other,BACKEND,7,0,", "app,spare,0,1,127.0.0.1:5"]
+    ...     rows += ["app,r1,5,0,127.0.0.1:3", "app,r2,5,0,127.0.0.1:4", "app,far,0,0,10.0.0.7:4"]
     ...     refusals.read("\\n".join((head, *rows)), ["app/r2"])
     >>> refusals.total
     14
@@ -227,15 +229,16 @@ class Refusals:
 
     def read(self, stats: str, servers: Collection[str]) -> None:
         """Read HAProxy's reply to `command`; `servers` are its names for the front."""
-        servers_of = Counter(server.partition("/")[0] for server in servers)
-        rows: dict[str, list[dict[str, str]]] = {name: [] for name in servers_of if not name.endswith(f":{QUESTIONS}")}
+        own = dict(server.split("/") for server in servers)
+        rows: dict[str, list[dict[str, str]]] = {name: [] for name in own if not name.endswith(f":{QUESTIONS}")}
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
             rows.get(row["pxname"], []).append(row)
         for backend, backend_rows in rows.items():
             # The errors that come from HAProxy itself, and not from a server of the backend.
             signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
-            fronts = sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in backend_rows)  # without backups
-            self.add(backend, sum(signed), servers_of[backend] / max(1, fronts))
+            hosts = {row["svname"]: row["addr"].rpartition(":")[0] for row in backend_rows if row["bck"] != "1"}
+            fronts = list(hosts.values()).count(hosts.get(own[backend], ""))  # of this node, without backups
+            self.add(backend, sum(signed), 1 / max(1, fronts))
 
     def add(self, backend: str, errors: int, share: float = 1.0) -> None:
         """Add this front's share of the errors that are new since the last reading."""
@@ -367,11 +370,15 @@ def haproxy_reply(path: Path, command: str) -> str:
             return reply.read()
 
 
-def servers_at(path: Path, port: int | None) -> list[str]:
-    """HAProxy's names for the servers at this port; none while the port is not known."""
+def servers_at(path: Path, port: int | None, node: str) -> list[str]:
+    """HAProxy's names for the servers at this port of its own node, at address `node`; none before the port is known.
+
+    Fronts of other nodes have the same ports. Ray writes the loopback address for a front of HAProxy's own node.
+    """
     if not port:
         return []
+    here = {(address, str(port)) for address in (*LOOPBACK, node)}
     state = haproxy_reply(path, "show servers state")
     lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
     rows = csv.DictReader(lines, delimiter=" ")
-    return [f"{row['be_name']}/{row['srv_name']}" for row in rows if row.get("srv_port") == str(port)]
+    return [f"{row['be_name']}/{row['srv_name']}" for row in rows if (row.get("srv_addr"), row.get("srv_port")) in here]

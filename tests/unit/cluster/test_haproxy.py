@@ -27,6 +27,7 @@ from isobatch.deployments.front.proxy import (
     SLOW,
     Burden,
     ProxyLimit,
+    Refusals,
     haproxy_reply,
     servers_at,
 )
@@ -46,10 +47,13 @@ def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch:
     assert [line.split()[1] for line in config.read_text().splitlines()] == binds
 
 
+NODE = "192.0.2.1"  # the address of HAProxy's node for others
+
+
 def allow(orders: Path, front: int, requests: int) -> None:
     """As a front that HAProxy reaches at this port tells it."""
-    assert servers_at(orders, None) == []
-    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front))._send(requests)
+    assert servers_at(orders, None, NODE) == []
+    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front, NODE))._send(requests)
 
 
 def end(orders: Path) -> None:
@@ -161,6 +165,28 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert min(took_s) < 1
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
+
+
+def test_fronts_of_other_nodes_have_the_same_port_and_are_none_of_a_fronts_business(tmp_path: Path) -> None:
+    """A front speaks for itself, by whatever address HAProxy reaches its own node, and counts all that is refused here.
+
+    Nothing listens at the other addresses.
+    """
+    orders, far = tmp_path / "node" / "admin.sock", ("127.0.0.9", "::1", NODE)
+
+    def own(port: int) -> list[str]:
+        return [each for each in servers_at(orders, port, NODE) if not each.endswith("/fallback")]
+
+    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far):
+        assert [each for each in own(front) if each.startswith("app/")] == ["app/front", "app/far-1", "app/far-2"]
+    orders.unlink()
+    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far[:1]) as port:
+        refusals = Refusals()
+        haproxy_reply(orders, ";".join(f"disable server app:few/{each}" for each in ("front", "far-0", "fallback")))
+        for _ in range(2):
+            refusals.read(haproxy_reply(orders, Refusals.command), own(front))
+            refused = [asked(port, said=WHOLE)[0] for _ in range(4)]
+        assert (refused, refusals.total) == ([503] * 4, 4)
 
 
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
@@ -352,7 +378,7 @@ def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path,
     ):
         orders = tmp_path / "node" / "admin.sock"
         slo_ms = None if header else 300.0
-        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), slo_ms)._send(100)
+        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place, NODE), slo_ms)._send(100)
         for _ in range(2):
             began_s = time.monotonic()
             status, headers, body = asked(port, said=WHOLE.replace(b"Host: x\r\n", b"Host: x\r\n" + header))
@@ -366,7 +392,7 @@ def test_a_haproxy_that_starts_while_no_front_runs_knows_the_slo(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as holding:
         place = holding.getsockname()[1]
         with haproxy(tmp_path, front=place):
-            ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), 300.0)._send(100)
+            ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place, NODE), 300.0)._send(100)
         orders.unlink()
         with haproxy(tmp_path, front=place) as port:
             began_s = time.monotonic()
@@ -379,6 +405,6 @@ def test_a_front_that_cannot_keep_the_slo_still_sends_its_limit(tmp_path: Path) 
     orders = tmp_path / "node" / "admin.sock"
     with socket.create_server(("127.0.0.1", 0)) as front, haproxy(tmp_path, front=(place := front.getsockname()[1])):
         (tmp_path / SLO_MAP).unlink()
-        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), 300.0)._send(7)
+        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place, NODE), 300.0)._send(7)
         rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
         assert {row["slim"] for row in rows if (row["pxname"], row["svname"]) == ("app", "front")} == {"7"}
