@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from math import ceil
 from pathlib import Path
 
-from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, LONGEST_MS, STARTED
+from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, KERNEL, LONGEST_MS, STARTED
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -257,7 +257,7 @@ frontend calls
     acl hangs nbsrv({QUESTIONS}) eq 0
     acl hangs nbsrv(streams) eq 0
     http-request del-header {started}
-    http-request set-header {started} t=%[date(0,us)] if infers
+    http-request set-header {started} t=%[date(0,us)];{KERNEL} if infers
     http-request set-header {CLIENT.decode()} %[src] if streams
     http-request track-sc2 int(0) table {REFUSED} if infers || streams
     http-request track-sc1 src,ipmask(32,64) table streams if streams

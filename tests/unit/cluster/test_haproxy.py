@@ -167,6 +167,17 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert len(told) > 1, "not all come back at once"
 
 
+def test_a_front_takes_no_time_from_the_clock_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tmp_path / "kernel"
+    kernel.write_text("of another node\n")
+    monkeypatch.setattr("isobatch.cluster.serving.haproxy.KERNEL_FILE", kernel)
+    with crowd(tmp_path, 1) as clients:
+        clients.ask()
+        came = clients.arrived()[1].lower().partition(b"x-request-start: ")[2].partition(b"\r\n")[0]
+    assert came.endswith(b";of another node")
+    assert waited_s_by(came) == 0
+
+
 def test_fronts_of_other_nodes_have_the_same_port_and_are_none_of_a_fronts_business(tmp_path: Path) -> None:
     """A front speaks for itself, by whatever address HAProxy reaches its own node, and counts all that is refused here.
 
