@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from isobatch.deployments.front.headers import DEADLINE_HEADER, KERNEL_FILE, LONGEST_MS, OPEN_PATHS
+from isobatch.deployments.front.headers import DEADLINE_HEADER, KERNEL_FILE, LONGEST_MS, OPEN_PATHS, trusted_proxies
 from isobatch.deployments.front.proxy import (
     CUT_MS,
     FEW,
@@ -164,6 +164,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
     (folder / SLO_MAP).touch()
     words = {"answer": "http-request return status", "json": f"content-type application/json file {folder}"}
     deadlines = list(_deadlines(folder / SLO_MAP))
+    health = f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}"
     edits = _EDITS.format(
         **words,
         ports="|".join(ports),
@@ -177,7 +178,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         most_bytes=MOST_BYTES,
         methods=" ".join(METHODS),
         silent_s=SILENT_S,
-        clients=_added(of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}")),
+        clients=_added(of_clients(connections, health, trusted_proxies())),
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         retry_s=RETRY_S,

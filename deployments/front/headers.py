@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECO
 FULL = b"x-full"
 PRIORITY = b"x-priority"
 CLIENT = b"x-client-address"  # the address of a stream's client, as our HAProxy saw it
+TRUSTED_PROXIES = "ISOBATCH_TRUSTED_PROXIES"  # the variable with the networks of proxies before HAProxy
 KERNEL_FILE = Path("/proc/sys/kernel/random/boot_id")  # names the kernel, and so the clock, of a machine
 KERNEL = KERNEL_FILE.read_text().strip() if KERNEL_FILE.exists() else ""
 _OWN_CLOCK = f";{KERNEL}".encode()
@@ -65,6 +66,20 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         and hmac.compare_digest(key, value[len(_BEARER) :])
         for name, value in headers
     )
+
+
+def trusted_proxies(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The networks of proxies whose X-Forwarded-For names the client.
+
+    >>> trusted_proxies({"ISOBATCH_TRUSTED_PROXIES": "10.0.0.0/8, fd00::/8"}), trusted_proxies({})
+    (['10.0.0.0/8', 'fd00::/8'], [])
+    """
+    networks = variables.get(TRUSTED_PROXIES, "")
+    try:
+        return [str(ip_network(each.strip())) for each in networks.split(",") if networks]
+    except ValueError:
+        form = "must be networks separated by commas, such as 10.0.0.0/8,fd00::/8"
+        raise UserError(f"{TRUSTED_PROXIES} is {networks!r}: it {form}") from None
 
 
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have

@@ -116,18 +116,26 @@ def allowed_connections(most: int) -> int:
     return min(most, int((files - FILES_BESIDE) / FILES_OF_ONE))
 
 
-def of_clients(connections: int, health: str) -> list[str]:
+def of_clients(connections: int, health: str, proxies: Collection[str] = ()) -> list[str]:
     """HAProxy's rules for clients: a share of the connections for each, and the least frequent client goes first.
 
     The more connections all clients have, the fewer one client gets, so some remain for clients that come later. A
     client is an IPv4 address, or an IPv6 network of 64 bits, since one customer has all addresses of it. `health`:
-    HAProxy's condition for a health check.
+    HAProxy's condition for a health check. `proxies`: networks without such a share, since their X-Forwarded-For names
+    the client. `txn.client` becomes its address.
     """
+    trusted = f"if {{ src {' '.join(proxies)} }}"
+    exempt = [f"tcp-request connection accept {trusted}"]
+    named = [f"http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) {trusted}"]
+    named += [f"http-request track-sc0 var(txn.client),ipmask(32,64) {trusted}"]
     return [
+        *(exempt if proxies else ()),
         f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s),gpc0_rate({SLOW_WITHIN_S}s)",
         "tcp-request connection track-sc0 src,ipmask(32,64)",
         "tcp-request connection set-var(sess.all) fe_conn",
         f"tcp-request connection reject if {{ sc0_conn_cur,mul({FREE_FOR_ONE}),add(sess.all) gt {connections} }}",
+        "http-request set-var(txn.client) src",
+        *(named if proxies else ()),
         "http-after-response sc-inc-gpc0(0) if { status 408 }",
         f"http-request set-priority-offset {_DELAY_BY_RATE}",
         f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",

@@ -16,7 +16,7 @@ from select import select
 import pytest
 
 from isobatch.cluster.serving.haproxy import REQUEST_S, RETRY_S, ready, stopping, write_script
-from isobatch.deployments.front.headers import waited_s_by
+from isobatch.deployments.front.headers import trusted_proxies, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
@@ -31,6 +31,7 @@ from isobatch.deployments.front.proxy import (
     haproxy_reply,
     servers_at,
 )
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
 
@@ -254,6 +255,44 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
             assert told.startswith(b"HTTP/1.1 503")
             assert b"retry-after: " in told.lower()
             assert b"there are too many requests now: try again later" in told
+
+
+def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.4/30, fd00::/8")
+    with crowd(tmp_path, 1, queued_ms=60_000, queued=5, connections=500) as clients:
+
+        def refused(source: str, forwarded: str = "") -> int:
+            """How many of 20 requests are refused at once."""
+            headers = [f"X-Forwarded-For: {forwarded.format(each)}\r\n" if forwarded else "" for each in range(20)]
+            asking = [clients.ask(source=source, header=header) for header in headers]
+            time.sleep(0.2)
+            return len(select(asking, [], [], 0)[0])
+
+        assert refused("127.0.0.5", "10.0.0.{}\r\nX-Forwarded-For: 10.0.0.9, 10.0.0.1") >= 5, "the last one asks much"
+        assert refused("127.0.0.5", "10.0.0.1, 10.0.1.{}") == 0, "20 clients ask little"
+        assert refused("127.0.0.5", "fd00:0:0:{}::1") == 0
+        assert refused("127.0.0.5") >= 5, "it names nobody else"
+        assert refused("127.0.0.3", "10.0.2.{}") >= 5, "it is no proxy, whatever it sends"
+
+
+def test_idle_connections_of_a_trusted_proxy_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.2/32")
+    with haproxy(tmp_path, connections=200) as port, ExitStack() as idle:
+        for source in ("127.0.0.2", "127.0.0.3"):
+            opened = [socket.create_connection(("127.0.0.1", port), source_address=(source, 0)) for _ in range(60)]
+            for each in opened:
+                idle.enter_context(each)
+            time.sleep(0.3)
+            assert (ended(opened) > 0) == (source == "127.0.0.3")
+
+
+@pytest.mark.parametrize("networks", ["10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8,", "10.0.0.0/8 fd00::/8", "balancer"])
+def test_a_network_of_proxies_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, networks: str) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", networks)
+    with pytest.raises(UserError, match=rf"ISOBATCH_TRUSTED_PROXIES is '{networks}': it must be networks"):
+        trusted_proxies()
 
 
 @pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])
