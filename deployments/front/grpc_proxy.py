@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class RefusedCalls(Refusals):
         super().__init__()
         self.add(REFUSED, 0)  # this HAProxy starts with the front
 
-    def read(self, table: str, servers: Collection[str]) -> None:
+    def read(self, table: str, servers: Sequence[str]) -> None:
         count = re.search(r"gpc0=(\d+)", table)
         self.add(REFUSED, int(count[1]) if count else 0)
 

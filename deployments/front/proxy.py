@@ -16,7 +16,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import ceil, inf
 from pathlib import Path
@@ -235,9 +235,9 @@ class Refusals:
     def total(self) -> int:
         return int(self._share)
 
-    def read(self, stats: str, servers: Collection[str]) -> None:
-        """Read HAProxy's reply to `command`; `servers` are its names for the front."""
-        own = dict(server.split("/") for server in servers)
+    def read(self, stats: str, servers: Sequence[str]) -> None:
+        """Read HAProxy's reply to `command`; `servers` are its names for the front, and then for others."""
+        own = dict(server.split("/") for server in reversed(servers))
         rows: dict[str, list[dict[str, str]]] = {name: [] for name in own if not name.endswith(f":{QUESTIONS}")}
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
             rows.get(row["pxname"], []).append(row)
@@ -381,12 +381,17 @@ def haproxy_reply(path: Path, command: str) -> str:
 def servers_at(path: Path, port: int | None, node: str) -> list[str]:
     """HAProxy's names for the servers at this port of its own node, at address `node`; none before the port is known.
 
-    Fronts of other nodes have the same ports. Ray writes the loopback address for a front of HAProxy's own node.
+    Fronts of other nodes have the same ports. Ray writes the loopback address for a front of HAProxy's own node. The
+    first front of a node also names those of other nodes that get what exceeds its limit: they cannot reach HAProxy's
+    socket, and without any limit a flood through one node would reach their processes.
     """
     if not port:
         return []
-    here = {(address, str(port)) for address in (*LOOPBACK, node)}
     state = haproxy_reply(path, "show servers state")
     lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
-    rows = csv.DictReader(lines, delimiter=" ")
-    return [f"{row['be_name']}/{row['srv_name']}" for row in rows if (row.get("srv_addr"), row.get("srv_port")) in here]
+    rows = list(csv.DictReader(lines, delimiter=" "))
+    near = [row for row in rows if row["srv_addr"] in (*LOOPBACK, node)]
+    first = {row["be_name"]: row["srv_port"] for row in reversed(near)}
+    own = [row for row in near if row["srv_port"] == str(port)]
+    far = [row for row in rows if row not in near and first.get(row["be_name"]) == str(port)]
+    return [f"{row['be_name']}/{row['srv_name']}" for row in own + far]

@@ -15,6 +15,7 @@ from select import select
 
 import pytest
 
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.haproxy import REQUEST_S, RETRY_S, ready, stopping, write_script
 from isobatch.deployments.front.headers import trusted_proxies, waited_s_by
 from isobatch.deployments.front.proxy import (
@@ -179,8 +180,8 @@ def test_a_front_takes_no_time_from_the_clock_of_another_node(tmp_path: Path, mo
     assert waited_s_by(came) == 0
 
 
-def test_fronts_of_other_nodes_have_the_same_port_and_are_none_of_a_fronts_business(tmp_path: Path) -> None:
-    """A front speaks for itself, by whatever address HAProxy reaches its own node, and counts all that is refused here.
+def test_a_front_knows_its_servers_from_those_of_other_nodes_with_the_same_port(tmp_path: Path) -> None:
+    """By whatever address HAProxy reaches its own node. It counts all that is refused there.
 
     Nothing listens at the other addresses.
     """
@@ -190,7 +191,12 @@ def test_fronts_of_other_nodes_have_the_same_port_and_are_none_of_a_fronts_busin
         return [each for each in servers_at(orders, port, NODE) if not each.endswith("/fallback")]
 
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far):
-        assert [each for each in own(front) if each.startswith("app/")] == ["app/front", "app/far-1", "app/far-2"]
+        assert [each for each in own(front) if each.startswith("app/")] == [
+            "app/front",
+            "app/far-1",
+            "app/far-2",
+            "app/far-0",
+        ]
     orders.unlink()
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far[:1]) as port:
         refusals = Refusals()
@@ -255,6 +261,17 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
             assert told.startswith(b"HTTP/1.1 503")
             assert b"retry-after: " in told.lower()
             assert b"there are too many requests now: try again later" in told
+
+
+def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Path) -> None:
+    """They get what exceeds its limit, and cannot reach this HAProxy."""
+    orders, one, two = tmp_path / "node" / "admin.sock", free_port(), free_port()
+    with haproxy(tmp_path, fronts=[one, two], front=two, far=["127.0.0.9"]):
+        for places, front in ((9, two), (7, one)):
+            allow(orders, front, places)
+        rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
+        limits = {row["svname"]: row["slim"] for row in rows if row["pxname"] == "app"}
+    assert limits == {f"front-{one}": "7", f"front-{two}": "9", "far-0": "7", "fallback": ""}
 
 
 def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
