@@ -80,8 +80,8 @@ def of_rounds(name: str, values: list[float]) -> dict[str, float]:
     """A figure of several rounds: rates and their ratios by geometric means, so that they fit each other, others by
     medians; and of the ratios between systems the lowest and the highest round.
 
-    >>> of_rounds("constant_over_no_exits_int8", [1.0, 4.0])
-    {'constant_over_no_exits_int8': 2.0, 'constant_over_no_exits_int8_low': 1.0, 'constant_over_no_exits_int8_high': 4.0}
+    >>> of_rounds("constant_over_no_exits", [1.0, 4.0])
+    {'constant_over_no_exits': 2.0, 'constant_over_no_exits_low': 1.0, 'constant_over_no_exits_high': 4.0}
     """
     if not name.startswith(RATES):
         return {name: median(values)}
