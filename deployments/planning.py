@@ -7,6 +7,7 @@ from typing import Any
 
 from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.precision import check_precision
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
@@ -26,6 +27,8 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     if config.plan:
         return _of_file(config)
     devices = usable(config, profile, has)
+    for each in devices:
+        check_precision(profile, config, each.kind)
     max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
     goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
