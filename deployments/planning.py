@@ -27,8 +27,6 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     if config.plan:
         return _of_file(config)
     devices = usable(config, profile, has)
-    for each in devices:
-        check_precision(profile, config, each.kind)
     max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
     goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
@@ -111,6 +109,7 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # raises if it has no table for this kind
+            check_precision(profile, config, kind)
         return [device(kind, count) for kind, count in config.devices.items()]
     counts = dict(has() if has else resources.devices_on(ray_facts.nodes()))
     if config.cpus_per_replica:  # each front takes a CPU, and each replica on the CPU its share
@@ -121,6 +120,8 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
             f"devices: auto: this Ray has {as_text(counts) or 'nothing'}, {config.profile} has times of "
             f"{', '.join(profile.kinds)}: profile these devices, or name the devices to use"
         )
+    for each in devices:
+        check_precision(profile, config, each.kind)
     return devices
 
 

@@ -158,7 +158,8 @@ class Profile:
         tables = [table for table in self.tables if table.kind == kind]
         if not tables:
             raise UserError(
-                f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
+                f"no table for device kind {kind!r} in the profile of {self.model}, only for {', '.join(self.kinds)}: "
+                f"add one with 'isobatch profile ... --devices {kind}', or measure there"
             )
         return [table for table in tables if not table.derived] or _plainest(tables)
 

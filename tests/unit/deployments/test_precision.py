@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.planner.networks import distilbert
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.input_planning import allowed
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import profile_of, read_graph
 from isobatch.deployments.replica import loading
@@ -121,6 +123,14 @@ def test_a_profile_without_times_in_that_precision_is_refused_in_a_sentence(
     with pytest.raises(UserError, match=sentence) as error:
         read_graph(config)
     assert "\n" not in str(error.value)
+
+
+def test_devices_that_may_be_added_need_times_in_that_precision_too(tmp_path: Path) -> None:
+    tables = [measured("cpu", "float32"), *derived("v100")]
+    config = config_with(tmp_path, tables, "bfloat16", devices={"cpu": 2})
+    controller = ControllerConfig(goal="cost", grow_to={"v100": 2})
+    with pytest.raises(UserError, match="v100 would compute distilbert in bfloat16"):
+        allowed(controller, config, profile_of(config))
 
 
 def test_a_plan_keeps_its_times_and_decides_the_precision_unless_the_file_names_another(
