@@ -221,14 +221,20 @@ class CallConnection(asyncio.Protocol):
     async def _run(self, call: Call) -> None:
         task, left_s = self._task, call.left_s
         assert task
-        alarm = None if left_s is None else asyncio.get_running_loop().call_later(max(0.0, left_s), task.cancel)
+        is_late = False
+
+        def end_late() -> None:
+            nonlocal is_late
+            is_late = task.cancel()
+
+        alarm = None if left_s is None else asyncio.get_running_loop().call_later(max(0.0, left_s), end_late)
         last, refused = None, None
         try:
             last = await self._method(call)(call)
         except asyncio.CancelledError:
             if self._transport.is_closing():  # the client has gone
                 return
-            if not (alarm and alarm.when() <= asyncio.get_running_loop().time()):
+            if not is_late:
                 self._transport.close()  # otherwise the client would wait for an answer
                 raise
             refused = RefusedError(504, "the deadline passed before the answer was ready")
