@@ -9,6 +9,7 @@ import pytest
 from isobatch.deployments.deployer import fronts as module
 from isobatch.deployments.deployer.fronts import Fronts
 from isobatch.deployments.front.messages import FrontMessage, ReplicaShare
+from tests.helpers.asking import until
 
 
 async def listen(fronts: Fronts, name: str, answer: Callable[[FrontMessage], object], heard: list[object]) -> None:
@@ -56,8 +57,7 @@ async def test_a_late_reply_is_ignored() -> None:
 async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
     async with two_fronts() as (fronts, lively, mute):
         asked = asyncio.create_task(fronts.ask("what", within_s=600.0))
-        while "what" not in lively:
-            await asyncio.sleep(0)
+        await until(lambda: "what" in lively)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

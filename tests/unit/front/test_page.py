@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
-from isobatch.profiles.errors import UserError
 from tests.helpers.documented import front
 
 BODY = {"inputs": [0, 3]}
@@ -103,12 +101,6 @@ def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
     assert allowing.post("/predict", json=BODY).status_code == 200
 
 
-@pytest.mark.parametrize("wrong", ["*", "shop.example", "https://shop.example/", "https://a.example https://b.example"])
-def test_an_invalid_origin_is_refused(wrong: str) -> None:
-    with pytest.raises(UserError, match="must be as browsers send it"):
-        checked(AppConfig, {"allowed_origins": [wrong]})
-
-
 def test_another_host_is_refused_unless_it_is_allowed() -> None:
     """A public page whose name points to this machine would be a page of this server."""
     with TestClient(front(allowed_hosts=["api.example"])) as client:
@@ -120,9 +112,3 @@ def test_another_host_is_refused_unless_it_is_allowed() -> None:
         for host in ("api.example", "localhost:8000", "[::1]:8000", "10.0.0.7:8000", "front.local", "front"):
             assert client.post("/predict", json=BODY, headers={"Host": host}).status_code == 200, host
         assert client.get("/healthz", headers={"Host": "balancer.example"}).status_code == 200
-
-
-@pytest.mark.parametrize("wrong", ["*", "https://api.example", "api.example:80", ""])
-def test_an_invalid_host_is_refused(wrong: str) -> None:
-    with pytest.raises(UserError, match="must be a name"):
-        checked(AppConfig, {"allowed_hosts": [wrong]})

@@ -160,10 +160,7 @@ async def rigged(
     yield rig
     await rig.driver.close()
     assert rig.driver.dispatcher.inside == 0
-    until_s = time.perf_counter() + 60.0
-    while rig.fleet.held() and time.perf_counter() < until_s:
-        await asyncio.sleep(0.01)
-    assert rig.fleet.held() == 0, "something is still held that nobody needs"
+    await until(lambda: not rig.fleet.held())  # nothing that nobody needs
     await rig.fleet.end()
 
 
@@ -184,8 +181,7 @@ async def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.Mo
 async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not len(rig.fleet.replicas["f1"]._holdings):
-            await asyncio.sleep(0.001)
+        await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
         rig.fleet.kill("f1")
         rig.fleet.kill("b0")
         rig.driver.dispatcher.reroute(rig.route, rig.without("f1", "b0"))
@@ -195,8 +191,7 @@ async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeyp
 async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0)) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not len(rig.fleet.replicas["f1"]._holdings):
-            await asyncio.sleep(0.001)
+        await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
         rig.fleet.hang("f1")
         rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
         assert right(await asyncio.gather(*asked), WANTED)
@@ -205,8 +200,7 @@ async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPat
 async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.fleet.held())
         for each in asked[::2]:
             each.cancel()
         answers = await asyncio.gather(*asked[1::2])
@@ -229,18 +223,25 @@ async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.M
         assert rig.fleet.held() > 0
 
 
+async def between_splits(rig: Rig) -> asyncio.Future[list[list[Answer]]]:
+    """Eight inputs whose survivors wait for replicas of the second split."""
+    rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+    asked = asyncio.gather(*(rig.ask([3, label]) for label in range(8)))
+    await until(rig.fleet.held)
+    return asked
+
+
+async def go_on(rig: Rig, route: Route, asked: asyncio.Future[list[list[Answer]]]) -> None:
+    rig.driver.dispatcher.reroute(route, GROUPS)
+    rig.driver.pump()
+    assert [answer.label for (answer,) in await asked] == list(range(8))
+
+
 async def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
 
     async with rigged(monkeypatch) as rig:
-        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
-        rig.driver.dispatcher.reroute(other, GROUPS)
-        rig.driver.pump()
-        answers = await asyncio.gather(*asked)
-        assert [answer.label for (answer,) in answers] == list(range(8))
+        await go_on(rig, other, await between_splits(rig))
 
 
 async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,17 +258,11 @@ async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(mo
 
 async def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
-        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
+        asked = await between_splits(rig)
         ends = [asyncio.ensure_future(replica.close()) for replica in rig.fleet.replicas.values()]
         await asyncio.sleep(0.1)
         assert not all(end.done() for end in ends)
-        rig.driver.dispatcher.reroute(rig.route, GROUPS)
-        rig.driver.pump()
-        answers = await asyncio.gather(*asked)
-        assert [answer.label for (answer,) in answers] == list(range(8))
+        await go_on(rig, rig.route, asked)
         assert not any(end.done() for end in ends), "the front may still have something to ask"
         rig.fleet.hang_up()
         await asyncio.wait_for(asyncio.gather(*ends), 60.0)

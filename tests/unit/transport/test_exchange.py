@@ -17,6 +17,7 @@ from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, 
 from isobatch.deployments.transport.packed import Packed, pack, take
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import Batch
+from tests.helpers.asking import until
 from tests.helpers.travelling_batches import batches, same
 
 HOST = "127.0.0.1"
@@ -136,8 +137,7 @@ async def test_a_drop_reaches_the_holder() -> None:
         wanted, *unwanted = [there.holdings.hold(numbers(1), 9.0) for _ in range(4)]
         for held in unwanted:
             await asyncio.to_thread(here.exchange.drop, held.address, held.key)  # from any thread
-        while len(there.holdings) > 1:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(there.holdings) == 1)
         assert there.holdings.get(wanted.key)
         here.exchange.drop(f"{HOST}:1", "nobody is there, and nobody minds")
         await asyncio.sleep(0.03)
