@@ -93,10 +93,7 @@ def test_the_largest_batch_is_kept(profile: str) -> None:
 
 @pytest.mark.parametrize(
     ("told", "sentence"),
-    [
-        ({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"),
-        ({"devices": {"k80": 3}}, "no table for device kind 'k80'"),
-    ],
+    [({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"), ({"devices": {"k80": 3}}, "no table for device kind 'k80'")],
 )
 def test_impossible_plans_are_reported(profile: str, told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:

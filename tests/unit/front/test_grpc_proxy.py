@@ -18,18 +18,7 @@ from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.proxy import RETRY_S
 from isobatch.deployments.front.service import Service
 from tests.helpers.asking import until
-from tests.helpers.grpc_proxy import (
-    INFER,
-    LIVE,
-    REQUEST,
-    STATISTICS,
-    STREAM,
-    frame,
-    front_at,
-    headers,
-    proxy,
-    refusal,
-)
+from tests.helpers.grpc_proxy import INFER, LIVE, REQUEST, STATISTICS, STREAM, frame, front_at, headers, proxy, refusal
 
 
 async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
