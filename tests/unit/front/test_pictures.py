@@ -23,9 +23,8 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import ImageEncoder
-from isobatch.deployments.named import LOADER
 from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served
-from tests.helpers.grpc_client import play
+from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_networks import hugging_face
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
@@ -105,13 +104,8 @@ def test_the_open_inference_protocol_takes_them_as_bytes(client: DocumentedClien
     reply = client.post("/v2/models/vit/infer", content=text + raw, headers={JSON_BYTES_HEADER: str(len(text))})
     expected = np.ravel([answer_to(folder, content) for content in FORMATS.values()])
     assert reply.json()["outputs"][0]["data"] == pytest.approx(expected.tolist(), abs=1e-5)
-    asking = {
-        "model_name": folder.name,
-        "inputs": [{"name": "i", "datatype": "BYTES", "shape": [3], "contents": {"bytes_contents": FORMATS.values()}}],
-        "outputs": [{"name": "scores"}],
-    }
-    answer = play(lambda client: client.ask("ModelInfer", **asking), model=str(folder), loader=LOADER, slo_ms=60_000)
-    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    _, raws = inferred(folder, [3], [*FORMATS.values()], outputs=[{"name": "scores"}])
+    assert np.frombuffer(raws["scores"], "<f4").tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 FORM = "multipart/form-data; boundary=x"
