@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 
 from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.calls import Call, CallConnection
+from isobatch.deployments.front.calls import Call, CallConnection, Method
 from isobatch.deployments.front.headers import STARTED, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.proxy import RETRY_S
@@ -156,57 +157,58 @@ async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.
     assert unlimited_s is None
 
 
-def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "REQUEST_S", 1)
-
-    async def never() -> AsyncIterator[bytes]:
-        await asyncio.sleep(20)
-        yield REQUEST
-
-    async def act() -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-            refused = await refusal(channel.stream_unary(INFER)(never()))
-            assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._ERRORS[408][1])
-
     with proxy(free_port):
-        asyncio.run(act())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            refused = await refusal(channel.stream_unary(INFER)(unfinished(b"")))
+    assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._ERRORS[408][1])
 
 
-def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def unfinished(begins: bytes) -> AsyncIterator[bytes]:
+    if begins:
+        yield begins
+    await asyncio.sleep(20)
+    yield REQUEST
+
+
+@asynccontextmanager
+async def front_that(does: Method, port: int, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to HAProxy, before a front that does this at each call."""
+    loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, STREAM), does)
+    with socket.socket(socket.AF_UNIX) as front, proxy(port, front=front, **options):
+        await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), sock=front)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+            yield channel
+
+
+async def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Streams go on, and an inference whose message has a deadline of its own."""
     monkeypatch.setattr(grpc_proxy, "ANSWERED_S", 1)
-    inference = message("ModelInferRequest")
     timeout = {"key": "timeout", "value": {"int64_param": 10**9}}
-    timed, stream_path = inference(parameters=[timeout]).SerializeToString(), f"/{SERVICE}/ModelStreamInfer"
+    timed = message("ModelInferRequest")(parameters=[timeout]).SerializeToString()
 
     async def hang(call: Call) -> bytes:
         await asyncio.sleep(60)
         return b""
 
-    async def act() -> None:
-        loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, stream_path), hang)
-        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, slo_ms=200, front=front):
-            await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), sock=front)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
-                infer, stream = channel.unary_unary(INFER), channel.stream_stream(stream_path)()
-                await stream.write(REQUEST)
-                waiting = [asyncio.ensure_future(each) for each in (infer(timed), stream.read())]
-                ended = [infer(REQUEST), infer(REQUEST, metadata=[("x-deadline-ms", "300")])]
-                for call in (*ended, channel.unary_unary(LIVE)(b"")):
-                    refused = await refusal(call)
-                    assert (refused.code().name, "not answer in time" in refused.details()) == ("UNAVAILABLE", True)
-                assert not any(call.done() for call in waiting)
-                stream.cancel()
-                for call in waiting:
-                    call.cancel()
-
-    asyncio.run(act())
+    async with front_that(hang, free_port, slo_ms=200) as channel:
+        infer, stream = channel.unary_unary(INFER), channel.stream_stream(STREAM)()
+        await stream.write(REQUEST)
+        waiting = [asyncio.ensure_future(each) for each in (infer(timed), stream.read())]
+        ended = [infer(REQUEST), infer(REQUEST, metadata=[("x-deadline-ms", "300")])]
+        for call in (*ended, channel.unary_unary(LIVE)(b"")):
+            refused = await refusal(call)
+            assert (refused.code().name, "not answer in time" in refused.details()) == ("UNAVAILABLE", True)
+        assert not any(call.done() for call in waiting)
+        stream.cancel()
+        for call in waiting:
+            call.cancel()
 
 
-def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None:
+async def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None:
     """By then new ones are refused at once, as other calls are."""
-
-    async def act() -> None:
+    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
             stream = channel.stream_stream(STREAM)
             inside = stream()
@@ -217,29 +219,15 @@ def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None
                 assert (refused.code().name, "does not answer" in refused.details()) == ("UNAVAILABLE", True)
             await until(lambda: haproxy.limit.refused == 2)
 
-    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
-        asyncio.run(act())
 
-
-def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
+async def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
     """The front answers 408, so that HAProxy does not wait for the rest: HAProxy hands on what the answer says."""
-    refusal_of_front = RefusedError(503, "there is no room", retry_after_s=7)
 
-    async def never() -> AsyncIterator[bytes]:
-        yield bytes(100_000)
-        await asyncio.sleep(20)
+    async def refuse(call: Call) -> bytes:
+        raise RefusedError(503, "there is no room", retry_after_s=7)
 
-    async def refusing(call: Call) -> bytes:
-        raise refusal_of_front
-
-    async def act() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front):
-            await loop.create_unix_server(lambda: CallConnection({INFER: refusing}, None, (), 2**20), sock=front)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-                refused = await refusal(channel.stream_unary(INFER)(never()))
-                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
-                metadata = dict(refused.trailing_metadata() or refused.initial_metadata())
-                assert metadata["grpc-retry-pushback-ms"] == "7000"
-
-    asyncio.run(act())
+    async with front_that(refuse, free_port) as channel:
+        refused = await refusal(channel.stream_unary(INFER)(unfinished(bytes(100_000))))
+        assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
+        metadata = dict(refused.trailing_metadata() or refused.initial_metadata())
+        assert metadata["grpc-retry-pushback-ms"] == "7000"

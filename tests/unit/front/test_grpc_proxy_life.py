@@ -1,6 +1,5 @@
 """The start, the restart and the end of the HAProxy before a front's gRPC server, and its limit."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -12,11 +11,10 @@ import grpc
 
 from isobatch.deployments.front import grpc_proxy
 from isobatch.deployments.front.grpc_proxy import GrpcProxy
-from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.proxy import MOST, Burden, haproxy_reply
 from tests.helpers.asking import until
-from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy
+from tests.helpers.grpc_proxy import INFER, LIVE, REQUEST, proxy, refusal, toy
 
 
 async def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:
@@ -31,11 +29,10 @@ async def test_admitted_calls_are_answered_when_the_server_ends(held: threading.
     await service.close()
 
 
-def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
+async def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
     """One that was started again, because it was killed, knows nothing of what the one before it was told."""
     refused = iter(range(0, 10_000_000, 100))
-
-    async def act(it: GrpcProxy) -> None:
+    with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
         await until(lambda: places(it) < MOST)
         assert it._process
         first = it._process
@@ -43,9 +40,6 @@ def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
         await until(lambda: it._process is not first and it._listens())
         await until(lambda: places(it) < MOST)
         assert "is started again" not in str(it._error_text())
-
-    with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
-        asyncio.run(act(it))
 
 
 def places(it: GrpcProxy) -> int:
@@ -55,15 +49,12 @@ def places(it: GrpcProxy) -> int:
     return int(row[head.index("slim")])
 
 
-def test_calls_without_a_front_are_refused_with_a_sentence(free_port: int) -> None:
-    async def act() -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-            for method in ("ModelInfer", "ServerLive"):
-                refused = await refusal(channel.unary_unary(f"/{SERVICE}/{method}")(REQUEST))
-                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._GONE)
-
+async def test_calls_without_a_front_are_refused_with_a_sentence(free_port: int) -> None:
     with proxy(free_port):
-        asyncio.run(act())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            for method in (INFER, LIVE):
+                refused = await refusal(channel.unary_unary(method)(REQUEST))
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._GONE)
 
 
 def test_the_port_is_free_at_once_and_shared_meanwhile(free_port: int) -> None:
@@ -86,7 +77,7 @@ time.sleep(60)
 """
 
 
-def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Path) -> None:
+async def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", FRONT, str(free_port)]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as front:
@@ -94,7 +85,7 @@ def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Pa
         child = int(front.stdout.readline())
         assert lives(child)
         front.send_signal(signal.SIGKILL)
-    asyncio.run(until(lambda: not lives(child)))
+    await until(lambda: not lives(child))
 
 
 def lives(process: int) -> bool:

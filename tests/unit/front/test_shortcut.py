@@ -63,7 +63,7 @@ async def test_only_the_most_frequent_request_bypasses_serve() -> None:
     assert client.sent[5:] == [b"ab"]
 
 
-def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
+async def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
     ended: list[str] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -74,16 +74,13 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
             ended.append("abandoned")
             raise
 
-    async def scene() -> None:
-        shortcut.apply(slow, {"/predict"})
-        client = Client(b"a")
-        asking = asyncio.create_task(ask(client))
-        await asyncio.sleep(0.01)
-        client.hangs_up.set()
-        await asyncio.wait_for(asking, 30.0)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scene())
+    shortcut.apply(slow, {"/predict"})
+    client = Client(b"a")
+    asking = asyncio.create_task(ask(client))
+    await asyncio.sleep(0.01)
+    client.hangs_up.set()
+    await asyncio.wait_for(asking, 30.0)
+    assert len(asyncio.all_tasks()) == 1
     assert ended == ["abandoned"]
 
 
