@@ -93,18 +93,6 @@ def test_every_answer_says_the_version(client: TestClient) -> None:
     assert {reply.headers["x-isobatch-version"] for reply in replies} == {version}
 
 
-def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOY_KEY", "open sesame")
-    with TestClient(front(api_key_variable="TOY_KEY")) as client:
-        for path in ("/predict", "/stats", "/openapi.json", "/v2/models/toy/infer"):
-            method = "GET" if path in ("/stats", "/openapi.json") else "POST"
-            assert client.request(method, path).status_code == 401
-            assert client.request(method, path, headers={"X-API-Key": "open"}).status_code == 401
-        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-        for header in ({"X-API-Key": "open sesame"}, {"Authorization": "Bearer open sesame"}):
-            assert client.post("/predict", json={"inputs": [0, 3]}, headers=header).status_code == 200
-
-
 def test_a_missing_key_variable_is_one_sentence() -> None:
     with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
         front(api_key_variable="NOT_SET")

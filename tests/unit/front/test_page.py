@@ -7,14 +7,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
-from tests.helpers.documented import front
+from tests.helpers.documented import DocumentedClient, front, served, with_document
 
 BODY = {"inputs": [0, 3]}
 
 
 @pytest.fixture
-def client() -> TestClient:
-    return TestClient(front(), base_url="http://localhost:8000")
+def client() -> DocumentedClient:
+    return DocumentedClient(with_document(front(), "the toy"), base_url="http://localhost:8000")
 
 
 def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
@@ -46,15 +46,26 @@ def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False}
 
 
-def test_the_page_needs_no_key_but_its_data_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEY", "secret")
-    with TestClient(front(api_key_variable="KEY")) as client:
-        assert {client.get(path).status_code for path in files()} == {200}
-        assert client.get("/page/about.json").status_code == 401
-        assert client.get("/page/about.json", headers={"X-API-Key": "secret"}).status_code == 200
+def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "security" not in client.app.openapi()  # type: ignore[attr-defined]
+    monkeypatch.setenv("KEY", "open sesame")
+    with served(api_key_variable="KEY") as locked:
+        assert set(locked.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}  # type: ignore[attr-defined]
+        for path in ("/stats", "/openapi.json", "/v2/models/toy", "/page/about.json"):
+            assert locked.get(path).status_code == locked.get(path, headers={"X-API-Key": "open"}).status_code == 401
+            assert locked.get(path, headers={"X-API-Key": "open sesame"}).status_code == 200
+        for path in ("/predict", "/v2/models/toy/infer"):
+            assert locked.post(path, json=BODY).status_code == 401
+        for path in (*files(), "/healthz", "/readyz"):
+            assert locked.get(path).status_code == 200, path
         # Who shows the key may ask from anywhere: no page knows it.
-        foreign = {"X-API-Key": "secret", "Origin": "http://evil.example"}
-        assert client.post("/predict", json=BODY, headers=foreign).status_code == 200
+        for header in (
+            {"X-API-Key": "open sesame", "Origin": "http://evil.example"},
+            {"Authorization": "Bearer open sesame"},
+        ):
+            assert locked.post("/predict", json=BODY, headers=header).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
