@@ -259,12 +259,6 @@ async def test_bodies_that_are_too_large_together_are_given_up_the_slowest_first
         each.cancel()
 
 
-def test_head_is_answered_where_get_is(client: TestClient) -> None:
-    for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/toy/ready"):
-        reply = client.head(path)
-        assert (reply.status_code, reply.content) == (200, b""), path
-
-
 @pytest.mark.parametrize(
     ("timeout", "within_s"), [(50_000_000, 50.0), (0, None), (-1, None), (10**100, 86_400), (None, None)]
 )

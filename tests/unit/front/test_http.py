@@ -82,8 +82,9 @@ def test_errors_for_other_paths_and_methods_name_the_right_ones(client: TestClie
 
 
 def test_health(client: TestClient) -> None:
-    assert client.get("/healthz").json() == {"status": "ok"}
-    assert client.get("/readyz").json() == {"status": "ready", "model": "toy"}
+    for path, content in (("/healthz", {"status": "ok"}), ("/readyz", {"status": "ready", "model": "toy"})):
+        assert client.get(path).json() == content
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
 
 
 def test_every_answer_says_the_version(client: TestClient) -> None:

@@ -109,17 +109,6 @@ async def staged(monkeypatch: pytest.MonkeyPatch, directory: str = "") -> AsyncI
     await asyncio.sleep(0)
 
 
-async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with staged(monkeypatch) as stage:
-        assert stage.told[-1] == {"a", "b"}
-        assert await stage.runs_on("a")
-        assert await stage.runs_on("b")
-        stage.serve.start("c")
-        stage.serve.tell()
-        await until(lambda: stage.told[-1] == {"a", "b", "c"})
-        assert await stage.runs_on("c")
-
-
 async def test_words_of_large_inputs_stay_in_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be longer than a message may be."""
     words = (Words("x" * MESSAGE_LIMIT_BYTES, (), (), ()),)
@@ -169,6 +158,7 @@ async def test_replicas_run_full_batches_of_a_plan_before_they_are_used(monkeypa
         gate.set()
         await joining
         await until(lambda: stage.told[-1] == {"a", "b", "c"})
+        assert await stage.runs_on("c")
         await stage.workers.join(GROUP)
         assert (len(warmed), later) == (2, ["c for another"]), "each once"
 

@@ -12,7 +12,7 @@ from isobatch.deployments.transport.connection import SHARED_BUFFER_BYTES, Messa
 from isobatch.deployments.transport.holdings import Claim, Share
 from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from isobatch.deployments.transport.packed import Packed, pack
-from isobatch.profiles.model import Batch, Exits
+from isobatch.profiles.model import Batch, Exits, OpenRamps
 from tests.helpers.travelling_batches import batches, same
 
 HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
@@ -57,14 +57,22 @@ shares = st.builds(lambda rows: Share(HELD, np.array(rows)), st.lists(st.integer
 sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
 
 
-@given(st.lists(st.lists(st.builds(pack, batches) | shares, min_size=1, max_size=3), min_size=1, max_size=3), sizes)
-def test_orders_arrive_as_they_were_in_pieces_of_any_size(parts: list[list[Packed | Share]], sizes: list[int]) -> None:
-    sent = [Order(7, frozenset({2, 5}), tuple(each), keep=True, by_value_bytes=9, hold_s=1.5) for each in parts]
+parts = st.lists(st.builds(pack, batches) | shares, min_size=1, max_size=3)
+ramps = st.sampled_from([frozenset({2, 5}), {1: 0.25, 2: None}])
+
+
+@given(st.lists(st.tuples(parts, ramps), min_size=1, max_size=3), sizes)
+def test_orders_arrive_as_they_were_in_pieces_of_any_size(
+    orders: list[tuple[list[Packed | Share], OpenRamps]], sizes: list[int]
+) -> None:
+    terms = {"keep": True, "by_value_bytes": 9, "hold_s": 1.5, "kinds": bytes([1, 2])}
+    sent = [Order(7, ramps, tuple(parts), **terms) for parts, ramps in orders]
     ear = Ear()
     ear.hear(b"".join(bytes_of_frame(NumberedOrder(n, order)) for n, order in enumerate(sent)), sizes)
     assert len(ear.orders) == len(sent)
     for came, order in zip(ear.orders, sent, strict=True):
-        assert (came.stop, came.ramps, came.keep, came.by_value_bytes, came.hold_s) == (7, {2, 5}, True, 9, 1.5)
+        assert (came.stop, came.ramps) == (7, order.ramps)
+        assert {name: getattr(came, name) for name in terms} == terms
         for left, right in zip(came.parts, order.parts, strict=True):
             if isinstance(right, Share):
                 assert isinstance(left, Share)

@@ -13,13 +13,6 @@ def batch(count: int = 3) -> Batch:
     return Batch(2, {"hidden": np.arange(count * 4.0).reshape(count, 4)}, np.zeros((count, 1), np.float32))
 
 
-def test_a_claim_contains_all_that_a_fetch_needs() -> None:
-    holdings = Holdings()
-    held = holdings.hold(batch(), for_s=1.0)
-    assert (held.cursor, held.address, len(held)) == (2, holdings.address, 3)
-    assert holdings.packed(held.key, np.array([2, 0])).arrays["hidden"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-
-
 def test_survivors_expire_without_a_drop() -> None:
     clock = Clock()
     holdings = Holdings(clock)

@@ -1,15 +1,13 @@
 """Batches are packed and unpacked without change, in every precision."""
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.transport.orders import NumberedOrder, Order
 from isobatch.deployments.transport.packed import pack, take, unpack
-from isobatch.profiles.model import Batch, OpenRamps
+from isobatch.profiles.model import Batch
 from tests.helpers.travelling_batches import DTYPES, at_level_0, batches, make
 
 
@@ -60,10 +58,3 @@ def test_parts_before_different_blocks_are_refused() -> None:
     other = pack(Batch(5, {"hidden": torch.zeros(2, 3)}, np.zeros((1, 2), np.float32), np.array([2])))
     with pytest.raises(ValueError, match=r"one block, got \[3, 5\]"):
         unpack([first, other])
-
-
-@pytest.mark.parametrize("ramps", [frozenset({1, 2}), {1: 0.25, 2: None}])
-def test_an_order_arrives_with_its_ramps_and_row_kinds(ramps: OpenRamps) -> None:
-    sent = msgspec.msgpack.encode(NumberedOrder(7, Order(4, ramps, (), kinds=bytes([1, 2]))))
-    again = msgspec.msgpack.decode(sent, type=NumberedOrder).order
-    assert (again.ramps, again.kinds) == (ramps, bytes([1, 2]))
