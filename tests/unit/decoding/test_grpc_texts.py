@@ -218,7 +218,7 @@ def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) ->
             for _ in range(count):
                 client.sendall(frame(0, 0, sent))
             while len(answered) < 3 or answered[-1] > answered[-3]:
-                time.sleep(0.5)
+                time.sleep(0.2)
                 answered.append(world.front.meter.requests["answered"])
         return answered
 

@@ -195,7 +195,7 @@ def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
     network = Told(lambda _: draw.random() < 0.6)
     running = engine(network, pages=12, splits=Splits((2, 4, 6), verified, max_pending=3))
     inside: set[int] = set()
-    for _ in range(6_000):
+    for _ in range(3_000):
         if draw.random() < 0.4:
             name = running.open(TextRequest((1,) * draw.randint(1, 9), draw.randint(1, 9)))
             assert not isinstance(name, ReplicaFull)
