@@ -1,12 +1,22 @@
-"""The shape of answers and errors, without Ray: wrong requests never reach the network."""
+"""The shape of answers and errors, and their description, without Ray: wrong requests never reach the network."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, served, with_document
+from tests.helpers.documented import (
+    TOY,
+    TOY_OF_TEXTS,
+    DocumentedClient,
+    ask_examples,
+    check_document,
+    front,
+    served,
+    with_document,
+)
 
 
 @pytest.fixture
@@ -125,3 +135,19 @@ def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
         assert reply.json()["error"] == (
             "input 1 is longer than the network reads: shorten it (this server has too_long: refuse)"
         )
+
+
+def test_the_document_is_complete() -> None:
+    check_document(front().openapi())
+
+
+def test_every_example_of_the_demo_is_answered() -> None:
+    with served(model=None) as demo:
+        assert ask_examples(demo, name="demo", version="1") == 14 + 2 + 2
+
+
+def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    paths = front(**TOY | {"model": str(tmp_path)}).openapi()["paths"]
+    (_, several) = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["examples"].values()
+    assert several["value"] == {"inputs": ["a text to be classified"] * 2}

@@ -18,6 +18,7 @@ from isobatch.deployments.transport.packed import Packed, pack, take
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import Batch
 from tests.helpers.asking import until
+from tests.helpers.clock import Clock
 from tests.helpers.travelling_batches import batches, same
 
 HOST = "127.0.0.1"
@@ -172,3 +173,33 @@ async def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[...
         writer.write((most + 1).to_bytes(4, "little"))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
+
+
+def test_survivors_expire_without_a_drop() -> None:
+    clock = Clock()
+    holdings = Holdings(clock)
+    long, short, dropped = (holdings.hold(numbers(3), for_s) for for_s in (9.0, 1.0, 5.0))
+    holdings.drop([dropped.key])
+    clock.now_s = 1.0
+    holdings.expire()
+    assert len(holdings) == 1
+    assert holdings.get(long.key)
+    clock.now_s = 9.0
+    holdings.hold(numbers(3), for_s=1.0)  # holding more looks after the rest too
+    assert len(holdings) == 1
+    for gone in (long, short):
+        with pytest.raises(LostError):
+            holdings.get(gone.key)
+
+
+def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = Holdings()
+    held = holdings.hold(numbers(3), for_s=1.0)
+
+    def slow(state: Batch) -> Packed:
+        holdings.drop([held.key])
+        return pack(state)
+
+    monkeypatch.setattr("isobatch.deployments.transport.holdings.pack", slow)
+    assert len(holdings.packed(held.key, np.array([1]))) == 1
+    assert len(holdings) == 0
