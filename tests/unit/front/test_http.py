@@ -44,10 +44,7 @@ def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) ->
 
     assert (left("1"), left("0")) == (3, 0)
     refused = client.post("/predict", json={"inputs": [0, 3]}, headers={"X-Full": "yes"})
-    assert (refused.status_code, refused.json()["error"]) == (
-        400,
-        "X-Full is 'yes': it must be 1 (or 0, as without it)",
-    )
+    assert (refused.status_code, "X-Full is 'yes': it must be 1 (or 0" in refused.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize(

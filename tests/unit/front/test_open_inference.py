@@ -101,12 +101,8 @@ def test_errors_name_the_wrong_value(client: TestClient, body: dict[str, Any], s
 @given(st.lists(st.text(), min_size=1))
 def test_texts_travel_as_bytes_and_come_back(texts: list[str]) -> None:
     raw = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
-    about = {
-        "name": "inputs",
-        "shape": [len(texts), 1],
-        "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(raw)},
-    }
+    about = tensor(shape=[len(texts), 1], datatype="BYTES", parameters={"binary_data_size": len(raw)})
+    del about["data"]
     text = json.dumps({"inputs": [about]}).encode()
     assert read(text + raw, str(len(text)), SIZES).values == texts
     body, end = write(TensorRequest([], None, {"name": True}, False), "toy", {"name": texts})
