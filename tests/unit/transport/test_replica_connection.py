@@ -226,7 +226,7 @@ async def test_many_connections_without_the_key_cost_little_and_keep_no_front_ou
 
 
 async def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 1.0)
+    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 0.5)
     async with connected() as (replica, connection, _):
         reader, writer = await stranger(replica)
         assert await asyncio.wait_for(reader.read(), 60) == b""
