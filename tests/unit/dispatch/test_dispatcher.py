@@ -135,7 +135,7 @@ def test_a_benched_replica_is_reported_until_it_is_healthy() -> None:
     for at_s in (0.5, 5.0, 14.0, 29.0):
         world.at(at_s, lambda at_s=at_s: told.update({at_s: world.dispatcher.benched(at_s)}))
     world.at(15.0, lambda: world.slow.clear())
-    world.arrive(*steady(200, 30.0, depths=[4, 12]))
+    world.arrive(*steady(100, 30.0, depths=[4, 12]))
     world.run()
     assert told == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
 

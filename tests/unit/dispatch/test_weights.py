@@ -70,7 +70,7 @@ def test_no_launch_exceeds_its_room_and_every_input_ends(seed: int, rate: float)
 
 def test_admitted_inputs_are_in_time_at_twice_the_load() -> None:
     in_time: list[bool] = []
-    for seed in (3, 4, 5, 6):
+    for seed in (3, 4):
         world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
         world.arrive(*texts(seed, 2000, 2 * 4 * LENGTH / 0.01 / 20, heavy=40))
         world.run()
