@@ -39,16 +39,13 @@ def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> d
     return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
 
 
-def test_the_devices_that_were_named_are_used(profile: str) -> None:
-    assert plan_for(profile, devices={"v100": 3}) == {"v100": 3}
-
-
 def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
     config = AppConfig(profile=profile, devices={"oddity": 2}, backend="virtual")
     assert read_graph(config).plan.devices() == {"oddity": 2}
 
 
-def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None:
+def test_the_devices_that_were_named_are_used_or_the_existing_ones_that_were_profiled(profile: str) -> None:
+    assert plan_for(profile, devices={"v100": 3}) == {"v100": 3}
     assert plan_for(profile, {"v100": 2, "h100": 8, "cpu": 1}, devices="auto", slo_ms=100) == {"v100": 2}
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
     assert plan_for(profile, {"cpu": 5}, devices="auto", front_replicas=2) == {"cpu": 3}, "each front takes one"
@@ -85,9 +82,8 @@ def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_p
 
 
 def test_the_largest_batch_is_kept(profile: str) -> None:
-    made = first_plan(
-        checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile))
-    )
+    config = checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4})
+    made = first_plan(config, load(Path(profile)))
     assert max(split.batch_size for split in made.splits) <= 4
 
 

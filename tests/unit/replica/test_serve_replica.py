@@ -178,22 +178,19 @@ async def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.Mo
         assert right(await asyncio.gather(*map(rig.ask, WANTED)), WANTED)
 
 
-async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rigged(monkeypatch) as rig:
+@pytest.mark.parametrize(
+    ("end", "gone", "limits"),
+    [(Fleet.kill, ("f1", "b0"), CALM), (Fleet.hang, ("f1",), Limits(stuck_after_s=0.5, first_launch_s=0.0))],
+)
+async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Fleet, str], None], gone: tuple[str, ...], limits: Limits
+) -> None:
+    async with rigged(monkeypatch, limits=limits) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
-        rig.fleet.kill("f1")
-        rig.fleet.kill("b0")
-        rig.driver.dispatcher.reroute(rig.route, rig.without("f1", "b0"))
-        assert right(await asyncio.gather(*asked), WANTED)
-
-
-async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rigged(monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0)) as rig:
-        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
-        rig.fleet.hang("f1")
-        rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
+        for name in gone:
+            end(rig.fleet, name)
+        rig.driver.dispatcher.reroute(rig.route, rig.without(*gone))
         assert right(await asyncio.gather(*asked), WANTED)
 
 
@@ -219,7 +216,7 @@ async def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkey
 async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch, hold_s=math.inf) as rig:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
-        await asyncio.gather(*(rig.ask(pair, within_s=3.0) for pair in WANTED[:20]))
+        await asyncio.gather(*(rig.ask(pair, within_s=2.0) for pair in WANTED[:20]))
         assert rig.fleet.held() > 0
 
 
