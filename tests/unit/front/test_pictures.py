@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from PIL import Image
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import ImageEncoder
-from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served, while_busy
 from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_networks import hugging_face
 
@@ -171,12 +167,7 @@ def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, mo
 
 
 def test_pictures_that_would_be_late_are_not_decoded(folder: Path) -> None:
-    config, end = AppConfig(model=str(folder), slo_ms=60_000), threading.Event()
-    service = Service(config, time.perf_counter)
-    with TestClient(create_api(service)) as client, ThreadPoolExecutor(1) as threads:
-        assert client.portal
-        for _ in range(2):
-            client.portal.start_task_soon(service.long_work.run, end.wait)
+    with while_busy(folder, places=2) as (client, end, threads):
         headers = {"Content-Type": "image/png", "X-Deadline-Ms": "100"}
         waiting = threads.submit(client.post, "/predict", content=b"no picture", headers=headers)
         assert not wait([waiting], timeout=0.3).done
