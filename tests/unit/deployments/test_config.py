@@ -81,6 +81,7 @@ def test_an_import_path_that_names_no_function_is_refused(path: str) -> None:
 
 ONE, TWO = ("10.0.0.1",), ("10.0.0.1", "10.0.0.2")
 FINE = AppConfig(model="/models/it")
+LOOPBACK = r"could not be reached \(10\.0\.0\.1, 10\.0\.0\.2\): write 0\.0\.0\.0"
 
 
 @pytest.mark.parametrize("around", [ClusterState("127.0.0.1", False, ONE), ClusterState("0.0.0.0", False, TWO)])
@@ -89,15 +90,16 @@ def test_clusters_that_can_be_reached_are_accepted(around: ClusterState) -> None
     check_cluster(AppConfig(model="s3://models/it"), around)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_several_nodes_cannot_reach_a_loopback(host: str) -> None:
-    with pytest.raises(UserError, match=r"could not be reached \(10\.0\.0\.1, 10\.0\.0\.2\): write 0\.0\.0\.0"):
-        check_cluster(FINE, ClusterState(host, False, TWO))
-
-
-def test_tls_of_serve_itself_is_refused() -> None:
-    with pytest.raises(UserError, match="put a load balancer with TLS before it"):
-        check_cluster(FINE, ClusterState("0.0.0.0", True, ONE))
+@pytest.mark.parametrize(
+    ("around", "sentence"),
+    [
+        *((ClusterState(host, False, TWO), LOOPBACK) for host in ("127.0.0.1", "localhost", "::1")),
+        (ClusterState("0.0.0.0", True, ONE), "put a load balancer with TLS before it"),
+    ],
+)
+def test_clusters_that_cannot_be_reached_are_refused(around: ClusterState, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_cluster(FINE, around)
 
 
 @pytest.mark.parametrize("name", ["model", "plan", "profile"])

@@ -107,7 +107,7 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     assert classifier_problem(ControllerConfig(), config, load(Path(profile))).gbit_per_s == {"v100>oddity": 0.08}
 
 
-def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:
+def test_the_summary_of_a_plan_has_simulated_latencies_that_of_full_launches_and_of_first_tokens() -> None:
     promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0)
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
@@ -115,9 +115,6 @@ def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches
     played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 0.481, 0.99)))
     times = "as simulated: p50 120 ms, p99 481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
-
-
-def test_the_summary_of_a_plan_for_texts_has_the_time_to_the_first_token() -> None:
     terms = DecodingTerms("off", prompt_rows=64, kv_megabytes=100, ttft_s=0.5, tpot_s=0.05)
-    plan = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
-    assert summary(plan).endswith("; 3/s, first tokens in 500 ms")
+    texts = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
+    assert summary(texts).endswith("; 3/s, first tokens in 500 ms")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.profiles.errors import UserError
 from tests.helpers.documented import (
     TOY,
     TOY_OF_TEXTS,
@@ -101,11 +100,6 @@ def test_every_answer_says_the_version(client: TestClient) -> None:
     assert {reply.headers["x-isobatch-version"] for reply in replies} == {version}
 
 
-def test_a_missing_key_variable_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
-        front(api_key_variable="NOT_SET")
-
-
 def test_stats_have_counts_and_latencies(client: TestClient) -> None:
     client.post("/predict", json={"inputs": [[4, 7], [0, 3], [1, 1]]})
     stats = client.get("/stats").json()
@@ -134,11 +128,8 @@ def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
         )
 
 
-def test_the_document_is_complete() -> None:
+def test_the_document_is_complete_and_every_example_of_the_demo_is_answered() -> None:
     check_document(front().openapi())
-
-
-def test_every_example_of_the_demo_is_answered() -> None:
     with served(model=None) as demo:
         assert ask_examples(demo, name="demo", version="1") == 14 + 2 + 2
 

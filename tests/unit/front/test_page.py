@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
+from isobatch.profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient, front, served, with_document
 
 BODY = {"inputs": [0, 3]}
@@ -50,6 +51,8 @@ def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "security" not in client.app.openapi()  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="'KEY': that environment variable is not set"):
+        front(api_key_variable="KEY")
     monkeypatch.setenv("KEY", "open sesame")
     with served(api_key_variable="KEY") as locked:
         assert set(locked.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}  # type: ignore[attr-defined]
