@@ -78,10 +78,7 @@ def listening(process: int) -> set[tuple[str, int]]:
 
 
 def _address(told: str) -> tuple[str, int]:
-    """
-    >>> _address("0100007F:1F90")
-    ('127.0.0.1', 8000)
-    """
+    """0100007F:1F90 is 127.0.0.1, port 8000."""
     host, _, port = told.partition(":")
     return socket.inet_ntoa(struct.pack("=I", int(host, 16))), int(port, 16)
 
