@@ -102,7 +102,7 @@ def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCapt
 
 
 def canary_of(front: object, **terms: float) -> Canary:
-    return Canary(CanaryTerms(application="new", **terms), front.ask, Other().reach)  # type: ignore[attr-defined, arg-type]
+    return Canary(CanaryTerms(application="new", **terms), front.ask, Other().reach)
 
 
 async def own(*names: str) -> NamedReply:

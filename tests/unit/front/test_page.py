@@ -50,12 +50,12 @@ def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
 def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "security" not in client.app.openapi()  # type: ignore[attr-defined]
+    assert "security" not in client.app.openapi()
     with pytest.raises(UserError, match="'KEY': that environment variable is not set"):
         front(api_key_variable="KEY")
     monkeypatch.setenv("KEY", "open sesame")
     with served(api_key_variable="KEY") as locked:
-        assert set(locked.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}  # type: ignore[attr-defined]
+        assert set(locked.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}
         for path in ("/stats", "/openapi.json", "/v2/models/toy", "/page/about.json"):
             assert locked.get(path).status_code == locked.get(path, headers={"X-API-Key": "open"}).status_code == 401
             assert locked.get(path, headers={"X-API-Key": "open sesame"}).status_code == 200

@@ -114,23 +114,15 @@ async def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
         assert len(part) == 3
 
 
-async def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
-    async with peers(1) as (here,):
-        with socket.socket() as taken:  # nobody listens there, and nobody else can
-            taken.bind((HOST, 0))
-            nobody = Claim(2, f"{HOST}:{taken.getsockname()[1]}", "key", 1)
-            with pytest.raises(LostError, match="is gone"):
-                await here.exchange.gather([Share(nobody, rows(0))])
-
-
-async def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_of_a_holder_that_has_gone_or_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.transport.exchange.PATIENCE_S", 0.05)
-
     async with peers(1) as (here,):
-        with socket.create_server((HOST, 0)) as silent:
-            held = Claim(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
-            with pytest.raises(LostError):
-                await here.exchange.gather([Share(held, rows(0))])
+        with socket.socket() as nobody, socket.create_server((HOST, 0)) as silent:
+            nobody.bind((HOST, 0))  # nobody listens there, and nobody else can
+            for there, why in ((nobody, "is gone"), (silent, None)):
+                held = Claim(2, f"{HOST}:{there.getsockname()[1]}", "key", 1)
+                with pytest.raises(LostError, match=why):
+                    await here.exchange.gather([Share(held, rows(0))])
 
 
 async def test_a_drop_reaches_the_holder() -> None:
