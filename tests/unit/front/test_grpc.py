@@ -194,11 +194,11 @@ async def test_connections_are_limited_and_those_that_are_there_live_on(monkeypa
         {"parameters": [{"key": "timeout", "value": {"int64_param": 100_000}}]},
     ],
 )
-async def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], held: threading.Event) -> None:
+async def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], held: Any) -> None:
     """The one thread is busy until it is let go: what waits behind must be told meanwhile, and not be computed."""
     async with asked(slo_ms=60_000) as client:
         busy = asyncio.create_task(client.ask("ModelInfer", **pairs()))
-        await until(lambda: client.service.burden().inside)
+        await until(lambda: held.launches)
         error = await refusal(client.ask("ModelInfer", **pairs(), **within))
         held.set()
         await busy
