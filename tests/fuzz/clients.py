@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from tests.fuzz.attack import COUNTS, refused_share, within_s
-from tests.fuzz.cases import Headers
+from tests.fuzz.cases import PREDICT, Headers, as_json
 
 HOST = "127.0.0.1"
 ATTACKERS = ("127.0.0.2", "127.0.0.3")
@@ -19,6 +21,7 @@ Reply = tuple[int, dict[bytes, bytes], bytes]  # status, headers in small letter
 STATUSES = {200, 400, 401, 403, 404, 405, 408, 413, 415, 422, 503, 504}
 CODES = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 ENDED = 0  # instead of a status: the connection was reset, so that whatever had been said is lost
+EVERY_S = 0.02  # between requests of a client that means well
 SILENT_S = 0.05  # whoever has said nothing for so long has nothing to say
 
 
@@ -160,7 +163,14 @@ class Honest:
         self.worst_s = 0.0
         self.refusals: list[str] = []
 
-    def heard(self, status: int, body: bytes, took_s: float) -> None:
+    async def ask_for_ever(self, ask: Callable[[bytes], Awaitable[Reply]]) -> None:
+        while True:
+            began_s = time.perf_counter()
+            status, _, body = await ask(as_json(PREDICT))
+            self._heard(status, body, time.perf_counter() - began_s)
+            await asyncio.sleep(EVERY_S)
+
+    def _heard(self, status: int, body: bytes, took_s: float) -> None:
         self.asked += 1
         self.worst_s = max(self.worst_s, took_s)
         if status in (503, 504):

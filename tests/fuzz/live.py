@@ -8,23 +8,21 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.shared.machine import free_port
 from isobatch.deployments.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
-from tests.fuzz.cases import PREDICT, as_json
 from tests.fuzz.clients import Honest, post
 from tests.fuzz.served import MOST_BYTES
 from tests.helpers.toy_graph import application, cut_at
 
 ROOT = Path(__file__).parents[2]
-EVERY_S = 0.02
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -39,7 +37,8 @@ class Live:
         """Attack beside a client that means well."""
 
         async def beside() -> Any:
-            client = asyncio.create_task(self._mean_well())
+            means_well = partial(post, self.http_port, "/predict", {})
+            client = asyncio.create_task(self.honest.ask_for_ever(means_well))
             try:
                 return await work
             finally:
@@ -48,13 +47,6 @@ class Live:
                     await client
 
         return asyncio.run(beside())
-
-    async def _mean_well(self) -> None:
-        while True:
-            began_s = time.perf_counter()
-            status, _, body = await post(self.http_port, "/predict", {}, as_json(PREDICT))
-            self.honest.heard(status, body, time.perf_counter() - began_s)
-            await asyncio.sleep(EVERY_S)
 
     def memory_mib(self) -> dict[int, float]:
         """Of the command and of each process below it."""
@@ -86,10 +78,7 @@ def listening(process: int) -> set[tuple[str, int]]:
 
 
 def _address(told: str) -> tuple[str, int]:
-    """
-    >>> _address("0100007F:1F90")
-    ('127.0.0.1', 8000)
-    """
+    """0100007F:1F90 is 127.0.0.1, port 8000."""
     host, _, port = told.partition(":")
     return socket.inet_ntoa(struct.pack("=I", int(host, 16))), int(port, 16)
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from isobatch.deployments.transport.replica_connection import OrderServer
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
-from tests.fuzz.cases import PREDICT, Headers, as_json
+from tests.fuzz.cases import Headers
 from tests.fuzz.clients import HOST, Grpc, Honest, Reply, without_socket
 from tests.helpers.toy_model import Toy
 
-EVERY_S = 0.02
 MOST_BYTES = 2**20
 
 
@@ -81,7 +81,7 @@ class Served:
             exchange = Exchange(holdings)
             await exchange.open(Wire(HOST))
             self.exchange_port = int(holdings.address.rpartition(":")[2])
-            client = asyncio.create_task(self._mean_well())
+            client = asyncio.create_task(self.honest.ask_for_ever(partial(self.ask, "/predict", {})))
             self._ready.set()
             await self._end.wait()
             client.cancel()
@@ -96,13 +96,6 @@ class Served:
 
     async def _warm_up(self, plan: str) -> None:
         raise AssertionError("nobody has the key")
-
-    async def _mean_well(self) -> None:
-        while True:
-            began_s = time.perf_counter()
-            status, _, reply = await self.ask("/predict", {}, as_json(PREDICT))
-            self.honest.heard(status, reply, time.perf_counter() - began_s)
-            await asyncio.sleep(EVERY_S)
 
     async def ask(self, path: str, headers: Headers, body: bytes) -> Reply:
         return await without_socket(self.api, path, headers, body)

@@ -1,8 +1,12 @@
 """A client that holds every answer against the application's own OpenAPI document, and fronts to ask."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -46,6 +50,20 @@ def with_document(api: FastAPI, kind: str) -> FastAPI:
 
 def served(**fields: Any) -> DocumentedClient:
     return DocumentedClient(front(**fields))
+
+
+@contextmanager
+def while_busy(folder: Path, places: int = 1) -> Iterator[tuple[TestClient, threading.Event, ThreadPoolExecutor]]:
+    """A front of the network there. Long work is in so many of its places until the event is set."""
+    service, end = Service(AppConfig(model=str(folder), slo_ms=60_000), time.perf_counter), threading.Event()
+    with TestClient(create_api(service)) as client, ThreadPoolExecutor(2) as threads:
+        assert client.portal
+        for _ in range(places):
+            client.portal.start_task_soon(service.long_work.run, end.wait)
+        try:
+            yield client, end, threads
+        finally:
+            end.set()
 
 
 def operation_at(document: dict[str, Any], method: str, url: str) -> Operation | None:

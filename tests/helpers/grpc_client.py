@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -49,25 +49,31 @@ class Client:
         )(requests)
 
 
-def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
-    async def act() -> Any:
-        port = free_port()
-        told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
-        service = Service(AppConfig.model_validate(told), time.perf_counter)
-        await service.open()
-        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            result = await asyncio.wait_for(scene(Client(channel, service)), 60)
-        await service.close()
-        return result
+@asynccontextmanager
+async def asked(**config: Any) -> AsyncIterator[Client]:
+    """A client, beside a service of its own."""
+    port = free_port()
+    told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
+    service = Service(AppConfig.model_validate(told), time.perf_counter)
+    await service.open()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    async with serving(service), channel, asyncio.timeout(60):
+        yield Client(channel, service)
+    await service.close()
 
-    return uvloop.run(act())  # as Serve does
 
-
-def inferred(folder: Path, shape: list[int], values: list[bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def inferred(
+    folder: Path, shape: list[int], values: list[bytes], **request: Any
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A network's output tensors for these texts or pictures, without and with their values, by name."""
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": shape, "contents": {"bytes_contents": values}}
     config = {"model": str(folder), "loader": LOADER, "name": "toy", "device": "cpu", "slo_ms": 60_000}
-    reply = play(lambda client: client.ask("ModelInfer", model_name="toy", inputs=[tensor]), **config)
+
+    async def ask() -> Any:
+        async with asked(**config) as client:
+            return await client.ask("ModelInfer", model_name="toy", inputs=[tensor], **request)
+
+    reply = uvloop.run(ask())  # as Serve does
     names = [each.name for each in reply.outputs]
     outputs, raw = reply.outputs, reply.raw_output_contents
     return dict(zip(names, outputs, strict=True)), dict(zip(names, raw, strict=True))

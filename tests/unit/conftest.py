@@ -21,9 +21,10 @@ def forbid_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A coroutine runs on an event loop of its own."""
+    """A coroutine runs on an event loop of its own, made as the fixture `loop` says where there is one."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("loop")) as runner:
+        runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True

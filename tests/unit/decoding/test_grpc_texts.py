@@ -29,7 +29,7 @@ def served(world: World) -> None:
     world.front.config = CONFIG.model_copy(update={"grpc_port": free_port()})
 
 
-def play(world: World, scene: Callable[[Any], Any], key: bytes | None = None) -> Any:
+def play(world: World, scene: Callable[[Any], Any]) -> Any:
     """What a client gets that asks while the front serves."""
 
     def ask() -> Any:
@@ -37,7 +37,6 @@ def play(world: World, scene: Callable[[Any], Any], key: bytes | None = None) ->
             return scene(client)
 
     async def act() -> Any:
-        world.front.key = key
         async with serving(world.front):
             return await asyncio.wait_for(asyncio.to_thread(ask), 60)
 
@@ -220,7 +219,7 @@ def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) ->
             for _ in range(count):
                 client.sendall(frame(0, 0, sent))
             while len(answered) < 3 or answered[-1] > answered[-3]:
-                time.sleep(0.5)
+                time.sleep(0.2)
                 answered.append(world.front.meter.requests["answered"])
         return answered
 

@@ -1,7 +1,6 @@
 """OpenAI's interface without Ray: the shape of answers and streams, and who goes away."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +14,7 @@ from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.profiles.errors import UserError
+from tests.helpers.asking import eventually
 from tests.helpers.decoder_world import CONFIG, World, events
 from tests.helpers.documented import ask_examples, check_document
 
@@ -76,7 +76,7 @@ def test_a_stop_string_ends_text_usage_and_pages_however_tokens_are_grouped(worl
         assert choices[-1]["finish_reason"] == "stop"
         assert told[-1]["usage"]["completion_tokens"] == end
     assert [written for _, written in world.front.meter.lengths] == [end] * 3
-    until(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
+    eventually(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
 
 
 def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
@@ -257,15 +257,8 @@ def test_when_decoding_fails_every_stream_does(world: World) -> None:
 
     with pytest.raises(RuntimeError, match="decoding failed: no room"):
         asyncio.run(ask())
-    until(lambda: not world.loop.alive)
+    eventually(lambda: not world.loop.alive)
     with pytest.raises(RuntimeError, match="decoding failed: no room"):
         asyncio.run(ask())
     with pytest.raises(RuntimeError, match="decoding failed: no room"):
         asyncio.run(asyncio.wait_for(world.loop.call(lambda engine: engine), 60))
-
-
-def until(true: Any, within_s: float = 60.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.errors import UserError
+from tests.helpers.clock import Clock
 
 KNOWN = ProjectedTexts(survival=0.1, same_tokens=1.0, same_texts=1.0, deep_share=0.5, gain=2.0)
 RULES = DecoderRules(
@@ -74,102 +76,84 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
         told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
 
 
-def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
+async def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
     assert (lead.ramps, lead.shares) == ([1], {"cpu": 300.0, "t4": 100.0})
     other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
-    assert isinstance(asyncio.run(lead.apply(other)), Moved)
+    assert isinstance(await lead.apply(other), Moved)
     assert (lead.plan(), lead.ramps, lead.shares) == (other, [1, 3], {"cpu": 100.0, "t4": 200.0})
 
 
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (pipeline("cpu", 2, 300.0), r"a running decoder has \{'cpu': 1, 't4': 2\}, and this plan is for \{'cpu': 1\}"),
+        (pipeline("cpu", 2, 300.0), "a running decoder has {'cpu': 1, 't4': 2}, and this plan is for {'cpu': 1}"),
         (replace(BOTH, beside=(pipeline("t4", 3, 1.0, replicas=2),)), "no ramp is known before block 3"),
         (replace(BOTH, beside=(pipeline("t4", 4, 1.0, "project", replicas=2),)), "its loss was measured with the cuts"),
     ],
 )
-def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: Plan, why: str) -> None:
-    undone = asyncio.run(lead.apply(plan))
+async def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: Plan, why: str) -> None:
+    undone = await lead.apply(plan)
     assert isinstance(undone, Undone)
-    with pytest.raises(ValueError, match=why):
-        raise ValueError(undone.reason)
+    assert why in undone.reason
     assert lead.plan() == BOTH
 
 
 INBOX = TokenInbox()
+FULL = ReplicaFull(2.0)
+END = NewTokens(0, (6,), (0,), Finish.STOP)
 
 
 class Replicas:
-    """Stands for Serve's handle to replicas of one kind: they say this, each time."""
+    """Stands for Serve's handle to replicas of one kind: they say these, in turn."""
 
-    def __init__(self, *said: NewTokens | ReplicaFull) -> None:
-        self.asked, self.write, self.said = 0, self, said
+    def __init__(self, *turns: ReplicaFull | list[NewTokens]) -> None:
+        self.asked, self.write, self._turns = 0, self, cycle(turns)
 
     async def remote(self, request: TextRequest, address: TokenAddress, number: int, trace: str) -> ReplicaFull | None:
         self.asked += 1
-        for each in self.said:
-            if isinstance(each, ReplicaFull):
-                return each
+        turn = next(self._turns)
+        if isinstance(turn, ReplicaFull):
+            return turn
+        for each in turn:
             INBOX.streams[number].put(each)
         return None
 
 
-def told(pieces: AsyncGenerator[NewTokens, None]) -> list[NewTokens] | ReplicaFull:
+async def answer(pieces: AsyncGenerator[NewTokens, None]) -> list[NewTokens] | ReplicaFull:
     """What is written, or the refusal."""
-
-    async def all_of_them() -> list[NewTokens] | ReplicaFull:
-        try:
-            return [each async for each in pieces]
-        except ReplicaFull as full:
-            return full
-
-    return asyncio.run(all_of_them())
+    try:
+        return [each async for each in pieces]
+    except ReplicaFull as full:
+        return full
 
 
-def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = Replicas(ReplicaFull(2.0))
-    group, now_s = ReplicaGroup("cpu", replicas, INBOX), 1.0
-    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s))
+async def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas, clock = Replicas(FULL), Clock(1.0)
+    group = ReplicaGroup("cpu", replicas, INBOX)
+    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=clock, time=clock))
     for _ in range(3):
-        assert told(group.write(WANTED, "")) == ReplicaFull(2.0)
+        assert await answer(group.write(WANTED, "")) == FULL
     assert (replicas.asked, group.writing) == (1, 0)
-    now_s += FULL_FOR_S
-    assert told(group.write(WANTED, "")) == ReplicaFull(2.0)
+    clock.now_s += FULL_FOR_S
+    assert await answer(group.write(WANTED, "")) == FULL
     assert replicas.asked == 2
 
 
-def test_where_one_kind_has_no_place_another_writes() -> None:
-    words = NewTokens(0, (5,), (0,)), NewTokens(0, (6,), (0,), Finish.STOP)
-    full, writing, unasked = Replicas(ReplicaFull(2.0)), Replicas(*words), Replicas(*words)
-    groups = [ReplicaGroup("", each, INBOX) for each in (full, writing, unasked)]
-    answer = told(written_by_any(groups, WANTED, ""))
-    assert isinstance(answer, list)
-    (written,) = answer
+async def test_where_one_kind_has_no_place_another_writes() -> None:
+    kinds = Replicas(FULL), Replicas([NewTokens(0, (5,), (0,)), END]), Replicas([END])
+    groups = [ReplicaGroup("", each, INBOX) for each in kinds]
+    (written,) = [each async for each in written_by_any(groups, WANTED, "")]
     assert (written.tokens, written.finish) == ((5, 6), Finish.STOP)
-    assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
+    assert [each.asked for each in kinds] == [1, 1, 0]
 
 
-class OneFull(Replicas):
-    """The first of them is full, and is asked at every other time."""
-
-    async def remote(self, request: TextRequest, address: TokenAddress, number: int, trace: str) -> ReplicaFull | None:
-        self.asked += 1
-        return (
-            ReplicaFull(2.0) if self.asked % 2 else await Replicas(*self.said).remote(request, address, number, trace)
-        )
-
-
-def test_where_one_replica_is_full_another_of_its_kind_writes() -> None:
-    replicas = OneFull(NewTokens(0, (6,), (0,), Finish.STOP))
+async def test_where_one_replica_is_full_another_of_its_kind_writes() -> None:
+    replicas, full = Replicas(FULL, [END]), Replicas(FULL)
     group = ReplicaGroup("", replicas, INBOX, count=2)
     for _ in range(3):
-        assert isinstance(told(written_by_any([group], WANTED, "")), list)
-    assert replicas.asked == 6
-    full = Replicas(ReplicaFull(2.0))
-    for _ in range(3):
-        assert told(written_by_any([ReplicaGroup("", full, INBOX, count=9)], WANTED, "")) == ReplicaFull(2.0)
-    assert full.asked == 3 * MOST_ASKED
+        assert isinstance(await answer(written_by_any([group], WANTED, "")), list)
+        assert await answer(written_by_any([ReplicaGroup("", full, INBOX, count=9)], WANTED, "")) == FULL
+    assert (replicas.asked, full.asked) == (6, 3 * MOST_ASKED)
 
 
 class Absent:
@@ -181,16 +165,14 @@ class Absent:
         return asyncio.ensure_future(asyncio.Event().wait())
 
 
-def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears_of_it() -> None:
-    taken, end = NewTokens(0, (), ()), NewTokens(0, (6,), (0,), Finish.STOP)
-    absent, other = ReplicaGroup("", Absent(), INBOX, 0.01, count=4), ReplicaGroup("", Replicas(taken, end), INBOX)
-    answer = told(written_by_any([absent, other], WANTED, ""))
-    assert isinstance(answer, list)
-    assert [each.tokens for each in answer] == [(6,)]
-    assert told(written_by_any([absent], WANTED, "")) == NoReplica(1.0)
+async def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears_of_it() -> None:
+    absent = ReplicaGroup("", Absent(), INBOX, 0.01, count=4)
+    other = ReplicaGroup("", Replicas([NewTokens(0, (), ()), END]), INBOX)
+    assert [each.tokens async for each in written_by_any([absent, other], WANTED, "")] == [(6,)]
+    assert await answer(written_by_any([absent], WANTED, "")) == NoReplica(1.0)
     assert (absent.writing, INBOX.streams) == (0, {})
 
 
-def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
+async def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
     groups = [ReplicaGroup("", Replicas(ReplicaFull(wait_s)), INBOX) for wait_s in (3.0, 1.0, 2.0)]
-    assert told(written_by_any(groups, WANTED, "")) == ReplicaFull(1.0)
+    assert await answer(written_by_any(groups, WANTED, "")) == ReplicaFull(1.0)

@@ -47,6 +47,11 @@ def engine(network: Told, limits: DecodingLimits = PATIENT, pages: int = 1000, s
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, Clock())
 
 
+def open_texts(running: Engine, count: int, text: TextRequest) -> None:
+    for _ in range(count):
+        running.open(text)
+
+
 def run_out(running: Engine) -> dict[int, int]:
     """How many tokens each sequence has written in the end."""
     written: dict[int, int] = {}
@@ -59,8 +64,7 @@ def run_out(running: Engine) -> dict[int, int]:
 def test_the_deep_split_runs_once_its_share_of_the_residents_waits() -> None:
     network = Told(sure=lambda name: name in (1, 2))
     running = engine(network)
-    for _ in range(4):
-        running.open(TextRequest((1,), 3))
+    open_texts(running, 4, TextRequest((1,), 3))
     for _ in range(2):
         running.step()
     assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 2)]
@@ -69,8 +73,7 @@ def test_the_deep_split_runs_once_its_share_of_the_residents_waits() -> None:
 def test_other_limits_hold_at_once_and_nobody_begins_again() -> None:
     network = Told(sure=lambda name: name > 1)
     running = engine(network, replace(PATIENT, deep_share=1.0))
-    for _ in range(4):
-        running.open(TextRequest((1,), 3))
+    open_texts(running, 4, TextRequest((1,), 3))
     running.step()
     running.recut(TWO, replace(PATIENT, max_residents=1, deep_share=0.25, page_tokens=99))
     running.step()
@@ -85,8 +88,7 @@ def test_other_limits_hold_at_once_and_nobody_begins_again() -> None:
 def test_a_launch_has_the_room_that_there_was_when_it_ran() -> None:
     network = Told(sure=lambda _: True)
     running = engine(network, replace(PATIENT, max_residents=32))
-    for _ in range(16):
-        running.open(TextRequest((1,), 4))
+    open_texts(running, 16, TextRequest((1,), 4))
     running.step()
     running.step()
     running.recut(TWO, replace(PATIENT, max_residents=16))
@@ -100,8 +102,7 @@ def test_a_launch_has_the_room_that_there_was_when_it_ran() -> None:
 def test_another_cut_has_residents_begin_again_in_the_order_in_which_they_came() -> None:
     network = Told(sure=lambda name: True)
     running = engine(network, replace(PATIENT, max_residents=2))
-    for _ in range(4):
-        running.open(TextRequest((1,), 3))
+    open_texts(running, 4, TextRequest((1,), 3))
     running.step()
     running.recut(Splits((4, 6)), PATIENT)
     assert sorted(network.dropped) == [1, 2]
@@ -127,8 +128,7 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
         network = Told(sure=lambda name: name != 1)
         running = engine(network, DecodingLimits(max_residents=8, deep_share=0.9, ttft_s=ttft_s, tpot_s=1e9))
         running.scheduler.pace.launched(1, 0.010)
-        for _ in range(8):
-            running.open(TextRequest((1,), 50))
+        open_texts(running, 8, TextRequest((1,), 50))
         for _ in range(12):
             running.step()
         return [launch.split for launch in network.launches]
@@ -157,8 +157,7 @@ def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
 
 def test_what_an_encoder_reads_takes_pages_too() -> None:
     running = engine(Told(lambda _: False), pages=5)
-    for _ in range(3):
-        running.open(TextRequest((0,), 3, source=(1,) * 9))
+    open_texts(running, 3, TextRequest((0,), 3, source=(1,) * 9))
     running.step()
     assert len(running.scheduler.residents) == 1  # three pages in each block, one to write on, and one to go on
     assert running.scheduler.pool.free == 5 - (3 + 1)
@@ -171,8 +170,7 @@ def test_what_an_encoder_reads_takes_pages_too() -> None:
 def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
     network = Told(lambda _: False)
     running = engine(network, pages=5)
-    for _ in range(3):
-        running.open(TextRequest((1,) * 5, 3))
+    open_texts(running, 3, TextRequest((1,) * 5, 3))
     running.step()
     assert len(running.scheduler.residents) == 1  # needs two pages in each block, and one to go on
     assert run_out(running) == {1: 3, 2: 3, 3: 3}
@@ -182,8 +180,7 @@ def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
 def test_who_came_last_is_put_out_when_pages_run_short_and_loses_nothing() -> None:
     network = Told(lambda name: name % 2 == 0)
     running = engine(network, pages=8)
-    for _ in range(4):
-        running.open(TextRequest((1, 2), 20))
+    open_texts(running, 4, TextRequest((1, 2), 20))
     assert run_out(running) == dict.fromkeys(range(1, 5), 20)
     assert running.scheduler.preempted > 0
     assert running.scheduler.pool.free == 8
@@ -195,7 +192,7 @@ def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
     network = Told(lambda _: draw.random() < 0.6)
     running = engine(network, pages=12, splits=Splits((2, 4, 6), verified, max_pending=3))
     inside: set[int] = set()
-    for _ in range(6_000):
+    for _ in range(3_000):
         if draw.random() < 0.4:
             name = running.open(TextRequest((1,) * draw.randint(1, 9), draw.randint(1, 9)))
             assert not isinstance(name, ReplicaFull)
@@ -222,8 +219,7 @@ def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
     assert isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)  # three wait, as nothing has run yet
     run_out(running)
     running.scheduler.pace.residence_s = 4.0
-    for _ in range(2):
-        running.open(TextRequest((1,), 9))
+    open_texts(running, 2, TextRequest((1,), 9))
     refused = running.open(TextRequest((1,), 9))
     assert isinstance(refused, ReplicaFull)
     assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
@@ -231,8 +227,7 @@ def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
 
 def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
     running = engine(Told(lambda _: True), replace(PATIENT, max_residents=1))
-    for _ in range(3):
-        running.open(TextRequest((1,), 9))
+    open_texts(running, 3, TextRequest((1,), 9))
     running.step()
     running.cancel(2)  # it waits, and has stayed nowhere
     assert running.scheduler.pace.residence_s == 0.0
@@ -299,8 +294,7 @@ def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
     running.scheduler.pace.tokens_written(tokens=35, took_s=1.0)
-    for _ in range(8):
-        running.open(TextRequest((1,), 9))
+    open_texts(running, 8, TextRequest((1,), 9))
     running.scheduler.next(0.0)
     assert len(running.scheduler.residents) == 4  # at this speed three have ten tokens a second each, and four do not
 

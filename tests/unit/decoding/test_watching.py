@@ -1,6 +1,5 @@
 """What a decoder tells of itself: metrics of its front and its replicas, and spans of requests and sequences."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -140,21 +139,18 @@ def test_a_request_that_its_caller_traces_has_a_span_until_its_last_word(scene: 
     assert scene.traces == [reply.headers["traceparent"]], "the replica is told"
 
 
-def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
+async def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
     async def groups(*written: NewTokens) -> AsyncGenerator[NewTokens, None]:
         for each in written:
             yield each
 
-    async def all_of(*written: NewTokens) -> list[NewTokens]:
-        trace = TRACED["traceparent"]
-        return [each async for each in traced(groups(*written), TextRequest((1, 2), 4), scene.tracing, trace)]
-
     first, last = NewTokens(1, (5,), (3,)), NewTokens(1, (6,), (3,), Finish.LENGTH)
-    assert asyncio.run(all_of(first, last)) == [first, last]
-    assert [span.name for span in scene.spans()] == ["first token", "further tokens"]
+    request, trace = TextRequest((1, 2), 4), TRACED["traceparent"]
+    for written in ((first, last), (last,)):
+        pieces = traced(groups(*written), request, scene.tracing, trace)
+        assert [each async for each in pieces] == [*written]
+    assert [span.name for span in scene.spans()] == ["first token", "further tokens", "first token"]
     assert dict(scene.spans()[0].attributes) == {"isobatch.prompt_tokens": 2}
-    assert asyncio.run(all_of(last)) == [last]
-    assert [span.name for span in scene.spans()[2:]] == ["first token"]
     assert {format(span.context.trace_id, "032x") for span in scene.spans()} == {TRACE}
 
 

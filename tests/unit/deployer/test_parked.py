@@ -74,26 +74,21 @@ def config(tmp_path: Path) -> AppConfig:
     return AppConfig(profile=str(tmp_path / "virtual.json"), devices={"v100": 2}, backend="virtual", slo_ms=5000)
 
 
-def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
+async def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
 ) -> None:
     """Only where replicas stand by do they know the ids of their devices."""
     stands_by = config.model_copy(update={"standby": {"v100": 2}, "sharers": 2})
-
-    async def live() -> None:
-        used = list[list[str]]()
-        for each in (stands_by, stands_by, config):
-            graphs, one = list[Graph](), begin(each)
-            front = asyncio.create_task(followed(one, each, graphs))
-            while not graphs:
-                await asyncio.sleep(0.01)
-            ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {}
-            used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ["a", "b"]}, ids)["v100-0"])
-            await one.use(frozenset(("v100-0",)))
-            front.cancel()
-        assert used == [["a", "b"], ["a"], ["a", "b"]]
-
-    asyncio.run(live())
+    used = list[list[str]]()
+    for each in (stands_by, stands_by, config):
+        graphs, one = list[Graph](), begin(each)
+        front = asyncio.create_task(followed(one, each, graphs))
+        await until(graphs.__len__)
+        ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {}
+        used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ["a", "b"]}, ids)["v100-0"])
+        await one.use(frozenset(("v100-0",)))
+        front.cancel()
+    assert used == [["a", "b"], ["a"], ["a", "b"]]
 
 
 @dataclass
@@ -109,23 +104,18 @@ class Handle:
         return SimpleNamespace(remote=getattr(self.deployer, name))
 
 
-def test_a_front_reports_whether_inputs_wait_in_it(begin: Callable[[AppConfig], Any], config: AppConfig) -> None:
+async def test_a_front_reports_whether_inputs_wait_in_it(begin: Callable[[AppConfig], Any], config: AppConfig) -> None:
     from isobatch.deployments.front.follower import Follower
 
-    async def live() -> list[bool]:
-        one = begin(config)
-        await one.park(0.1)
-        driver = await Follower(config, Handle(one), "").open(Toy(), time.monotonic)
-        answer = asyncio.create_task(driver.answer(pack(Toy().encode([[3, 7]])), within_s=60.0))
-        held = list[bool]()
-        for _ in range(2):
-            await asyncio.sleep(0.01)
-            held += [each.holds_inputs for each in (await one.counted()).values()]
-            answer.cancel()
-        await driver.close()
-        return held
-
-    assert asyncio.run(live()) == [True, False]
+    one = begin(config)
+    await one.park(0.1)
+    driver = await Follower(config, Handle(one), "").open(Toy(), time.monotonic)
+    answer = asyncio.create_task(driver.answer(pack(Toy().encode([[3, 7]])), within_s=60.0))
+    for waits in (True, False):
+        await asyncio.sleep(0.01)
+        assert [each.holds_inputs for each in (await one.counted()).values()] == [waits]
+        answer.cancel()
+    await driver.close()
 
 
 @dataclass
@@ -148,29 +138,24 @@ class Waiting:
         raise TimeoutError
 
 
-def test_a_front_answers_questions_while_it_follows_plans_one_after_another(
+async def test_a_front_answers_questions_while_it_follows_plans_one_after_another(
     config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from isobatch.deployments.front import follower
 
-    async def live() -> None:
-        graph, waiting = read_graph(config), Waiting()
-        graphs = (replace(graph, wakes_in_s=9.0), replace(graph, version=1), replace(graph, version=2))
-        monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
-        monkeypatch.setattr(follower.router, "watch", lambda *_: None)
-        for number, content in enumerate((*graphs, Question.COUNTS)):
-            waiting.messages.put_nowait(FrontMessage(number, content))
-        driver = await follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic)
-        while not waiting.replies:
-            await asyncio.sleep(0.01)
-        assert waiting.replies == [3]
-        waiting.gate.set()
-        while len(waiting.replies) < 3:
-            await asyncio.sleep(0.01)
-        assert waiting.replies == [3, 1, 2]
-        await driver.close()
-
-    asyncio.run(live())
+    graph, waiting = read_graph(config), Waiting()
+    graphs = (replace(graph, wakes_in_s=9.0), replace(graph, version=1), replace(graph, version=2))
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    for number, content in enumerate((*graphs, Question.COUNTS)):
+        waiting.messages.put_nowait(FrontMessage(number, content))
+    driver = await follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic)
+    await until(lambda: waiting.replies)
+    assert waiting.replies == [3]
+    waiting.gate.set()
+    await until(lambda: len(waiting.replies) == 3)
+    assert waiting.replies == [3, 1, 2]
+    await driver.close()
 
 
 async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:
@@ -181,9 +166,10 @@ async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:
             await one.reply("front", message.number, None)
 
 
-def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deployer_ends(
+async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deployer_ends(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
 ) -> None:
+<<<<<<< HEAD
     async def live() -> None:
         graphs, first = list[Graph](), begin(config)
         fronts = [asyncio.create_task(followed(first, config, graphs))]
@@ -269,3 +255,28 @@ def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
         front.cancel()
 
     asyncio.run(live())
+=======
+    graphs, first = list[Graph](), begin(config)
+    fronts = [asyncio.create_task(followed(first, config, graphs))]
+    await until(lambda: graphs)
+    assert replicas.counts == {"v100": 2}
+    replicas.counts["k80"] = 1  # a slow one, which the plan does not count on
+    await first.park(7.0)
+    await first.park(9.0)
+    assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
+    assert replicas.counts == {"v100": 0, "k80": 0}
+    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}) == {"v100-0": []}, "none is used any longer"
+    replicas.prefix = "the fleet of another configuration"
+    second = begin(config)
+    fronts.append(asyncio.create_task(followed(second, config, graphs)))
+    await until(lambda: len(graphs) == 3)
+    assert (graphs[-1].wakes_in_s, replicas.counts) == (7.0, {"v100": 0, "k80": 0})
+    replicas.broken = True
+    assert isinstance(await second.apply(await second.plan(), patience_s=0.1), Undone)
+    assert (len(graphs), replicas.counts) == (3, {"v100": 0, "k80": 0})
+    replicas.broken = False
+    assert isinstance(await second.apply(await second.plan()), Moved)
+    assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
+    for front in fronts:
+        front.cancel()
+>>>>>>> s-tfr

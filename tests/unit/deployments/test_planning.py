@@ -39,16 +39,13 @@ def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> d
     return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
 
 
-def test_the_devices_that_were_named_are_used(profile: str) -> None:
-    assert plan_for(profile, devices={"v100": 3}) == {"v100": 3}
-
-
 def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
     config = AppConfig(profile=profile, devices={"oddity": 2}, backend="virtual")
     assert read_graph(config).plan.devices() == {"oddity": 2}
 
 
-def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None:
+def test_the_devices_that_were_named_are_used_or_the_existing_ones_that_were_profiled(profile: str) -> None:
+    assert plan_for(profile, devices={"v100": 3}) == {"v100": 3}
     assert plan_for(profile, {"v100": 2, "h100": 8, "cpu": 1}, devices="auto", slo_ms=100) == {"v100": 2}
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
     assert plan_for(profile, {"cpu": 5}, devices="auto", front_replicas=2) == {"cpu": 3}, "each front takes one"
@@ -84,32 +81,15 @@ def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_p
         read_graph(checked(AppConfig, {"profile": profile, "plan": str(tmp_path / "cut.json"), "answers": "early"}))
 
 
-@pytest.mark.parametrize(
-    ("told", "sentence"),
-    [
-        ({"answers": "early", "exits": False}, "answers: early needs exits"),
-        (
-            {"answers": "early", "ramp_budget": 0.1},
-            "ramp_budget is for answers: early with devices:, where the plan is made",
-        ),
-    ],
-)
-def test_fields_that_contradict_early_answers_are_refused(told: dict[str, object], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        checked(AppConfig, told)
-
-
-def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
-    made = first_plan(
-        checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile))
-    )
+def test_the_largest_batch_is_kept(profile: str) -> None:
+    config = checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4})
+    made = first_plan(config, load(Path(profile)))
     assert max(split.batch_size for split in made.splits) <= 4
-    with pytest.raises(UserError, match="rate_per_s needs devices"):
-        checked(AppConfig, {"rate_per_s": 5.0})
 
 
 @pytest.mark.parametrize(
     ("told", "sentence"),
+<<<<<<< HEAD
     [
         ({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"),
         (
@@ -121,16 +101,14 @@ def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
         ({"devices": {}}, "counts of at least one"),
         ({"devices": {"v100": 1}, "device": "cpu"}, "device cannot be set beside a plan"),
     ],
+=======
+    [({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"), ({"devices": {"k80": 3}}, "no table for device kind 'k80'")],
+>>>>>>> s-tfr
 )
 def test_impossible_plans_are_reported(profile: str, told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
         plan_for(profile, **told)
     assert "\n" not in str(error.value)
-
-
-def test_devices_need_a_profile() -> None:
-    with pytest.raises(UserError, match="a plan needs its profile too"):
-        checked(AppConfig, {"devices": "auto"})
 
 
 def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None:
@@ -141,13 +119,9 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     assert declared["v100", "oddity"] == 1e7
     assert declared["oddity", "v100"] > 1e9
     assert classifier_problem(ControllerConfig(), config, load(Path(profile))).gbit_per_s == {"v100>oddity": 0.08}
-    for wrong in ("v100", "v100/2>oddity"):
-        with pytest.raises(UserError, match="must name two kinds of whole devices: KIND>KIND"):
-            checked(AppConfig, told | {"links": {wrong: 0.08}})
-    with pytest.raises(UserError, match="links"):
-        checked(AppConfig, told | {"links": {"v100>oddity": 0}})
 
 
+<<<<<<< HEAD
 def test_a_controller_keeps_to_the_largest_batch_of_its_application(profile: str) -> None:
     fields = {"profile": profile, "devices": {"v100": 1}}
     whole, limited = checked(AppConfig, fields), checked(AppConfig, fields | {"max_batch": 4})
@@ -166,6 +140,9 @@ def test_replicas_stand_by_on_whole_devices() -> None:
 
 
 def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:
+=======
+def test_the_summary_of_a_plan_has_simulated_latencies_that_of_full_launches_and_of_first_tokens() -> None:
+>>>>>>> s-tfr
     promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0)
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
@@ -173,9 +150,6 @@ def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches
     played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 0.481, 0.99)))
     times = "as simulated: p50 120 ms, p99 481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
-
-
-def test_the_summary_of_a_plan_for_texts_has_the_time_to_the_first_token() -> None:
     terms = DecodingTerms("off", prompt_rows=64, kv_megabytes=100, ttft_s=0.5, tpot_s=0.05)
-    plan = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
-    assert summary(plan).endswith("; 3/s, first tokens in 500 ms")
+    texts = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
+    assert summary(texts).endswith("; 3/s, first tokens in 500 ms")

@@ -18,11 +18,8 @@ def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | Non
     return said.err.splitlines()
 
 
-def test_tasks_within_two_seconds_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, 10.0, 10.0, 10.5, 11.9) == []
-
-
 def test_a_line_comes_after_two_seconds_and_then_every_five(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, 10.0, 10.0, 10.5, 11.9) == []
     assert told(capsys, 10.0, 10.0, 12.5, 14.0, 17.4, 17.6, 30.0) == [
         "features: 1 of 6 after 2 s",
         "features: 4 of 6 after 8 s",

@@ -54,7 +54,7 @@ def test_an_input_that_is_in_time_in_the_worst_case_is_never_refused(slack: floa
     assert not late_of(world)
 
 
-@pytest.mark.parametrize("load", [0.85, 1.3])
+@pytest.mark.parametrize("load", [0.85, 1.3, 3.0])
 def test_few_admitted_inputs_are_late_and_the_device_stays_busy(load: float) -> None:
     world = under(load, slo_s=0.026)
     admitted, late = len(world.outcomes), late_of(world)

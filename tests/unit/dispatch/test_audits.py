@@ -25,6 +25,10 @@ def flat(stage: Stage) -> Stage:
     return replace(stage, launch_s=(stage.launch_s[-1],) * stage.batch, exits=())
 
 
+TWO_SPLITS = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+GROUPS = {"a": ["a0"], "b": ["b0"]}
+
+
 def flattened(layout: Layout) -> Layout:
     one, *others = [Route(tuple(map(flat, route.stages))) for route in layout.route.pipelines]
     return Layout(Route(one.stages, beside=tuple(others)), layout.groups)
@@ -70,8 +74,7 @@ def test_shadows_cost_at_most_their_allowance_and_one_launch(layout: Layout, inp
 
 
 def test_an_audit_has_the_exit_block_and_whether_the_full_network_agrees() -> None:
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-    world = World(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=1.0))
+    world = World(TWO_SPLITS, GROUPS, replace(AUDITED, audit_share=1.0))
     world.arrive(*(Input(0.0, depth, 1.0) for depth in (2, 3, BLOCKS)))
     world.run()
     assert sorted(world.audits) == [Audit(3, False), Audit(3, True)]
@@ -79,36 +82,25 @@ def test_an_audit_has_the_exit_block_and_whether_the_full_network_agrees() -> No
     assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
-@pytest.mark.parametrize(("drawn", "agrees"), [(0.0, True), (0.49, True), (0.5, False), (0.99, False)])
-def test_one_random_word_of_a_text_is_compared(drawn: float, agrees: bool) -> None:
-    chances = iter([0.0, drawn])
-    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, AUDITED, lambda: next(chances))
+@pytest.mark.parametrize(
+    ("tolerance", "at_ramp", "full", "drawn", "agrees"),
+    [
+        *((0.0, (1, 2), (1, 5), drawn, drawn < 0.5) for drawn in (0.0, 0.49, 0.5, 0.99)),  # one random word of a text
+        *((0.05, 0.5, full, 0.0, True) for full in (0.5, 0.549, 0.451)),  # a score
+        *((0.05, 0.5, full, 0.0, False) for full in (0.56, 0.4)),
+        (1.0, (3 + 5j, 0j), (4 + 5j, 9j), 0.0, True),  # points, of which one is compared as well
+        (1.0, (3 + 5j, 0j), (5 + 5j, 9j), 0.0, False),
+    ],
+)
+def test_answers_agree_that_are_the_same_or_within_their_tolerance(
+    tolerance: float, at_ramp: object, full: object, drawn: float, agrees: bool
+) -> None:
+    chances, limits = iter([0.0, drawn]), replace(AUDITED, tolerance=tolerance)
+    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, limits, lambda: next(chances))
     dispatcher.admit(0.0, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, 0.0, [0], [3], [(1, 2)])
-    dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [(1, 5)])
-    assert dispatcher.audits() == [Audit(3, agrees)]
-
-
-@pytest.mark.parametrize(("full", "agrees"), [(0.5, True), (0.549, True), (0.451, True), (0.56, False), (0.4, False)])
-def test_scores_agree_within_their_tolerance(full: float, agrees: bool) -> None:
-    limits = replace(AUDITED, tolerance=0.05)
-    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, limits, lambda: 0.0)
-    dispatcher.admit(0.0, 9.0, Place("x", 0))
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, 0.0, [0], [3], [0.5])
+    dispatcher.released(launch.id, 0.0, [0], [3], [at_ramp])
     dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [full])
-    assert dispatcher.audits() == [Audit(3, agrees)]
-
-
-@pytest.mark.parametrize(("full", "agrees"), [(4 + 5j, True), (5 + 5j, False)])
-def test_points_agree_that_are_no_further_apart(full: complex, agrees: bool) -> None:
-    limits = replace(AUDITED, tolerance=1.0)
-    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, limits, lambda: 0.0)
-    dispatcher.admit(0.0, 9.0, Place("x", 0))
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, 0.0, [0], [3], [(3 + 5j, 0j)])
-    dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [(full, 9j)])
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
@@ -142,8 +134,7 @@ def test_with_early_answers_only_audited_inputs_stay_inside_while_others_wait() 
 
 
 def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, AUDITED, lambda: 0.0)
     dispatcher.admit_all(0.0, 1.0, [Place("x", 0)], full=True)
     (launch,) = dispatcher.tick(0.0)
     assert launch.kinds == bytes([RowKind.FULL])
@@ -154,8 +145,7 @@ def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
 
 def test_a_shadow_that_is_given_up_frees_its_state() -> None:
     """After a few seconds, or at once when too many others come after it."""
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, AUDITED, lambda: 0.0)
     held, now_s = list[weakref.ref[Survivors]](), 0.0
 
     def left_at_the_first_ramp() -> None:
@@ -178,9 +168,8 @@ def test_a_shadow_that_is_given_up_frees_its_state() -> None:
 @pytest.mark.parametrize("fault", [Fault.NETWORK, Fault.STATE])
 def test_a_failure_with_shadows_counts_against_no_input(fault: Fault) -> None:
     """The shadow may be the cause, so the others try again without it, from where they stand."""
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     chances = iter([0.0, 1.0])
-    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, retries=0), lambda: next(chances))
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, replace(AUDITED, retries=0), lambda: next(chances))
     for name in ("leaves", "goes on"):
         dispatcher.admit(0.0, 9.0, Place(name, 0))
     (launch,) = dispatcher.tick(0.0)
@@ -196,8 +185,7 @@ def test_a_failure_with_shadows_counts_against_no_input(fault: Fault) -> None:
 
 
 def test_another_plan_forgets_the_shadows_of_the_one_before() -> None:
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, AUDITED, lambda: 0.0)
     dispatcher.admit(0.0, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
     dispatcher.released(launch.id, 0.0, [0], [3], [1])

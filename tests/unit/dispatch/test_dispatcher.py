@@ -8,7 +8,6 @@ from statistics import mean
 
 import pytest
 
-from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
 from isobatch.deployments.dispatch.route import Route, Stage
@@ -22,14 +21,7 @@ def steady(rate: float, seconds: float, depths: list[int], slack_s: float = 1.0)
     return [Input(i / rate, depths[i % len(depths)], slack_s) for i in range(int(rate * seconds))]
 
 
-def poisson(rate: float, seconds: float, depths: list[int], slack_s: float, seed: int = 0) -> list[Input]:
-    generator, at_s, inputs = random.Random(seed), 0.0, []
-    while (at_s := at_s + generator.expovariate(rate)) < seconds:
-        inputs.append(Input(at_s, generator.choice(depths), slack_s))
-    return inputs
-
-
-def test_under_load_every_launch_at_every_depth_is_full() -> None:
+def test_under_load_every_launch_at_every_depth_is_full_of_survivors_of_several_replicas() -> None:
     world = World(TWO_SPLITS, GROUPS)
     capacity = 8 / 0.01 * 2  # two front replicas; the back one gets half as much and keeps up exactly
     world.arrive(*steady(capacity * 0.98, 3.0, depths=[4, 12]))
@@ -39,35 +31,9 @@ def test_under_load_every_launch_at_every_depth_is_full() -> None:
         assert mean(len(launch.tickets) for launch in warm if launch.cursor == cursor) > 7.5
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
     assert not world.refusals
-
-
-def test_survivors_of_several_replicas_merge() -> None:
-    world = World(TWO_SPLITS, GROUPS)
-    world.arrive(*steady(1550, 1.0, depths=[4, 12]))
-    world.run()
-    sources: dict[Ticket, str] = {}
-    merged = 0
-    for launch in world.launches:
-        if launch.cursor == 0:
-            sources.update(dict.fromkeys(launch.tickets, launch.replica))
-        else:
-            merged += len({sources[ticket] for ticket in launch.tickets}) > 1
-    assert merged > 10
-
-
-def test_overload_is_refused_at_admission_and_goodput_stays() -> None:
-    def answered_in_time(rate: float) -> int:
-        world = World(TWO_SPLITS, GROUPS)
-        world.arrive(*poisson(rate, 3.0, [4, 12], slack_s=0.1))
-        world.run()
-        assert (len(world.refusals) > 100) == (rate > 1600)
-        good = [
-            t for t, o in world.outcomes.items() if o is Outcome.ANSWERED and world.ended_s[t] <= world.deadlines[t]
-        ]
-        assert len(good) >= 0.95 * len(world.outcomes), "what is admitted is answered in time"
-        return len(good)
-
-    assert answered_in_time(4800) >= 0.95 * answered_in_time(1500)
+    first = {ticket: launch.replica for launch in world.launches for ticket in launch.tickets if launch.cursor == 0}
+    sources = [{first[ticket] for ticket in launch.tickets} for launch in world.launches if launch.cursor == 6]
+    assert sum(len(replicas) > 1 for replicas in sources) > 10
 
 
 def test_a_refusal_says_when_to_come_again() -> None:
@@ -89,33 +55,6 @@ def test_the_backlog_counts_all_inputs_of_a_request_however_many_lanes_there_are
     refusal = dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(12)])
     assert isinstance(refusal, Refusal)
     assert not isinstance(dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(10)]), Refusal)
-
-
-def test_an_abandoned_input_is_never_run() -> None:
-    route = Route((linear(0, 1, 1, "only", 0.01),))
-    dispatcher = Dispatcher(route, {"only": ["r"]}, Limits(ahead=0))
-    first, second, third = (dispatcher.admit(0.0, 1.0, Place(i, 0)) for i in range(3))
-    assert [launch.tickets for launch in dispatcher.tick(0.0)] == [(first,)]
-    assert not isinstance(second, Refusal)
-    dispatcher.abandon(second)
-    dispatcher.completed(0, 0.01, {})
-    assert [launch.tickets for launch in dispatcher.tick(0.01)] == [(third,)]
-    assert {ending.tickets: ending.outcome for ending in dispatcher.endings()} == {
-        (first,): Outcome.ANSWERED,
-        (second,): Outcome.ABANDONED,
-    }
-
-
-def test_early_answers_are_reported_while_the_launch_goes_on() -> None:
-    dispatcher = Dispatcher(TWO_SPLITS, GROUPS)
-    for _ in range(2):
-        dispatcher.admit(0.0, 1.0, Place("x", 0))
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, 0.005, [0], [2])
-    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
-    dispatcher.completed(launch.id, 0.01, {1: Place("y", 0)})
-    assert dispatcher.endings() == []
-    assert dispatcher.waiting() == {("back", 6): 1}
 
 
 def test_a_failed_launch_is_retried_on_another_replica_from_the_held_survivors() -> None:
@@ -229,7 +168,7 @@ def test_a_benched_replica_is_reported_until_it_is_healthy() -> None:
     for at_s in (0.5, 5.0, 14.0, 29.0):
         world.at(at_s, lambda at_s=at_s: told.update({at_s: world.dispatcher.benched(at_s)}))
     world.at(15.0, lambda: world.slow.clear())
-    world.arrive(*steady(200, 30.0, depths=[4, 12]))
+    world.arrive(*steady(100, 30.0, depths=[4, 12]))
     world.run()
     assert told == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
 

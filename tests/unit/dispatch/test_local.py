@@ -13,6 +13,7 @@ from isobatch.optimizer.model.limits import BEFORE, KEPT
 from tests.helpers.dispatcher_world import Input, World, linear
 
 LOCAL = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5, local=True)))
+APART = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "more", survival=0.5)))
 GPUS = {"gpu": ["g1", "g2", "g3"]}
 
 
@@ -21,8 +22,13 @@ def one_launch(dispatcher: Dispatcher, now_s: float) -> Launch:
     return launch
 
 
-def survivors(launch: Launch) -> dict[int, Place]:
-    return {row: Place("kept", row) for row in range(len(launch.tickets))}
+def kept(*replicas: str, ahead: int = 1) -> tuple[Dispatcher, Launch]:
+    """An input has passed the first split, and the launch after which its replica keeps it."""
+    dispatcher = Dispatcher(LOCAL, {"gpu": replicas}, Limits(ahead=ahead))
+    dispatcher.admit(0.0, 1.0, Place("input", 0))
+    first = one_launch(dispatcher, 0.0)
+    dispatcher.completed(first.id, 0.01, {0: Place("kept", 0)})
+    return dispatcher, first
 
 
 def test_survivors_stay_on_their_replica_in_full_batches_under_load() -> None:
@@ -81,17 +87,13 @@ def test_no_more_waits_on_a_replica_than_the_planner_counts(batches: tuple[int, 
     assert 0 < most <= KEPT * first + (BEFORE - 1) * second
 
 
-def test_inputs_kept_by_a_lost_replica_begin_again_on_another() -> None:
-    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]})
+def test_inputs_whose_state_went_with_a_replica_begin_again() -> None:
+    dispatcher = Dispatcher(APART, {"gpu": ["g1"], "more": ["m1"]})
     ticket = dispatcher.admit(0.0, 1.0, Place("input", 0))
-    first = one_launch(dispatcher, 0.0)
-    dispatcher.completed(first.id, 0.01, survivors(first))
-    second = one_launch(dispatcher, 0.01)
-    assert (second.replica, second.cursor, second.places) == (first.replica, 6, (Place("kept", 0),))
-    dispatcher.failed(second.id, 0.02, "gone", lost=True)
+    dispatcher.completed(one_launch(dispatcher, 0.0).id, 0.01, {0: Place("survivor", 0)})
+    dispatcher.failed(one_launch(dispatcher, 0.01).id, 0.02, "gone", lost=True)
     again = one_launch(dispatcher, 0.02)
     assert (again.cursor, again.tickets, again.places) == (0, (ticket,), (Place("input", 0),))
-    assert again.replica != first.replica
 
 
 def test_a_replica_that_reports_a_loss_is_not_benched() -> None:
@@ -104,10 +106,7 @@ def test_a_replica_that_reports_a_loss_is_not_benched() -> None:
 
 
 def test_inputs_that_wait_on_a_replica_begin_again_when_it_goes() -> None:
-    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]}, Limits(ahead=0))
-    dispatcher.admit(0.0, 1.0, Place("input", 0))
-    first = one_launch(dispatcher, 0.0)
-    dispatcher.completed(first.id, 0.01, survivors(first))
+    dispatcher, first = kept("g1", "g2", ahead=0)
     other = ({"g1", "g2"} - {first.replica}).pop()
     dispatcher.reroute(LOCAL, {"gpu": [other]})
     again = one_launch(dispatcher, 0.01)
@@ -130,12 +129,8 @@ def test_an_input_that_always_fails_deep_inside_does_not_begin_again_for_ever() 
 
 
 def test_when_the_next_stage_moves_to_another_group_the_kept_state_is_handed_over() -> None:
-    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1"]})
-    dispatcher.admit(0.0, 1.0, Place("input", 0))
-    first = one_launch(dispatcher, 0.0)
-    dispatcher.completed(first.id, 0.01, survivors(first))
-    apart = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "more", survival=0.5)))
-    dispatcher.reroute(apart, {"gpu": ["g1"], "more": ["m1"]})
+    dispatcher, _ = kept("g1")
+    dispatcher.reroute(APART, {"gpu": ["g1"], "more": ["m1"]})
     moved = one_launch(dispatcher, 0.01)
     assert (moved.replica, moved.cursor, moved.places) == ("m1", 6, (Place("kept", 0),))
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from isobatch.deployments.dispatch.route import route_of
+from isobatch.deployments.dispatch.route import Stage, route_of
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem, problem
@@ -19,6 +19,13 @@ def facts_of(named: str, measured: LatencyTable | None = None) -> Problem:
     devices = fleet(named)
     profile = Profile("made up", (measured or table(),), ExitProfile(SURVIVAL))
     return problem(profile, devices, links_between(devices))
+
+
+def lone_stage(*ramps: int, count: int = 1, facts: Problem | None = None) -> Stage:
+    """All blocks as one split."""
+    plan = Plan((Placement("v100", count, (Split(0, 4, 8, ramps=ramps),)),))
+    (stage,) = route_of(plan, facts or facts_of(f"v100={count}"), ["all"]).stages
+    return stage
 
 
 def test_stages_follow_the_plan_and_its_cost_model() -> None:
@@ -53,7 +60,7 @@ def test_a_short_text_takes_less_until_each_exit_point() -> None:
     few, ramp = tuple(each / 10 for each in one), table().ramp_s[0]
     texts = replace(table(), length=100, batch_sizes=(0.1, 1, 8), block_s=(few, one, many), ramp_s=(ramp,) * 3)
     facts = replace(facts_of("v100=2", texts), length=100)
-    (stage,) = route_of(Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),)), facts, ["all"]).stages
+    stage = lone_stage(1, count=2, facts=facts)
     short, long = stage.until_s(10), stage.until_s(100)
     assert all(0.2 < less / more < 0.4 for less, more in zip(short, long, strict=True))
 
@@ -89,19 +96,14 @@ def test_a_plan_s_thresholds_go_with_the_ramps_of_all_pipelines() -> None:
 
 @pytest.mark.parametrize(("behind", "blocks"), [(None, (0, 1, 2, 3)), (1, (2, 3)), (2, (3,))])
 def test_an_input_that_stays_costs_its_part_of_each_later_block(behind: int | None, blocks: tuple[int, ...]) -> None:
-    plan = Plan((Placement("v100", 1, (Split(0, 4, 8, ramps=(1, 2)),)),))
-    (stage,) = route_of(plan, facts_of("v100=1"), ["all"]).stages
+    stage = lone_stage(1, 2)
     each_input_s = sum(0.001 * (block + 1) for block in blocks)  # as in the table
     assert stage.staying_s(6, 1, behind) == pytest.approx(each_input_s)
     assert stage.seconds(6) - stage.seconds(5) < stage.staying_s(6, 1)  # others leave
 
 
 def test_inputs_that_all_stay_cost_a_launch_that_does_not_shrink() -> None:
-    plan = Plan((Placement("v100", 1, (Split(0, 4, 8, ramps=(1, 2)),)),))
-    (stage,) = route_of(plan, facts_of("v100=1"), ["all"]).stages
-    (whole,) = route_of(
-        replace(plan, placements=(Placement("v100", 1, (Split(0, 4, 8),)),)), facts_of("v100=1"), ["all"]
-    ).stages
+    stage, whole = lone_stage(1, 2), lone_stage()
     ramps_s, launch_s = 2 * 0.0001, 0.0005  # a batch stops at both ramps
     assert stage.staying_s(6, 6) == pytest.approx(whole.seconds(6) + ramps_s + 2 * launch_s)
     assert stage.staying_s(6, 6, behind=2) == pytest.approx(6 * 0.004 + launch_s)

@@ -23,7 +23,7 @@ from tests.helpers.dispatcher_world import linear
 ROUTE = Route((linear(0, 4, 8, "a", launch_s=0.02),))
 REPLICAS = ["a1", "a2", "a3", "a4"]
 CAPACITY = len(REPLICAS) * 8 / 0.02
-SECONDS, TOLD_EVERY_S = 8.0, 1.0
+SECONDS, TOLD_EVERY_S = 5.0, 1.0
 Balance = Callable[[Sequence[int], random.Random], int]  # the front that a request goes to, by how many each has
 
 

@@ -25,12 +25,18 @@ def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
 
 
+class Held(threading.Event):
+    """The network answers nothing until it is set."""
+
+    launches = 0  # that have begun
+
+
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The network answers nothing until this is set."""
-    end, run = threading.Event(), Toy.run
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    end, run = Held(), Toy.run
 
     def waits(*args: Any) -> Any:
+        end.launches += 1
         assert end.wait(60)
         return run(*args)
 

@@ -6,6 +6,7 @@ import socket
 import weakref
 
 from isobatch.deployments.front.calls import Call, CallConnection, Method
+from tests.helpers.asking import until
 
 PATH = "/inference.GRPCInferenceService/ServerLive"
 EMPTY = b"5\r\n\0\0\0\0\0\r\n0\r\n"  # one message without a byte
@@ -60,15 +61,15 @@ async def test_nothing_remains_of_a_call_that_its_client_cancelled() -> None:
         await asyncio.sleep(60)
         return b""
 
+    def is_gone() -> bool:
+        gc.collect()
+        return tasks[0]() is None
+
     haproxy = await connected(infer)
     await asyncio.get_running_loop().sock_sendall(haproxy, call_with("grpc-timeout: 2H"))
-    async with asyncio.timeout(60):
-        while not tasks:
-            await asyncio.sleep(0.01)
-        haproxy.close()
-        while tasks[0]():
-            await asyncio.sleep(0.01)
-            gc.collect()
+    await until(lambda: tasks)
+    haproxy.close()
+    await until(is_gone)
 
 
 async def test_trailers_of_a_client_are_no_metadata_of_this_call_or_of_the_next() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
+from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
@@ -57,10 +59,15 @@ def client(other: Other, share: float = 1.0, **terms: object) -> tuple[TestClien
     return DocumentedClient(with_document(api, "the toy with a canary")), canary
 
 
+def asked(front: TestClient, **headers: str) -> str:
+    """Which network answers."""
+    return str(front.post("/predict", json={"inputs": [[3, 7]]}, headers=headers).json()["model"])
+
+
 def test_clients_get_the_canarys_answers_for_its_share() -> None:
     other = Other()
     with client(other, share=0.1)[0] as front:
-        models = [front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] for _ in range(6)]
+        models = [asked(front) for _ in range(6)]
         counted = front.get("/stats").json()["canary"]
     assert models == ["new", "toy", "toy"] * 2
     assert counted == {
@@ -72,7 +79,7 @@ def test_clients_get_the_canarys_answers_for_its_share() -> None:
 def test_a_shadow_answers_no_client_and_is_compared() -> None:
     other = Other(label="8")
     with client(other, shadow=True)[0] as front:
-        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
+        assert asked(front) == "toy"
         assert front.get("/stats").json()["canary"]["missed"] == 1
 
 
@@ -81,10 +88,9 @@ def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCapt
     """Other labels, late answers and refusals alike; its clients get the present network's answers meanwhile."""
     other = Other()
     with client(other, agreement=0.99)[0] as front:
-        for _ in range(20):
-            assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
+        assert {asked(front) for _ in range(20)} == {"new"}
         setattr(other, fault, "8" if fault == "label" else True)
-        models = [front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] for _ in range(40)]
+        models = [asked(front) for _ in range(40)]
         counted = front.get("/stats").json()["canary"]
     assert counted["withdrawn_by"] == 1
     assert isinstance(counted["withdrawn_by"], int)
@@ -95,29 +101,27 @@ def test_a_canary_that_is_worse_is_taken_back(fault: str, caplog: pytest.LogCapt
     assert f"of the inputs of {20 + counted['missed']:.0f} requests in time" in caplog.text
 
 
-def test_a_canary_that_keeps_its_share_stays() -> None:
+def canary_of(front: object, **terms: float) -> Canary:
+    return Canary(CanaryTerms(application="new", **terms), front.ask, Other().reach)
+
+
+async def own(*names: str) -> NamedReply:
+    """What the present network answers."""
+    return NamedReply(b"mine", names)
+
+
+async def test_a_canary_that_keeps_its_share_stays() -> None:
     """19 of 20 inputs are as agreed, however many there are."""
-    terms = CanaryTerms(application="new", agreement=0.95)
-    canary = Canary(terms, Other().ask, Other().reach)
-
-    async def all_at_once() -> None:
-        for number in range(2000):
-            names = ("7",) if number % 20 else ("8",)
-
-            async def own(names: tuple[str, ...] = names) -> NamedReply:
-                return NamedReply(b"", names)
-
-            await canary.reply(own(), b"", {}, 1.0)
-
-    asyncio.run(all_at_once())
+    canary = canary_of(Other(), agreement=0.95)
+    for number in range(2000):
+        await canary.reply(own("7" if number % 20 else "8"), b"", {}, 1.0)
     assert canary.counts == {"kept": 1900, "missed": 100, "withdrawn": 0}
 
 
-def test_requests_for_the_full_network_and_before_it_runs_do_not_go_to_it() -> None:
+def test_requests_for_the_full_network_do_not_go_to_it() -> None:
     other = Other()
     with client(other)[0] as front:
-        reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Full": "1"})
-        assert reply.json()["model"] == "toy"
+        assert asked(front, **{"X-Full": "1"}) == "toy"
     assert not other.asked
 
 
@@ -130,9 +134,9 @@ def test_a_canary_that_starts_later_is_reached_then(monkeypatch: pytest.MonkeyPa
     with front:
         assert front.portal
         reaching = front.portal.start_task_soon(canary.begin)
-        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "toy"
+        assert asked(front) == "toy"
         reaching.result(60)
-        assert front.post("/predict", json={"inputs": [[3, 7]]}).json()["model"] == "new"
+        assert asked(front) == "new"
     assert len(other.asked) == 1
 
 
@@ -140,54 +144,52 @@ def test_the_own_answer_waits_for_the_canary_for_at_most_the_slo() -> None:
     other = Other()
     with client(other)[0] as front:
         other.hangs, began_s = True, time.perf_counter()
-        reply = front.post("/predict", json={"inputs": [[3, 7]]}, headers={"X-Deadline-Ms": "60000"})
-        assert (reply.json()["model"], time.perf_counter() - began_s < 30) == ("toy", True)
+        assert asked(front, **{"X-Deadline-Ms": "60000"}) == "toy"
+        assert time.perf_counter() - began_s < 30
 
 
-def test_one_request_cannot_withdraw_a_canary() -> None:
+async def test_one_request_cannot_withdraw_a_canary() -> None:
     """Its inputs may be alike, so it counts once."""
-    canary = Canary(CanaryTerms(application="new"), Other().ask, Other().reach)
-
-    async def own() -> NamedReply:
-        return NamedReply(b"", ("8",) * 256)
-
-    asyncio.run(canary.reply(own(), b"", {}, 1.0))
+    canary = canary_of(Other())
+    await canary.reply(own(*["8"] * 256), b"", {}, 1.0)
     assert canary.counts == {"kept": 0, "missed": 1, "withdrawn": 0}
+
+
+@contextmanager
+def predicting(**fields: object) -> Iterator[tuple[Predict, Driver, BlockingPortal]]:
+    """The front of a canary, its driver, and who runs coroutines in it."""
+    config, drivers = AppConfig.model_validate({**TOY, **fields}), list[Driver]()
+    api = create_api(Service(config, time.perf_counter, opened=drivers.append))
+    predict = api.direct["/predict"]
+    assert isinstance(predict, Predict)
+    with DocumentedClient(api) as front:
+        assert front.portal
+        yield predict, drivers[0], front.portal
+
+
+JSON = {b"content-type": b"application/json"}
 
 
 @pytest.mark.parametrize(("deadline_ms", "refused"), [(LEFT * 400, 1), (100, 0)])
 def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_ms: float, refused: int) -> None:
-    config, drivers = AppConfig.model_validate({**TOY, "slo_ms": 400, "max_waiting": 1}), list[Driver]()
-    api = create_api(Service(config, time.perf_counter, opened=drivers.append))
-    headers = {b"content-type": b"application/json", b"x-deadline-ms": b"%.3f" % deadline_ms}
-    predict = api.direct["/predict"]
-    assert isinstance(predict, Predict)
+    headers = JSON | {b"x-deadline-ms": b"%.3f" % deadline_ms}
+    with predicting(slo_ms=400, max_waiting=1) as (predict, driver, portal):
 
-    async def two_at_once() -> list[NamedReply | BaseException]:
-        replies = (predict.computed(headers, b'{"inputs": [[3, 7]]}') for _ in range(2))
-        return await asyncio.gather(*replies, return_exceptions=True)
+        async def two_at_once() -> list[NamedReply | BaseException]:
+            replies = (predict.computed(headers, b'{"inputs": [[3, 7]]}') for _ in range(2))
+            return await asyncio.gather(*replies, return_exceptions=True)
 
-    with DocumentedClient(api) as front:
-        assert front.portal
-        _, second = front.portal.call(two_at_once)
-        assert isinstance(second, RefusedError)
-        assert "backlog of 1" in str(second)
-    assert drivers[0].counts.refused == refused
+        _, second = portal.call(two_at_once)
+    assert isinstance(second, RefusedError)
+    assert "backlog of 1" in str(second)
+    assert driver.counts.refused == refused
 
 
-def test_a_canary_without_replicas_answers_nothing_and_is_not_withdrawn() -> None:
-    canary = Canary(CanaryTerms(application="new"), Other().ask, Other().reach)
-    parked = Canary(CanaryTerms(application="new"), Parked().ask, Other().reach)
-
-    async def own() -> NamedReply:
-        return NamedReply(b"mine", ("7",))
-
-    async def many(one: Canary) -> set[bytes]:
-        return {await one.reply(own(), b"", {}, 60.0) for _ in range(200)}
-
-    assert asyncio.run(many(parked)) == {b"mine"}
+async def test_a_canary_without_replicas_answers_nothing_and_is_not_withdrawn() -> None:
+    canary, parked = canary_of(Other()), canary_of(Parked())
+    assert {await parked.reply(own("7"), b"", {}, 60.0) for _ in range(200)} == {b"mine"}
     assert not any(parked.counts.values())
-    assert asyncio.run(many(canary)) != {b"mine"}
+    assert {await canary.reply(own("7"), b"", {}, 60.0) for _ in range(200)} != {b"mine"}
 
 
 class Parked:
@@ -197,28 +199,22 @@ class Parked:
 
 def test_a_parked_canary_says_so_at_once_and_its_controller_learns_that_an_input_came() -> None:
     """It does not wait for its replicas, nor does the client."""
-    config, drivers = AppConfig.model_validate({**TOY, "slo_ms": 60_000}), list[Driver]()
-    api = create_api(Service(config, time.perf_counter, opened=drivers.append))
-    predict = api.direct["/predict"]
-    assert isinstance(predict, Predict)
+    with predicting(slo_ms=60_000) as (predict, driver, portal):
+        dispatcher = driver.dispatcher
 
-    async def asked() -> NamedReply:
-        dispatcher = drivers[0].dispatcher
-        dispatcher.reroute(dispatcher.route, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s=1.0)
-        return await predict.computed({b"content-type": b"application/json"}, b'{"inputs": [[3, 7]]}')
+        async def ask() -> NamedReply:
+            dispatcher.reroute(dispatcher.route, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s=1.0)
+            return await predict.computed(JSON, b'{"inputs": [[3, 7]]}')
 
-    with DocumentedClient(api) as front:
-        assert front.portal
-        assert front.portal.call(asked) == PARKED
-    counts = drivers[0].counts
-    assert (counts.arrivals, counts.refused, drivers[0].dispatcher.inside) == (1, 0, 0)
+        assert portal.call(ask) == PARKED
+    assert (driver.counts.arrivals, driver.counts.refused, dispatcher.inside) == (1, 0, 0)
 
 
 def test_it_gets_the_time_that_is_left_the_priority_and_the_trace() -> None:
     other, trace = Other(), f"00-{'a' * 32}-{'b' * 16}-01"
     given = {"X-Priority": "3", "X-Deadline-Ms": "200", "traceparent": trace, "content-encoding": "identity"}
     with client(other)[0] as front:
-        front.post("/predict", json={"inputs": [[3, 7]]}, headers=given)
+        asked(front, **given)
     (headers,) = other.asked
     assert (headers[b"x-priority"], headers[b"traceparent"]) == (b"3", given["traceparent"].encode())
     assert b"content-encoding" not in headers, "the body that it gets is decompressed"

@@ -10,12 +10,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import uvloop
 
 from isobatch.deployments.front import grpc_proxy
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.service import Service
-from tests.helpers.grpc_client import Client, play
-from tests.helpers.toy_model import OVERFLOWS, Toy
+from tests.helpers.asking import until
+from tests.helpers.grpc_client import asked
+from tests.helpers.grpc_proxy import refusal
+from tests.helpers.toy_model import OVERFLOWS
 
 PAIRS = [[4, 7], [0, 3]]
 QUESTIONS = [f"Server{each}" for each in ("Live", "Ready", "Metadata")]
@@ -34,32 +37,33 @@ def labels(reply: Any) -> list[int]:
     return list(np.frombuffer(reply.raw_output_contents[at], "<i8"))
 
 
-def test_values_come_raw_or_one_by_one() -> None:
+@pytest.fixture(autouse=True)
+def loop() -> Any:
+    """As Serve has it."""
+    return uvloop.new_event_loop
+
+
+async def test_values_come_raw_or_one_by_one_and_only_the_requested_outputs_come_back() -> None:
     values, requests = [4, 7, 0, 3], [pairs(), pairs("INT8"), pairs("UINT64")]
     requests += [
         pairs(int64_contents=values),
         pairs("INT16", int_contents=values),
         pairs("UINT8", uint_contents=values),
     ]
-
-    async def scene(client: Client) -> list[Any]:
-        return [await client.ask("ModelInfer", **each) for each in requests]
-
-    for reply in play(scene):
-        assert labels(reply) == [7, 3]
-        assert (reply.model_name, reply.model_version, reply.id) == ("toy", "1", "7")
-        kinds = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": "BYTES"}
-        assert {each.name: each.datatype for each in reply.outputs} == kinds
-
-
-def test_only_the_requested_outputs_come_back() -> None:
-    reply = play(lambda client: client.ask("ModelInfer", **pairs(), outputs=[{"name": "exit_block"}]))
+    kinds = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": "BYTES"}
+    async with asked() as client:
+        for each in requests:
+            reply = await client.ask("ModelInfer", **each)
+            assert labels(reply) == [7, 3]
+            assert (reply.model_name, reply.model_version, reply.id) == ("toy", "1", "7")
+            assert {each.name: each.datatype for each in reply.outputs} == kinds
+        reply = await client.ask("ModelInfer", **pairs(), outputs=[{"name": "exit_block"}])
     assert [each.name for each in reply.outputs] == ["exit_block"]
     assert np.frombuffer(reply.raw_output_contents[0], "<i8").tolist() == [3, 0]
 
 
-def test_health_metadata_configuration_and_statistics() -> None:
-    async def scene(client: Client) -> None:
+async def test_health_metadata_configuration_and_statistics() -> None:
+    async with asked() as client:
         assert (await client.ask("ServerLive")).live
         assert (await client.ask("ServerReady")).ready
         assert [(await client.ask("ModelReady", name=name)).ready for name in ("toy", "other")] == [True, False]
@@ -76,8 +80,6 @@ def test_health_metadata_configuration_and_statistics() -> None:
         times = statistics.inference_stats
         assert times.success.ns > times.compute_infer.ns > 0
         assert times.success.count == times.queue.count == 1
-
-    play(scene)
 
 
 WRONG = [
@@ -105,44 +107,44 @@ WRONG = [
 ]
 
 
-def test_wrong_requests_are_refused_soon_and_in_short_with_the_sentences_of_http() -> None:
-    async def scene(client: Client) -> None:
+async def test_wrong_requests_are_refused_soon_and_in_short_with_the_sentences_of_http() -> None:
+    async with asked() as client:
         for request, code, sentence in WRONG:
             began_s = time.process_time()
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await client.ask("ModelInfer", **request)
-            details = error.value.details() or ""
-            assert (error.value.code().name, sentence in details) == (code, True), error.value
+            error = await refusal(client.ask("ModelInfer", **request))
+            details = error.details() or ""
+            assert (error.code().name, sentence in details) == (code, True), error
             assert len(details) <= 1024
             assert time.process_time() - began_s < 5
 
-    play(scene)
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        ({"max_waiting": 1}, "2 inputs in one request: 1 are allowed"),
+        ({"max_inputs": 1}, "2 inputs in one request: 1 are allowed"),
+        ({"max_body_bytes": 40}, "RESOURCE_EXHAUSTED"),
+    ],
+)
+async def test_limits_hold_for_the_open_inference_protocol_too(limit: dict[str, int], sentence: str) -> None:
+    async with asked(**limit) as client:
+        assert sentence in str(await refusal(client.ask("ModelInfer", **pairs())))
 
 
-def test_limits_hold_for_the_open_inference_protocol_too() -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
-        play(lambda client: client.ask("ModelInfer", **pairs()), max_waiting=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
-        play(lambda client: client.ask("ModelInfer", **pairs()), max_inputs=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-        play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
-
-
-def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
-    async def scene(client: Client) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 30_000),))
-        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert len(error.value.details() or "") <= 1024
+async def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
+    async with asked() as client:
+        error = await refusal(client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 30_000),)))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(error.details() or "") <= 1024
         assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
-        with pytest.raises(grpc.aio.AioRpcError):  # HAProxy ends a connection that says so much
-            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 200_000),))
+        await refusal(client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 200_000),)))
+        # HAProxy has ended a connection that says so much.
         assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
 
-    play(scene)
 
-
-def test_calls_in_work_of_one_connection_are_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_in_work_of_one_connection_are_limited(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS", 2)
     seen, answer = [], Service.answer
 
@@ -151,15 +153,13 @@ def test_calls_in_work_of_one_connection_are_limited(held: threading.Event, monk
         return await answer(*args)
 
     monkeypatch.setattr(Service, "answer", counted)
-
-    async def scene(client: Client) -> None:
+    async with asked(slo_ms=60_000) as client:
         held.set()
         await client.ask("ModelInfer", **pairs())  # by then who asks on this connection knows the limit
         held.clear()
         seen.clear()
         calls = [asyncio.create_task(client.ask("ModelInfer", **pairs())) for _ in range(5)]
-        while len(seen) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(seen) == 2)
         await asyncio.sleep(0.2)
         assert len(seen) == 2, "the others wait at the client"
         held.set()
@@ -167,13 +167,10 @@ def test_calls_in_work_of_one_connection_are_limited(held: threading.Event, monk
         for _ in range(40):  # none of them is refused, however soon it comes after an answer
             await asyncio.gather(*(client.ask("ServerLive") for _ in range(5)))
 
-    play(scene, slo_ms=60_000)
 
-
-def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_proxy, "CONNECTIONS", 12)  # two for the first address
-
-    async def scene(client: Client) -> None:
+    async with asked() as client:
         await client.ask("ServerLive")
         port = client.service.config.grpc_port
         found = []
@@ -188,8 +185,6 @@ def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: p
         for writer in found:
             writer.close()
 
-    play(scene)
-
 
 @pytest.mark.parametrize(
     "within",
@@ -199,109 +194,76 @@ def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: p
         {"parameters": [{"key": "timeout", "value": {"int64_param": 100_000}}]},
     ],
 )
-def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], held: Any) -> None:
     """The one thread is busy until it is let go: what waits behind must be told meanwhile, and not be computed."""
-    begun, end, run = threading.Event(), threading.Event(), Toy.run
-
-    def held(*args: Any) -> Any:
-        begun.set()
-        assert end.wait(60)
-        return run(*args)
-
-    monkeypatch.setattr(Toy, "run", held)
-
-    async def scene(client: Client) -> str:
+    async with asked(slo_ms=60_000) as client:
         busy = asyncio.create_task(client.ask("ModelInfer", **pairs()))
-        await asyncio.to_thread(begun.wait, 20)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await client.ask("ModelInfer", **pairs(), **within)
-        end.set()
+        await until(lambda: held.launches)
+        error = await refusal(client.ask("ModelInfer", **pairs(), **within))
+        held.set()
         await busy
         (statistics,) = (await client.ask("ModelStatistics")).model_stats
         assert statistics.inference_count == 2
-        return f"{error.value.code().name}: {error.value.details()}"
-
     # Where the machine itself is slow, it is refused before it waits, for the same reason.
-    assert re.match("DEADLINE_EXCEEDED|UNAVAILABLE: refused: the deadline", play(scene, slo_ms=60_000))
+    assert re.match("DEADLINE_EXCEEDED|UNAVAILABLE: refused: the deadline", f"{error.code().name}: {error.details()}")
 
 
-def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
+async def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
     request = message("ModelInferRequest")
     wrong = request(**pairs() | {"model_name": "other", "id": "9"})
-    replies = play(lambda client: client.stream(request(**pairs()), wrong, request(**pairs(int64_contents=[3, 1] * 2))))
-    assert [labels(reply.infer_response) for reply in (replies[0], replies[2])] == [[7, 3], [1, 1]]
-    assert ("no model 'other'" in replies[1].error_message, replies[1].infer_response.id) == (True, "9")
+    async with asked() as client:
+        first, second, third = await client.stream(
+            request(**pairs()), wrong, request(**pairs(int64_contents=[3, 1] * 2))
+        )
+    assert [labels(reply.infer_response) for reply in (first, third)] == [[7, 3], [1, 1]]
+    assert ("no model 'other'" in second.error_message, second.infer_response.id) == (True, "9")
 
 
 GARBAGE = b"\xff\x01\x02"
 
 
-def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() -> None:
+async def test_a_message_that_cannot_be_decoded_is_refused_and_counted_and_the_stream_goes_on() -> None:
     request = message("ModelInferRequest")
     long = request(**pairs() | {"model_name": "x" * 100_000, "id": "9" * 100_000})
-    ids = (GARBAGE, request(**pairs()), long, request(**pairs(int64_contents=[3, 1] * 2)))
-
-    async def scene(client: Client) -> list[Any]:
+    async with asked() as client:
         for method in QUESTIONS:
-            with pytest.raises(grpc.aio.AioRpcError, match="this is no") as error:
-                await client.say(method, GARBAGE)
-            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        return await client.stream(*ids)
+            error = await refusal(client.say(method, GARBAGE))
+            assert (error.code().name, "this is no" in (error.details() or "")) == ("INVALID_ARGUMENT", True)
+        first, second, third, fourth = await client.stream(
+            GARBAGE, request(**pairs()), long, request(**pairs(int64_contents=[3, 1] * 2))
+        )
+        assert "this is not a ModelInferRequest" in first.error_message
+        assert labels(second.infer_response) == [7, 3]
+        assert "there is no model" in third.error_message
+        assert max(len(third.error_message), len(third.infer_response.id)) <= 1024
+        assert labels(fourth.infer_response) == [1, 1]
+        await refusal(client.say("ModelInfer", GARBAGE))
+        counts = (await client.service.stats())["requests"]
+        assert counts == {"answered": 2, "refused": 3, "failed": 0, "abandoned": 0}
+        error = await refusal(client.say("Nothing", b""))
+        assert (error.code().name, "there is no method" in (error.details() or "")) == ("UNIMPLEMENTED", True)
 
-    first, second, third, fourth = play(scene)
-    assert "this is not a ModelInferRequest" in first.error_message
-    assert labels(second.infer_response) == [7, 3]
-    assert "there is no model" in third.error_message
-    assert max(len(third.error_message), len(third.infer_response.id)) <= 1024
-    assert labels(fourth.infer_response) == [1, 1]
 
-
-def test_compressed_messages_are_read_within_the_limit() -> None:
+async def test_compressed_messages_are_read_within_the_limit() -> None:
     long = pairs() | {"parameters": [{"key": "x", "value": {"string_param": "x" * 100_000}}]}
     request, response = message("ModelInferRequest"), message("ModelInferResponse")
-
-    async def scene(client: Client) -> list[str]:
-        codes = []
-        for sent, kind in ((pairs(), "Gzip"), (pairs(), "Deflate"), (long, "Gzip")):
-            try:
-                reply = await client.say("ModelInfer", request(**sent).SerializeToString(), grpc.Compression[kind])
-                assert labels(response.FromString(reply)) == [7, 3]
-                codes.append("OK")
-            except grpc.aio.AioRpcError as error:
-                codes.append(error.code().name)
-        return codes
-
-    assert play(scene, max_body_bytes=10_000) == ["OK", "OK", "RESOURCE_EXHAUSTED"]
+    async with asked(max_body_bytes=10_000) as client:
+        for kind in ("Gzip", "Deflate"):
+            reply = await client.say("ModelInfer", request(**pairs()).SerializeToString(), grpc.Compression[kind])
+            assert labels(response.FromString(reply)) == [7, 3]
+        error = await refusal(client.say("ModelInfer", request(**long).SerializeToString(), grpc.Compression.Gzip))
+        assert error.code().name == "RESOURCE_EXHAUSTED"
 
 
-def test_an_unknown_method_is_named() -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="there is no method") as error:
-        play(lambda client: client.say("Nothing", b""))
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_refused_requests_are_counted() -> None:
-    async def scene(client: Client) -> Any:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await client.say("ModelInfer", GARBAGE)
-        await client.stream(GARBAGE, message("ModelInferRequest")(**pairs()))
-        return await client.service.stats()
-
-    assert play(scene)["requests"] == {"answered": 1, "refused": 2, "failed": 0, "abandoned": 0}
-
-
-def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
-
-    async def scene(client: Client) -> Any:
+    async with asked(api_key_variable="TOY_KEY") as client:
         assert (await client.ask("ServerLive")).live
-        for refused in (client.ask("ModelInfer", **pairs()), client.ask("ModelStatistics"), client.stream()):
-            with pytest.raises(grpc.aio.AioRpcError, match="asks for a key") as error:
-                await refused
-            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        return await client.ask("ModelInfer", **pairs(), _metadata=(("authorization", "Bearer open sesame"),))
-
-    assert labels(play(scene, api_key_variable="TOY_KEY")) == [7, 3]
+        for call in (client.ask("ModelInfer", **pairs()), client.ask("ModelStatistics"), client.stream()):
+            error = await refusal(call)
+            assert (error.code().name, "asks for a key" in (error.details() or "")) == ("UNAUTHENTICATED", True)
+        key = (("authorization", "Bearer open sesame"),)
+        assert labels(await client.ask("ModelInfer", **pairs(), _metadata=key)) == [7, 3]
 
 
 def test_numbers_and_types_are_those_of_the_standard() -> None:

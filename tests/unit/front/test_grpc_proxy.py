@@ -1,10 +1,16 @@
-"""The HAProxy before a front's gRPC server: the calls that it refuses, and those that it lets through."""
+"""The HAProxy before a front's gRPC server: the calls that it refuses, those that it lets through, and its life."""
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,10 +18,12 @@ import pytest
 
 from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.calls import Call, CallConnection
+from isobatch.deployments.front.calls import Call, CallConnection, Method
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
 from isobatch.deployments.front.headers import STARTED, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
-from isobatch.deployments.front.proxy import RETRY_S
+from isobatch.deployments.front.open_inference.rpc import serving
+from isobatch.deployments.front.proxy import MOST, RETRY_S, Burden, haproxy_reply
 from isobatch.deployments.front.service import Service
 from tests.helpers.asking import until
 from tests.helpers.grpc_proxy import (
@@ -29,6 +37,7 @@ from tests.helpers.grpc_proxy import (
     headers,
     proxy,
     refusal,
+    toy,
 )
 
 
@@ -167,57 +176,58 @@ async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.
     assert unlimited_s is None
 
 
-def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "REQUEST_S", 1)
-
-    async def never() -> AsyncIterator[bytes]:
-        await asyncio.sleep(20)
-        yield REQUEST
-
-    async def act() -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-            refused = await refusal(channel.stream_unary(INFER)(never()))
-            assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._ERRORS[408][1])
-
     with proxy(free_port):
-        asyncio.run(act())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            refused = await refusal(channel.stream_unary(INFER)(unfinished(b"")))
+    assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._ERRORS[408][1])
 
 
-def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def unfinished(begins: bytes) -> AsyncIterator[bytes]:
+    if begins:
+        yield begins
+    await asyncio.sleep(20)
+    yield REQUEST
+
+
+@asynccontextmanager
+async def front_that(does: Method, port: int, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to HAProxy, before a front that does this at each call."""
+    loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, STREAM), does)
+    with socket.socket(socket.AF_UNIX) as front, proxy(port, front=front, **options):
+        await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), sock=front)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+            yield channel
+
+
+async def test_calls_end_although_the_front_hangs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Streams go on, and an inference whose message has a deadline of its own."""
     monkeypatch.setattr(grpc_proxy, "ANSWERED_S", 1)
-    inference = message("ModelInferRequest")
     timeout = {"key": "timeout", "value": {"int64_param": 10**9}}
-    timed, stream_path = inference(parameters=[timeout]).SerializeToString(), f"/{SERVICE}/ModelStreamInfer"
+    timed = message("ModelInferRequest")(parameters=[timeout]).SerializeToString()
 
     async def hang(call: Call) -> bytes:
         await asyncio.sleep(60)
         return b""
 
-    async def act() -> None:
-        loop, methods = asyncio.get_running_loop(), dict.fromkeys((INFER, LIVE, stream_path), hang)
-        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, slo_ms=200, front=front):
-            await loop.create_unix_server(lambda: CallConnection(methods, None, (), 2**20), sock=front)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
-                infer, stream = channel.unary_unary(INFER), channel.stream_stream(stream_path)()
-                await stream.write(REQUEST)
-                waiting = [asyncio.ensure_future(each) for each in (infer(timed), stream.read())]
-                ended = [infer(REQUEST), infer(REQUEST, metadata=[("x-deadline-ms", "300")])]
-                for call in (*ended, channel.unary_unary(LIVE)(b"")):
-                    refused = await refusal(call)
-                    assert (refused.code().name, "not answer in time" in refused.details()) == ("UNAVAILABLE", True)
-                assert not any(call.done() for call in waiting)
-                stream.cancel()
-                for call in waiting:
-                    call.cancel()
-
-    asyncio.run(act())
+    async with front_that(hang, free_port, slo_ms=200) as channel:
+        infer, stream = channel.unary_unary(INFER), channel.stream_stream(STREAM)()
+        await stream.write(REQUEST)
+        waiting = [asyncio.ensure_future(each) for each in (infer(timed), stream.read())]
+        ended = [infer(REQUEST), infer(REQUEST, metadata=[("x-deadline-ms", "300")])]
+        for call in (*ended, channel.unary_unary(LIVE)(b"")):
+            refused = await refusal(call)
+            assert (refused.code().name, "not answer in time" in refused.details()) == ("UNAVAILABLE", True)
+        assert not any(call.done() for call in waiting)
+        stream.cancel()
+        for call in waiting:
+            call.cancel()
 
 
-def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None:
+async def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None:
     """By then new ones are refused at once, as other calls are."""
-
-    async def act() -> None:
+    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel, asyncio.timeout(30):
             stream = channel.stream_stream(STREAM)
             inside = stream()
@@ -228,29 +238,96 @@ def test_streams_end_although_the_front_answers_no_check(free_port: int) -> None
                 assert (refused.code().name, "does not answer" in refused.details()) == ("UNAVAILABLE", True)
             await until(lambda: haproxy.limit.refused == 2)
 
-    with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front) as haproxy:
-        asyncio.run(act())
 
-
-def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
+async def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:
     """The front answers 408, so that HAProxy does not wait for the rest: HAProxy hands on what the answer says."""
-    refusal_of_front = RefusedError(503, "there is no room", retry_after_s=7)
 
-    async def never() -> AsyncIterator[bytes]:
-        yield bytes(100_000)
-        await asyncio.sleep(20)
+    async def refuse(call: Call) -> bytes:
+        raise RefusedError(503, "there is no room", retry_after_s=7)
 
-    async def refusing(call: Call) -> bytes:
-        raise refusal_of_front
+    async with front_that(refuse, free_port) as channel:
+        refused = await refusal(channel.stream_unary(INFER)(unfinished(bytes(100_000))))
+        assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
+        metadata = dict(refused.trailing_metadata() or refused.initial_metadata())
+        assert metadata["grpc-retry-pushback-ms"] == "7000"
 
-    async def act() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX) as front, proxy(free_port, front=front):
-            await loop.create_unix_server(lambda: CallConnection({INFER: refusing}, None, (), 2**20), sock=front)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-                refused = await refusal(channel.stream_unary(INFER)(never()))
-                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", "there is no room")
-                metadata = dict(refused.trailing_metadata() or refused.initial_metadata())
-                assert metadata["grpc-retry-pushback-ms"] == "7000"
 
-    asyncio.run(act())
+# Its start, its restart and its end
+
+
+async def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:
+    service = toy(free_port)
+    await service.open()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        async with serving(service):
+            call = channel.unary_unary(INFER)(REQUEST)
+            await until(lambda: service.burden().inside)
+            threading.Timer(0.3, held.set).start()
+        assert await call
+    await service.close()
+
+
+async def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
+    """One that was started again, because it was killed, knows nothing of what the one before it was told."""
+    refused = iter(range(0, 10_000_000, 100))
+    with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
+        await until(lambda: places(it) < MOST)
+        assert it._process
+        first = it._process
+        first.kill()
+        await until(lambda: it._process is not first and it._listens())
+        await until(lambda: places(it) < MOST)
+        assert "is started again" not in str(it._error_text())
+
+
+def places(it: GrpcProxy) -> int:
+    """As many inferences as the front may have at once."""
+    head, *rows = (line.split(",") for line in haproxy_reply(it._admin, "show stat").splitlines() if line)
+    (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVERS[0].split("/"))
+    return int(row[head.index("slim")])
+
+
+async def test_calls_without_a_front_are_refused_with_a_sentence(free_port: int) -> None:
+    with proxy(free_port):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            for method in (INFER, LIVE):
+                refused = await refusal(channel.unary_unary(method)(REQUEST))
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._GONE)
+
+
+def test_the_port_is_free_at_once_and_shared_meanwhile(free_port: int) -> None:
+    with proxy(free_port), proxy(free_port) as second:
+        folder = second._folder
+    assert not folder.exists()
+    with proxy(free_port):
+        pass
+
+
+FRONT = """
+import sys, time
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.proxy import Burden
+from isobatch.deployments.ray_settings import haproxy_program
+it = GrpcProxy(haproxy_program(), "127.0.0.1", int(sys.argv[1]), 1.0, lambda: Burden(0, 0, 0))
+it.open()
+print(it._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FRONT, str(free_port)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as front:
+        assert front.stdout
+        child = int(front.stdout.readline())
+        assert lives(child)
+        front.send_signal(signal.SIGKILL)
+    await until(lambda: not lives(child))
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

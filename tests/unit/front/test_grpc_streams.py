@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,16 @@ from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import ProxyLimit
 from tests.helpers.asking import until
 from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, frame, front_at, headers, refusal
+
+
+async def flooded(channel: grpc.aio.Channel, count: int, requests: int, **options: Any) -> list[list[Any]]:
+    """The replies to so many streams, each with so many requests and their end."""
+    streams = [channel.stream_stream(STREAM)(**options) for _ in range(count)]
+    for each in streams:
+        for _ in range(requests):
+            await each.write(REQUEST)
+        await each.done_writing()
+    return await asyncio.gather(*map(everything, streams))
 
 
 async def test_streams_and_questions_take_no_calls_places(
@@ -41,41 +52,27 @@ async def test_a_flood_of_streams_waits(monkeypatch: pytest.MonkeyPatch, held: t
     monkeypatch.setattr(grpc_proxy, "MOST", 4)
     monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
     monkeypatch.setattr(ProxyLimit, "value", 4)
-
     async with front_at(free_port) as (channel, service):
-        streams = [channel.stream_stream(STREAM)() for _ in range(3)]
-        for each in streams:
-            for _ in range(20):
-                await each.write(REQUEST)
-            await each.done_writing()
+        replies = asyncio.create_task(flooded(channel, 3, 20))
         await until(lambda: service.burden().inside == 4)
         await asyncio.sleep(0.2)
         assert service.burden().inside == 4
         held.set()
-        replies = await asyncio.gather(*(everything(each) for each in streams))
-        assert [len(each) for each in replies] == [20, 20, 20]
+        assert [len(each) for each in await replies] == [20, 20, 20]
         assert service.burden().strained == 0
 
 
 async def test_streams_are_refused_no_faster_than_answered(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(ProxyLimit, "value", 4)
-
     async with front_at(free_port) as (channel, _):
-        late = (("x-deadline-ms", "0.001"),)
-        streams = [channel.stream_stream(STREAM)(metadata=late) for _ in range(2)]
         began_s = time.monotonic()
-        for each in streams:
-            for _ in range(16):
-                await each.write(REQUEST)
-            await each.done_writing()
-        replies = await asyncio.gather(*(everything(each) for each in streams))
+        replies = await flooded(channel, 2, 16, metadata=(("x-deadline-ms", "0.001"),))
         assert [len(each) for each in replies] == [16, 16]
         assert time.monotonic() - began_s > 32 / 4 * rpc.PUSH_BACK_S
 
 
 async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "STREAMS_OF_ONE_ADDRESS", 2)
-
     async with front_at(free_port) as (channel, _):
         open_one = channel.stream_stream(STREAM)
         streams = [open_one() for _ in range(2)]

@@ -4,7 +4,6 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
@@ -46,19 +45,12 @@ def driver() -> Driver:
     return Driver(Dispatcher(route, groups, Limits(slack=0.0)), workers, time.perf_counter)
 
 
-def asked(made: Driver, *inputs: Any, within_s: float) -> tuple[list[Answer | BaseException], dict[str, Any]]:
-    async def scene() -> tuple[list[Answer | BaseException], dict[str, Any]]:
-        packed = [pack(model(SLOW_S).encode([one])) for one in inputs]
-        answers = await asyncio.gather(*(made.answer(one, within_s) for one in packed), return_exceptions=True)
-        stats = stats_of([state_of(made)])
-        await made.close()
-        return [one if isinstance(one, BaseException) else one[0] for one in answers], stats
-
-    return asyncio.run(scene())
-
-
-def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> None:
-    (easy, hard), stats = asked(driver(), EASY, HARD, within_s=60.0)
+async def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> None:
+    made = driver()
+    packed = [pack(model(SLOW_S).encode([one])) for one in (EASY, HARD)]
+    (easy,), (hard,) = await asyncio.gather(*(made.answer(one, 60.0) for one in packed))
+    stats = stats_of([state_of(made)])
+    await made.close()
     assert (easy.level, easy.exit_block, hard.level, hard.exit_block) == (0, 1, 1, 3)
     assert stats["levels"] == [
         {"blocks": [0, 2], "answered": 1, "share": 0.5},
@@ -66,22 +58,15 @@ def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> Non
     ]
 
 
-def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:
-    config = AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000)
-
-    async def scene() -> tuple[list[Answer], dict[str, Any]]:
-        service = Service(config, time.perf_counter)
-        await service.open()
-        texts = ["the film is good", "dull", "not bad but great"]
-        answers = await service.answer(
-            service.register("", 0, {}), lambda: Content(service.encoded(texts), list[Answer])
-        )
-        stats = await service.stats()
-        await service.close()
-        return answers, stats
-
-    answers, stats = asyncio.run(scene())
-    expected = load_served(tmp_path).predict(["the film is good", "dull", "not bad but great"])
+async def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:
+    service = Service(AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000), time.perf_counter)
+    await service.open()
+    texts = ["the film is good", "dull", "not bad but great"]
+    content = Content(service.encoded(texts), list[Answer])
+    answers = await service.answer(service.register("", 0, {}), lambda: content)
+    stats = await service.stats()
+    await service.close()
+    expected = load_served(tmp_path).predict(texts)
     assert [(one.label, one.exit_block) for one in answers] == [(one.label, one.exit_block) for one in expected]
     assert [one.level for one in answers] == [int(one.exit_block >= 4) for one in expected]
     assert [level["blocks"] for level in stats["levels"]] == [[0, 4], [4, 7]]

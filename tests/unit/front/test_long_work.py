@@ -3,26 +3,24 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from concurrent.futures import wait
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.load import LongWork
 from isobatch.deployments.front.protocols.tei import MOST_TOKENIZED
 from isobatch.deployments.front.service import LONG_BYTES, Content, IncomingRequest, Service
 from isobatch.deployments.models.loading import read_encoder
 from tests.helpers.clock import Clock
 from tests.helpers.command_lines import material
-from tests.helpers.documented import served
+from tests.helpers.documented import served, while_busy
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +34,6 @@ async def opened(folder: Path, clock: Any = time.perf_counter, *drivers: list[Dr
     await service.open()
     yield service
     await service.close()
-
-
-@contextmanager
-def asked_while_busy(folder: Path) -> Iterator[tuple[TestClient, threading.Event, ThreadPoolExecutor]]:
-    """A front that does long work until the event is set."""
-    service, end = Service(AppConfig(model=str(folder), slo_ms=60_000), time.perf_counter), threading.Event()
-    with TestClient(create_api(service)) as client, ThreadPoolExecutor(2) as threads:
-        assert client.portal
-        client.portal.start_task_soon(service.long_work.run, end.wait)
-        try:
-            yield client, end, threads
-        finally:
-            end.set()
 
 
 async def test_only_large_requests_are_read_beside_the_event_loop(folder: Path) -> None:
@@ -70,7 +55,7 @@ async def test_only_large_requests_are_read_beside_the_event_loop(folder: Path) 
 
 
 def test_small_requests_and_others_are_answered_while_long_ones_wait(folder: Path) -> None:
-    with asked_while_busy(folder) as (client, end, threads):
+    with while_busy(folder) as (client, end, threads):
         waiting = [
             threads.submit(client.post, "/predict", json={"inputs": "a good film " * LONG_BYTES}),
             threads.submit(client.post, "/tokenize", json={"inputs": "a good film"}),
@@ -83,7 +68,7 @@ def test_small_requests_and_others_are_answered_while_long_ones_wait(folder: Pat
 
 
 def test_tokenize_is_refused_if_its_client_has_gone_before_its_turn(folder: Path) -> None:
-    with asked_while_busy(folder) as (client, end, threads):
+    with while_busy(folder) as (client, end, threads):
         body, headers = {"inputs": "a good film"}, {"X-Deadline-Ms": "50"}
         waiting = threads.submit(client.post, "/tokenize", json=body, headers=headers)
         assert not wait([waiting], timeout=0.2).done

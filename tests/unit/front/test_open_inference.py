@@ -61,12 +61,8 @@ def test_bytes_in_bytes_out(client: TestClient) -> None:
 
 def test_health_and_metadata(client: TestClient) -> None:
     assert client.get("/v2/models/toy").json()["properties"] == {"promise": "nothing is promised about losses by exits"}
-    assert client.get("/v2/health/live").status_code == client.get("/v2/health/ready").status_code == 200
-    assert (
-        client.get("/v2/models/toy/ready").status_code
-        == client.get("/v2/models/toy/versions/1/ready").status_code
-        == 200
-    )
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/toy/ready", "/v2/models/toy/versions/1/ready"):
+        assert client.get(path).status_code == client.head(path).status_code == 200, path
     assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
     about = client.get("/v2/models/toy").json()
     assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name", "scores"]
@@ -79,18 +75,6 @@ def test_an_output_is_binary_as_its_own_parameter_or_else_the_request_tells(own:
     outputs, about = [{"name": "label", **own}], {"binary_data_output": True}
     asked = read(json.dumps({"inputs": [tensor()], "outputs": outputs, "parameters": about}).encode(), None, SIZES)
     assert asked.outputs == {"label": binary}
-
-
-def test_statistics_grow_with_each_request(client: TestClient) -> None:
-    def counted() -> tuple[int, int, int]:
-        (told,) = client.get("/v2/models/toy/versions/1/stats").json()["model_stats"]
-        return told["inference_stats"]["success"]["count"], told["inference_count"], told["execution_count"]
-
-    before = counted()
-    client.post(INFER, json={"inputs": [tensor()]})
-    requests, inputs, launches = (after - earlier for after, earlier in zip(counted(), before, strict=True))
-    assert (requests, inputs) == (1, 2)
-    assert launches >= 1, "a launch that took too long is made again"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +101,8 @@ def test_errors_name_the_wrong_value(client: TestClient, body: dict[str, Any], s
 @given(st.lists(st.text(), min_size=1))
 def test_texts_travel_as_bytes_and_come_back(texts: list[str]) -> None:
     raw = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
-    about = {
-        "name": "inputs",
-        "shape": [len(texts), 1],
-        "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(raw)},
-    }
+    about = tensor(shape=[len(texts), 1], datatype="BYTES", parameters={"binary_data_size": len(raw)})
+    del about["data"]
     text = json.dumps({"inputs": [about]}).encode()
     assert read(text + raw, str(len(text)), SIZES).values == texts
     body, end = write(TensorRequest([], None, {"name": True}, False), "toy", {"name": texts})

@@ -17,6 +17,7 @@ from isobatch.deployments.front.headers import KERNEL
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.load import SLICE_S
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
+from tests.helpers.documented import DocumentedClient
 from tests.helpers.toy_model import Toy
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
@@ -48,9 +49,19 @@ def content(service: Service, write: Callable[[list[Answer]], Any] = list) -> Ca
     return lambda: Content(service.encoded([0, 3]), write)
 
 
+def takes_a_second(clock: Clock) -> Callable[[list[Answer]], list[Answer]]:
+    """The answers are written in this time."""
+
+    def slow(answers: list[Answer]) -> list[Answer]:
+        clock.ahead_s += 1.0
+        return answers
+
+    return slow
+
+
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    with TestClient(create_api(Service(TOY, time.perf_counter))) as client:
+    with DocumentedClient(create_api(Service(TOY, time.perf_counter))) as client:
         client.encoded = []
         encode = Toy.encode
         monkeypatch.setattr(Toy, "encode", lambda toy, inputs: client.encoded.append(inputs) or encode(toy, inputs))
@@ -98,11 +109,7 @@ async def test_inputs_that_wait_unread_take_time_of_the_network_too(monkeypatch:
 
 async def test_an_answer_that_is_ready_too_late_is_refused() -> None:
     async with opened() as (service, clock):
-
-        def slow(answers: list[Answer]) -> list[Answer]:
-            clock.ahead_s += 1.0
-            return answers
-
+        slow = takes_a_second(clock)
         with service.counted():
             assert len(await service.answer(service.register("", 0, within(5.0)), content(service, slow))) == 1
         with pytest.raises(RefusedError, match="before the answer was ready") as late, service.counted():
@@ -138,10 +145,6 @@ async def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
 async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_are_refused_do_not() -> None:
     async with opened() as (service, clock):
 
-        def slow(answers: list[Answer]) -> list[Answer]:
-            clock.ahead_s += 1.0
-            return answers
-
         async def strain(incoming: IncomingRequest, write: Callable[[list[Answer]], Any] = list) -> int:
             before = service.burden().strained
             with contextlib.suppress(RefusedError), service.counted():
@@ -149,7 +152,7 @@ async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones
             return service.burden().strained - before
 
         assert await strain(service.register("", 0, within(5.0))) == 0
-        assert await strain(service.register("", 0, within(0.9)), slow) == 1
+        assert await strain(service.register("", 0, within(0.9)), takes_a_second(clock)) == 1
         hurried, patient = service.register("", 0, within(0.9)), service.register("", 0, within(60.0))
         clock.ahead_s += 0.2
         assert await strain(hurried) == 1

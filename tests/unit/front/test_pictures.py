@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from PIL import Image
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import ImageEncoder
-from isobatch.deployments.named import LOADER
-from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served
-from tests.helpers.grpc_client import play
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served, while_busy
+from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_networks import hugging_face
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
@@ -105,16 +100,15 @@ def test_the_open_inference_protocol_takes_them_as_bytes(client: DocumentedClien
     reply = client.post("/v2/models/vit/infer", content=text + raw, headers={JSON_BYTES_HEADER: str(len(text))})
     expected = np.ravel([answer_to(folder, content) for content in FORMATS.values()])
     assert reply.json()["outputs"][0]["data"] == pytest.approx(expected.tolist(), abs=1e-5)
-    asking = {
-        "model_name": folder.name,
-        "inputs": [{"name": "i", "datatype": "BYTES", "shape": [3], "contents": {"bytes_contents": FORMATS.values()}}],
-        "outputs": [{"name": "scores"}],
-    }
-    answer = play(lambda client: client.ask("ModelInfer", **asking), model=str(folder), loader=LOADER, slo_ms=60_000)
-    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    _, raws = inferred(folder, [3], [*FORMATS.values()], outputs=[{"name": "scores"}])
+    assert np.frombuffer(raws["scores"], "<f4").tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 FORM = "multipart/form-data; boundary=x"
+
+
+def part(name: str) -> bytes:
+    return b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n1\r\n' % name.encode()
 
 
 def bomb(side: int = 60_000) -> bytes:
@@ -138,12 +132,7 @@ def bomb(side: int = 60_000) -> bytes:
         (b"--x\r\n", FORM, 400, "not a complete form"),
         (b"--x\r\n", "multipart/form-data", 400, "without a boundary"),
         (b"--x--\r\n", FORM, 422, "'inputs' is empty"),
-        (
-            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--',
-            FORM,
-            400,
-            "neither a file nor 'scores'",
-        ),
+        (part("a") + b"--x--", FORM, 400, "neither a file nor 'scores'"),
     ],
 )
 def test_refused_pictures(client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str) -> None:
@@ -158,14 +147,10 @@ def test_a_bomb_is_never_decoded(client: DocumentedClient) -> None:
 
 
 def test_a_form_of_too_many_parts_is_not_read(client: DocumentedClient) -> None:
-    part = b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n1\r\n'
-    replies = [
-        client.post("/predict", content=part * count + b"--x--", headers={"Content-Type": FORM}) for count in (8, 9)
-    ]
-    assert [reply.json()["error"] for reply in replies] == [
-        "'inputs' is empty: give one input or a list of them",
-        "9 parts in one form: 8 are allowed",
-    ]
+    for count, sentence in ((8, "'inputs' is empty"), (9, "9 parts in one form: 8 are allowed")):
+        form = part("top_k") * count + b"--x--"
+        reply = client.post("/predict", content=form, headers={"Content-Type": FORM})
+        assert sentence in reply.json()["error"]
 
 
 def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +167,7 @@ def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, mo
 
 
 def test_pictures_that_would_be_late_are_not_decoded(folder: Path) -> None:
-    config, end = AppConfig(model=str(folder), slo_ms=60_000), threading.Event()
-    service = Service(config, time.perf_counter)
-    with TestClient(create_api(service)) as client, ThreadPoolExecutor(1) as threads:
-        assert client.portal
-        for _ in range(2):
-            client.portal.start_task_soon(service.long_work.run, end.wait)
+    with while_busy(folder, places=2) as (client, end, threads):
         headers = {"Content-Type": "image/png", "X-Deadline-Ms": "100"}
         waiting = threads.submit(client.post, "/predict", content=b"no picture", headers=headers)
         assert not wait([waiting], timeout=0.3).done

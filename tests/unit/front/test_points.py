@@ -60,10 +60,8 @@ def test_grpc_says_the_same() -> None:
 
 def test_maps_of_pixels_are_not_for_it(client: DocumentedClient) -> None:
     reply = client.post("/predict", json={"inputs": PICTURES[0].tolist(), "map": "png"})
-    assert (reply.status_code, reply.json()["error"]) == (
-        400,
-        "'map' and 'size' are for networks that label pixels: this one labels points",
-    )
+    sentence = "'map' and 'size' are for networks that label pixels: this one labels points"
+    assert (reply.status_code, reply.json()["error"]) == (400, sentence)
 
 
 def test_the_document_describes_points(client: DocumentedClient) -> None:

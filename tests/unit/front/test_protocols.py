@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served, tensors
 from tests.helpers.tiny_networks import WIDE, hugging_face
 
 TEXTS = ["a good film", "the film was dull"]
 QUERY = "was the film good"
 LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"]
+TENSOR = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS}
 LONG = "good " * 40  # the network reads 24 tokens
 
 
@@ -86,13 +87,9 @@ def test_a_request_may_list_all_labels_or_the_best_ones(client: DocumentedClient
 
 def test_a_server_may_list_them_always(folder: Path) -> None:
     with serving(folder, scores=2) as client:
-        assert [len(each["scores"]) for each in client.post("/predict", json={"inputs": TEXTS}).json()["outputs"]] == [
-            2,
-            2,
-        ]
-        tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS}
-        reply = client.post("/v2/models/my-bert/infer", json={"inputs": [tensor]}).json()
-        assert {each["name"]: each["shape"] for each in reply["outputs"]}["scores"] == [2, 3]
+        outputs = client.post("/predict", json={"inputs": TEXTS}).json()["outputs"]
+        assert [len(each["scores"]) for each in outputs] == [2, 2]
+        assert tensors(client, "my-bert", inputs=[TENSOR])["scores"]["shape"] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -111,12 +108,10 @@ def test_a_wrong_label_count_is_one_sentence(client: DocumentedClient, fields: d
 
 
 def test_the_open_inference_protocol_sends_their_tensor_when_named(client: DocumentedClient, folder: Path) -> None:
-    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS}
-    url, asking = "/v2/models/my-bert/infer", {"inputs": [tensor], "outputs": [{"name": "scores"}]}
-    (scores,) = client.post(url, json=asking).json()["outputs"]
+    scores = tensors(client, "my-bert", inputs=[TENSOR], outputs=[{"name": "scores"}])["scores"]
     assert (scores["shape"], scores["datatype"]) == ([2, 3], "FP32")
     assert scores["data"] == near(np.ravel(probabilities(folder, *TEXTS)).tolist())
-    assert "scores" not in [each["name"] for each in client.post(url, json={"inputs": [tensor]}).json()["outputs"]]
+    assert "scores" not in tensors(client, "my-bert", inputs=[TENSOR])
     about = client.get("/v2/models/my-bert").json()["outputs"]
     assert {"name": "scores", "datatype": "FP32", "shape": [-1, 3]} in about
 
@@ -177,9 +172,8 @@ def test_score_answers_as_vllm(client: DocumentedClient, folder: Path) -> None:
 def test_rerank_answers_as_jina_cohere_and_vllm(client: DocumentedClient, folder: Path, path: str) -> None:
     scores = [row[1] for row in probabilities(folder, *([QUERY, text] for text in TEXTS))]
     order = sorted(range(2), key=lambda index: -scores[index])
-    reply = client.post(
-        path, json={"model": "my-bert", "query": QUERY, "documents": [TEXTS[0], {"text": TEXTS[1]}]}
-    ).json()
+    documents = [TEXTS[0], {"text": TEXTS[1]}]
+    reply = client.post(path, json={"model": "my-bert", "query": QUERY, "documents": documents}).json()
     assert reply["results"] == [
         {"index": index, "relevance_score": near(scores[index]), "document": {"text": TEXTS[index]}} for index in order
     ]
@@ -205,9 +199,9 @@ def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: Doc
         return [{"score": near(row[label]), "label": LABELS[label]} for label in np.argsort(row)[::-1]]
 
     assert plain.post("/predict", json={"inputs": TEXTS[0]}).json() == expected(first)
-    assert plain.post("/predict", json={"inputs": [[TEXTS[0]], [TEXTS[1]]]}).json() == list(
-        map(expected, (first, second))
-    )
+    assert plain.post("/predict", json={"inputs": [[each] for each in TEXTS]}).json() == [
+        expected(first), expected(second),
+    ]  # fmt: skip
     assert plain.post("/predict", json={"inputs": [QUERY, TEXTS[0]]}).json() == expected(pair)
     raw = plain.post("/predict", json={"inputs": [[TEXTS[0]]], "raw_scores": True}).json()
     assert sorted(each["score"] for each in raw[0]) == near(sorted(logits(folder, TEXTS[0])[0].tolist()))
@@ -270,14 +264,13 @@ def test_a_network_with_one_output_is_a_reranker_as_it_is(folder: Path, tmp_path
     with torch.inference_mode():
         logits = [float(model(**tokenizer(QUERY, text, return_tensors="pt")).logits) for text in TEXTS]
     with serving(tmp_path / "ranker") as client:
-        body = {"query": QUERY, "texts": TEXTS}
-        raw = {
-            each["index"]: each["score"] for each in client.post("/rerank", json={**body, "raw_scores": True}).json()
-        }
-        scores = {each["index"]: each["score"] for each in client.post("/rerank", json=body).json()}
-        assert [raw[0], raw[1]] == near(logits)
-        assert [scores[0], scores[1]] == near(torch.tensor(logits).sigmoid().tolist())
-        assert client.post("/predict", json={"inputs": [[QUERY, TEXTS[0]]]}).json()["outputs"][0]["score"] == near(
-            scores[0]
-        )
+
+        def scores(**options: bool) -> list[float]:
+            ranked = client.post("/rerank", json={"query": QUERY, "texts": TEXTS, **options}).json()
+            return [each["score"] for each in sorted(ranked, key=lambda each: each["index"])]
+
+        assert scores(raw_scores=True) == near(logits)
+        assert scores() == near(torch.tensor(logits).sigmoid().tolist())
+        (output,) = client.post("/predict", json={"inputs": [[QUERY, TEXTS[0]]]}).json()["outputs"]
+        assert output["score"] == near(scores()[0])
         assert set(client.get("/info").json()["model_type"]) == {"reranker"}

@@ -36,9 +36,7 @@ class Serve:
         self.replicas |= {name: ServeReplica(CONFIG, "cpu", directory) for name in names}
 
     def tell(self) -> None:
-        from isobatch.deployments.front import (
-            router,  # Ray is not imported while tests are collected: tests/conftest.py
-        )
+        from isobatch.deployments.front import router  # it imports Ray
 
         router.listeners[GROUP](frozenset(self.replicas))
 
@@ -85,6 +83,12 @@ class Scene:
             self.serve.replicas[name]._orders.warm_up = partial(warm_up, name)
         return warmed
 
+    def starts(self, *names: str) -> tuple[list[str], asyncio.Event]:
+        """Replicas start under another plan: what they warm up for, and the gate for which they wait."""
+        self.workers.plan, gate = "another", asyncio.Event()
+        self.serve.start(*names)
+        return self.warm_ups_wait(gate, *names), gate
+
     async def runs_on(self, replica: str, order: Order = ORDER) -> bool:
         return [1 async for _ in self.workers.run(replica, order)] != []
 
@@ -107,17 +111,6 @@ async def staged(monkeypatch: pytest.MonkeyPatch, directory: str = "") -> AsyncI
         replica._orders.close()
         replica._exchange.close()
     await asyncio.sleep(0)
-
-
-async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with staged(monkeypatch) as stage:
-        assert stage.told[-1] == {"a", "b"}
-        assert await stage.runs_on("a")
-        assert await stage.runs_on("b")
-        stage.serve.start("c")
-        stage.serve.tell()
-        await until(lambda: stage.told[-1] == {"a", "b", "c"})
-        assert await stage.runs_on("c")
 
 
 async def test_words_of_large_inputs_stay_in_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,16 +162,15 @@ async def test_replicas_run_full_batches_of_a_plan_before_they_are_used(monkeypa
         gate.set()
         await joining
         await until(lambda: stage.told[-1] == {"a", "b", "c"})
+        assert await stage.runs_on("c")
         await stage.workers.join(GROUP)
         assert (len(warmed), later) == (2, ["c for another"]), "each once"
 
 
 async def test_the_only_replica_of_a_group_is_used_while_it_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged(monkeypatch) as stage:
-        stage.workers.plan, gate = "another", asyncio.Event()
         stage.serve.replicas.clear()
-        stage.serve.start("c")
-        warmed = stage.warm_ups_wait(gate, "c")
+        warmed, gate = stage.starts("c")
         joining = asyncio.ensure_future(stage.workers.join(GROUP))
         await until(lambda: stage.told[-1] == {"c"} and len(warmed) == 1)
         assert await stage.runs_on("c")
@@ -191,9 +183,7 @@ async def test_the_only_replica_of_a_group_is_used_while_it_warms_up(monkeypatch
 
 async def test_a_replica_that_warms_up_is_used_once_the_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged(monkeypatch) as stage:
-        stage.workers.plan, gate = "another", asyncio.Event()
-        stage.serve.start("c")
-        warmed = stage.warm_ups_wait(gate, "c")
+        warmed, gate = stage.starts("c")
         stage.serve.tell()
         await until(lambda: len(warmed) == 1)
         for name in ("a", "b"):

@@ -84,7 +84,7 @@ async def test_the_route_prefix_is_learned_from_what_serve_answers() -> None:
     assert client.sent == ["Serve"] * 2, "the check, and a path that is not below the prefix"
 
 
-def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
+async def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
     ended: list[str] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -95,16 +95,13 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
             ended.append("abandoned")
             raise
 
-    async def scene() -> None:
-        shortcut.apply(slow, {"/predict"})
-        client = Client(b"a")
-        asking = asyncio.create_task(ask(client))
-        await asyncio.sleep(0.01)
-        client.hangs_up.set()
-        await asyncio.wait_for(asking, 30.0)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scene())
+    shortcut.apply(slow, {"/predict"})
+    client = Client(b"a")
+    asking = asyncio.create_task(ask(client))
+    await asyncio.sleep(0.01)
+    client.hangs_up.set()
+    await asyncio.wait_for(asking, 30.0)
+    assert len(asyncio.all_tasks()) == 1
     assert ended == ["abandoned"]
 
 

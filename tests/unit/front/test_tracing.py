@@ -108,28 +108,24 @@ def test_errors_are_in_the_span(client: TestClient, seen: Seen) -> None:
     assert seen.spans("launch")
 
 
-def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
-    async def scene() -> list[str]:
-        sent: list[str] = []
+async def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
+    sent: list[str] = []
 
-        class Workers(LocalWorkers):
-            def run(self, replica: str, order: Order) -> Any:
-                sent.append(order.trace)
-                return super().run(replica, order)
+    class Workers(LocalWorkers):
+        def run(self, replica: str, order: Order) -> Any:
+            sent.append(order.trace)
+            return super().run(replica, order)
 
-        route = Route((Stage(0, 2, 4, "all", (0.001,) * 4), Stage(2, 4, 4, "all", (0.001,) * 4)))
-        driver = Driver(Dispatcher(route, {"all": ["r"]}), Workers({"r": SplitReplica(Toy())}), time.perf_counter)
+    route = Route((Stage(0, 2, 4, "all", (0.001,) * 4), Stage(2, 4, 4, "all", (0.001,) * 4)))
+    driver = Driver(Dispatcher(route, {"all": ["r"]}), Workers({"r": SplitReplica(Toy())}), time.perf_counter)
 
-        async def ask(traceparent: str) -> None:
-            headers = {b"traceparent": traceparent.encode()}
-            with seen.tracing.request("predict", headers) if seen.tracing.takes(headers) else nullcontext():
-                await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 60.0)
+    async def ask(traceparent: str) -> None:
+        headers = {b"traceparent": traceparent.encode()}
+        with seen.tracing.request("predict", headers) if seen.tracing.takes(headers) else nullcontext():
+            await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 60.0)
 
-        await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
-        await driver.close()
-        return sent
-
-    sent = asyncio.run(scene())
+    await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
+    await driver.close()
     launches = seen.spans("launch")
     assert [span.attributes["isobatch.block"] for span in launches] == [0, 2]
     assert [len(span.links) for span in launches] == [1, 1], "two requests fill a launch of four inputs"

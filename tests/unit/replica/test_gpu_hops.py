@@ -1,7 +1,6 @@
 """Survivors come to a GPU and leave it while it computes other launches: by streams of their own, from and into pinned
 memory. What is called is noted by a double; what is copied is compared bit for bit."""
 
-import asyncio
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -140,26 +139,24 @@ def test_what_onnx_runtime_gives_on_a_gpu_is_copied_into_memory_that_streams_kee
     assert torch.equal(in_torchs_memory(on_gpu), on_gpu)
 
 
-def test_a_replica_brings_parts_before_their_launch_and_frees_them_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_brings_parts_before_their_launch_and_frees_them_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cuda = RecordedCuda(monkeypatch, "in", "out")
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr(serve_replica, "replica_name", lambda: "it")
     monkeypatch.setattr(serve_replica, "load_model", lambda *_: OnOneGpu(cuda))
     monkeypatch.setattr(serve_replica, "weights_in", lambda *_: "")
-
-    async def served() -> list[object]:
-        replica = serve_replica.ServeReplica(AppConfig(loader="tests.helpers.toy_model:load"), "cpu", "")
-        await replica.whereabouts()
-        replies = [each async for each in replica.run(Order(4, frozenset(), (pack(make([2], 1, torch.float32, 0)),)))]
-        assert not len(replica._holdings)
-        await replica._workers.close()
-        replica._orders.close()
-        replica._exchange.close()
-        return replies
-
-    (stayed,) = asyncio.run(served())
+    replica = serve_replica.ServeReplica(AppConfig(loader="tests.helpers.toy_model:load"), "cpu", "")
+    await replica.whereabouts()
+    order = Order(4, frozenset(), (pack(make([2], 1, torch.float32, 0)),))
+    (stayed,) = [each async for each in replica.run(order)]
     assert isinstance(stayed, Stayed)
+    assert not len(replica._holdings)
     assert cuda.calls.index("copy to the device on in") < cuda.calls.index("blocks to 4")
+    await replica._workers.close()
+    replica._orders.close()
+    replica._exchange.close()
 
 
 def on_host(batch: Batch) -> Batch:

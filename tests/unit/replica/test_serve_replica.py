@@ -160,10 +160,7 @@ async def rigged(
     yield rig
     await rig.driver.close()
     assert rig.driver.dispatcher.inside == 0
-    until_s = time.perf_counter() + 60.0
-    while rig.fleet.held() and time.perf_counter() < until_s:
-        await asyncio.sleep(0.01)
-    assert rig.fleet.held() == 0, "something is still held that nobody needs"
+    await until(lambda: not rig.fleet.held())  # nothing that nobody needs
     await rig.fleet.end()
 
 
@@ -181,32 +178,26 @@ async def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.Mo
         assert right(await asyncio.gather(*map(rig.ask, WANTED)), WANTED)
 
 
-async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rigged(monkeypatch) as rig:
+@pytest.mark.parametrize(
+    ("end", "gone", "limits"),
+    [(Fleet.kill, ("f1", "b0"), CALM), (Fleet.hang, ("f1",), Limits(stuck_after_s=0.5, first_launch_s=0.0))],
+)
+async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Fleet, str], None], gone: tuple[str, ...], limits: Limits
+) -> None:
+    async with rigged(monkeypatch, limits=limits) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not len(rig.fleet.replicas["f1"]._holdings):
-            await asyncio.sleep(0.001)
-        rig.fleet.kill("f1")
-        rig.fleet.kill("b0")
-        rig.driver.dispatcher.reroute(rig.route, rig.without("f1", "b0"))
-        assert right(await asyncio.gather(*asked), WANTED)
-
-
-async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rigged(monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0)) as rig:
-        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not len(rig.fleet.replicas["f1"]._holdings):
-            await asyncio.sleep(0.001)
-        rig.fleet.hang("f1")
-        rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
+        await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
+        for name in gone:
+            end(rig.fleet, name)
+        rig.driver.dispatcher.reroute(rig.route, rig.without(*gone))
         assert right(await asyncio.gather(*asked), WANTED)
 
 
 async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.fleet.held())
         for each in asked[::2]:
             each.cancel()
         answers = await asyncio.gather(*asked[1::2])
@@ -225,22 +216,29 @@ async def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkey
 async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch, hold_s=math.inf) as rig:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
-        await asyncio.gather(*(rig.ask(pair, within_s=3.0) for pair in WANTED[:20]))
+        await asyncio.gather(*(rig.ask(pair, within_s=2.0) for pair in WANTED[:20]))
         assert rig.fleet.held() > 0
+
+
+async def between_splits(rig: Rig) -> asyncio.Future[list[list[Answer]]]:
+    """Eight inputs whose survivors wait for replicas of the second split."""
+    rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+    asked = asyncio.gather(*(rig.ask([3, label]) for label in range(8)))
+    await until(rig.fleet.held)
+    return asked
+
+
+async def go_on(rig: Rig, route: Route, asked: asyncio.Future[list[list[Answer]]]) -> None:
+    rig.driver.dispatcher.reroute(route, GROUPS)
+    rig.driver.pump()
+    assert [answer.label for (answer,) in await asked] == list(range(8))
 
 
 async def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
 
     async with rigged(monkeypatch) as rig:
-        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
-        rig.driver.dispatcher.reroute(other, GROUPS)
-        rig.driver.pump()
-        answers = await asyncio.gather(*asked)
-        assert [answer.label for (answer,) in answers] == list(range(8))
+        await go_on(rig, other, await between_splits(rig))
 
 
 async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,17 +255,11 @@ async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(mo
 
 async def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
-        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
-        while not rig.fleet.held():
-            await asyncio.sleep(0.001)
+        asked = await between_splits(rig)
         ends = [asyncio.ensure_future(replica.close()) for replica in rig.fleet.replicas.values()]
         await asyncio.sleep(0.1)
         assert not all(end.done() for end in ends)
-        rig.driver.dispatcher.reroute(rig.route, GROUPS)
-        rig.driver.pump()
-        answers = await asyncio.gather(*asked)
-        assert [answer.label for (answer,) in answers] == list(range(8))
+        await go_on(rig, rig.route, asked)
         assert not any(end.done() for end in ends), "the front may still have something to ask"
         rig.fleet.hang_up()
         await asyncio.wait_for(asyncio.gather(*ends), 60.0)

@@ -64,19 +64,6 @@ def test_shadows_run_on_and_change_no_answer(inputs: list[tuple[int, RowKind]], 
         assert {RowKind.FULL, RowKind.EARLY}.isdisjoint(kinds), "who is meant to run to the end does"
 
 
-def test_with_early_answers_inputs_are_answered_at_ramps_and_computed_to_the_end() -> None:
-    toy = Toy()
-    order = Order(4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1], [1, 1]])),), kinds=bytes([RowKind.EARLY] * 3))
-    *parts, stayed = SplitReplica(toy).run(order)
-    assert toy.sizes == [3, 3, 3]
-    assert [(part.exits.rows.tolist(), part.exits.blocks.tolist()) for part in parts] == [
-        ([0, 1], [0, 0]),
-        ([2], [2]),
-        ([0, 1, 2], [3, 3, 3]),
-    ]
-    assert stayed.survivors is None
-
-
 def test_a_launch_ends_when_only_shadows_are_left() -> None:
     toy = Toy()
     order = Order(

@@ -41,13 +41,6 @@ def device() -> VirtualModel:
 LAUNCH_S = 0.0005 + 4 * (0.001 + 0.002 + 0.003) + 0.0001
 
 
-def test_a_launch_takes_the_time_in_the_table() -> None:
-    machine = Machine()
-    model = machine.device()
-    model.run(model.encode([None] * 4), 3, ramps=(1, 3))
-    assert machine.now_s == pytest.approx(LAUNCH_S)
-
-
 def test_many_launches_take_the_time_in_the_table_although_sleeps_are_too_long() -> None:
     machine = Machine(overslept_s=0.002)
     model = machine.device()

@@ -17,6 +17,8 @@ from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, 
 from isobatch.deployments.transport.packed import Packed, pack, take
 from isobatch.deployments.transport.wire import Wire
 from isobatch.profiles.model import Batch
+from tests.helpers.asking import until
+from tests.helpers.clock import Clock
 from tests.helpers.travelling_batches import batches, same
 
 HOST = "127.0.0.1"
@@ -101,29 +103,26 @@ async def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
     async with peers(2) as (here, there):
         gone, kept = there.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(3), 9.0)
         there.holdings.drop([gone.key])
-        with pytest.raises(LostError, match=public_address(there.holdings.address)):
+        with pytest.raises(LostError) as afar:
             await here.exchange.gather([Share(kept, rows(0)), Share(gone, rows(0))])
+        with pytest.raises(LostError) as there_itself:
+            there.holdings.get(gone.key)
+        for lost in (afar, there_itself):
+            assert public_address(there.holdings.address) in str(lost.value)
+            assert there.exchange.gate.key not in str(lost.value), "the error may be sent to a client"
         (part,) = await here.exchange.gather([Share(kept, rows(0, 1, 2))])
         assert len(part) == 3
 
 
-async def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
-    async with peers(1) as (here,):
-        with socket.socket() as taken:  # nobody listens there, and nobody else can
-            taken.bind((HOST, 0))
-            nobody = Claim(2, f"{HOST}:{taken.getsockname()[1]}", "key", 1)
-            with pytest.raises(LostError, match="is gone"):
-                await here.exchange.gather([Share(nobody, rows(0))])
-
-
-async def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_of_a_holder_that_has_gone_or_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.transport.exchange.PATIENCE_S", 0.05)
-
     async with peers(1) as (here,):
-        with socket.create_server((HOST, 0)) as silent:
-            held = Claim(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
-            with pytest.raises(LostError):
-                await here.exchange.gather([Share(held, rows(0))])
+        with socket.socket() as nobody, socket.create_server((HOST, 0)) as silent:
+            nobody.bind((HOST, 0))  # nobody listens there, and nobody else can
+            for there, why in ((nobody, "is gone"), (silent, None)):
+                held = Claim(2, f"{HOST}:{there.getsockname()[1]}", "key", 1)
+                with pytest.raises(LostError, match=why):
+                    await here.exchange.gather([Share(held, rows(0))])
 
 
 async def test_a_drop_reaches_the_holder() -> None:
@@ -131,8 +130,7 @@ async def test_a_drop_reaches_the_holder() -> None:
         wanted, *unwanted = [there.holdings.hold(numbers(1), 9.0) for _ in range(4)]
         for held in unwanted:
             await asyncio.to_thread(here.exchange.drop, held.address, held.key)  # from any thread
-        while len(there.holdings) > 1:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(there.holdings) == 1)
         assert there.holdings.get(wanted.key)
         here.exchange.drop(f"{HOST}:1", "nobody is there, and nobody minds")
         await asyncio.sleep(0.03)
@@ -169,16 +167,31 @@ async def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[...
         writer.close()
 
 
-async def test_a_loss_names_the_address_without_its_key() -> None:
-    """The error may be sent to a client."""
+def test_survivors_expire_without_a_drop() -> None:
+    clock = Clock()
+    holdings = Holdings(clock)
+    long, short, dropped = (holdings.hold(numbers(3), for_s) for for_s in (9.0, 1.0, 5.0))
+    holdings.drop([dropped.key])
+    clock.now_s = 1.0
+    holdings.expire()
+    assert len(holdings) == 1
+    assert holdings.get(long.key)
+    clock.now_s = 9.0
+    holdings.hold(numbers(3), for_s=1.0)  # holding more looks after the rest too
+    assert len(holdings) == 1
+    for gone in (long, short):
+        with pytest.raises(LostError):
+            holdings.get(gone.key)
 
-    async with peers(2) as (here, there):
-        gone = there.holdings.hold(numbers(2), 9.0)
-        there.holdings.drop([gone.key])
-        with pytest.raises(LostError) as afar:
-            await here.exchange.gather([Share(gone, rows(0))])
-        with pytest.raises(LostError) as there_itself:
-            there.holdings.get(gone.key)
-        for lost in (afar, there_itself):
-            assert public_address(there.holdings.address) in str(lost.value)
-            assert there.exchange.gate.key not in str(lost.value)
+
+def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = Holdings()
+    held = holdings.hold(numbers(3), for_s=1.0)
+
+    def slow(state: Batch) -> Packed:
+        holdings.drop([held.key])
+        return pack(state)
+
+    monkeypatch.setattr("isobatch.deployments.transport.holdings.pack", slow)
+    assert len(holdings.packed(held.key, np.array([1]))) == 1
+    assert len(holdings) == 0

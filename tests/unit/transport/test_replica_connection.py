@@ -1,7 +1,9 @@
 """Orders over a connection to a replica: replies reach their callers, and a lost connection is noticed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ class Replica:
     """Answers orders in the order that a test chooses, and records what it received."""
 
     def __init__(self) -> None:
-        self.gates: dict[int, asyncio.Event] = {}
+        self.gates = defaultdict[int, asyncio.Event](asyncio.Event)
         self.stuck_for_s: list[float] = []
         self.holdings, self.claimed = Holdings(), 0
         self.server = OrderServer(self.run, self.warm_up, self.stuck_for_s.append, self.holdings, held_after_s=0.05)
@@ -52,7 +54,7 @@ class Replica:
             raise ValueError("no such block")
         if order.stop == 1:
             raise LostError("gone")
-        gate = self.gates.setdefault(order.stop, asyncio.Event())
+        gate = self.gates[order.stop]
         yield Departed(Exits(np.zeros(1, int), np.zeros(1, int), np.zeros((1, 2), np.float32)), float(order.stop))
         await gate.wait()
         survivors = self.holdings.hold(BATCH, 9e9) if order.stop >= 100 else None
@@ -61,27 +63,26 @@ class Replica:
 
     async def warm_up(self, plan: str) -> None:
         """A plan is known by the stop for whose gate it waits; the empty one fails."""
-        await self.gates.setdefault(int(plan), asyncio.Event()).wait()
+        await self.gates[int(plan)].wait()
 
 
-Scene = Callable[[Replica, ReplicaConnection, list[str]], Awaitable[Any]]
+@pytest.fixture(autouse=True, params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Any:
+    """asyncio's own event loop, and the one that Ray uses."""
+    return request.param
 
 
-def play(scene: Scene) -> None:
-    """On asyncio's own event loop, and on uvloop, which Ray uses."""
-
-    async def act() -> None:
-        replica, losses = Replica(), list[str]()
-        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.gate.key)
-        connection = await connect_to(WIRE, where, lambda: losses.append("lost"))
-        await asyncio.wait_for(scene(replica, connection, losses), 60)
-        connection.retire()
-        replica.server.close()
-        await asyncio.sleep(0)
-
-    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(act())
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Replica, ReplicaConnection, list[str]]]:
+    """A replica, a connection to it, and an entry for each time that this was lost."""
+    replica, losses = Replica(), list[str]()
+    where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.gate.key)
+    connection = await connect_to(WIRE, where, lambda: losses.append("lost"))
+    async with asyncio.timeout(60):
+        yield replica, connection, losses
+    connection.retire()
+    replica.server.close()
+    await asyncio.sleep(0)
 
 
 def order(stop: int) -> Order:
@@ -92,10 +93,9 @@ async def replies(connection: ReplicaConnection, stop: int) -> list[float]:
     return [reply.computed_s async for reply in connection.run(order(stop))]
 
 
-def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+async def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected() as (replica, connection, _):
         warming = asyncio.ensure_future(connection.warm_up("7"))
-        replica.gates[2] = asyncio.Event()
         replica.gates[2].set()
         assert await replies(connection, 2) == [2.0, 2.0]
         assert not warming.done()
@@ -105,11 +105,9 @@ def test_a_replica_says_when_it_is_warm_and_answers_orders_meanwhile(caplog: pyt
             await connection.warm_up("")
         assert "a warm-up failed" in caplog.text
 
-    play(scene)
 
-
-def test_a_retired_connection_does_not_wait_for_a_warm_up() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+async def test_a_retired_connection_does_not_wait_for_a_warm_up() -> None:
+    async with connected() as (replica, connection, losses):
         warming, launched = (
             asyncio.ensure_future(connection.warm_up("7")),
             asyncio.ensure_future(replies(connection, 2)),
@@ -122,11 +120,9 @@ def test_a_retired_connection_does_not_wait_for_a_warm_up() -> None:
             await warming
         assert losses == []
 
-    play(scene)
 
-
-def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+async def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
+    async with connected() as (replica, connection, losses):
         early: list[float] = []
 
         async def listen(stop: int) -> list[float]:
@@ -143,24 +139,19 @@ def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
             assert await asked[stop] == [stop, stop]
         assert losses == []
 
-    play(scene)
 
-
-def test_a_failure_has_its_reason_and_the_connection_stays() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_a_failure_has_its_reason_and_the_connection_stays() -> None:
+    async with connected() as (replica, connection, _):
         with pytest.raises(LaunchError, match="ValueError: no such block"):
             await replies(connection, 0)
         with pytest.raises(LostError, match="gone"):
             await replies(connection, 1)
-        replica.gates[5] = asyncio.Event()
         replica.gates[5].set()
         assert await replies(connection, 5) == [5, 5]
 
-    play(scene)
 
-
-def test_the_end_of_a_connection_fails_its_orders() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+async def test_the_end_of_a_connection_fails_its_orders() -> None:
+    async with connected() as (replica, connection, losses):
         asked = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
         await until(lambda: len(replica.gates) == 2)
         replica.server.close()
@@ -171,11 +162,9 @@ def test_the_end_of_a_connection_fails_its_orders() -> None:
         with pytest.raises(ConnectionError):
             await replies(connection, 4)
 
-    play(scene)
 
-
-def test_a_retired_connection_ends_with_its_last_reply() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+async def test_a_retired_connection_ends_with_its_last_reply() -> None:
+    async with connected() as (replica, connection, losses):
         asked = asyncio.ensure_future(replies(connection, 2))
         await until(lambda: 2 in replica.gates)
         connection.retire()
@@ -186,38 +175,34 @@ def test_a_retired_connection_ends_with_its_last_reply() -> None:
         await until(lambda: not replica.server.gate.authorized)
         assert losses == []
 
-    play(scene)
 
-
-def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
+    async with connected() as (replica, connection, _):
         asked = asyncio.ensure_future(replies(connection, 2))
         await until(lambda: 2 in replica.gates)
         asked.cancel()
         await asyncio.sleep(0)
-        replica.gates[2].set()
-        replica.gates[3] = replica.gates[2]
+        for stop in (2, 3):
+            replica.gates[stop].set()
         assert await replies(connection, 3) == [3, 3]
         connection.end_if_stuck(5.0)
         await until(lambda: replica.stuck_for_s == [5.0])
 
-    play(scene)
-
 
 NOISE = b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"\xff" * 64
+TOO_LONG = (length.to_bytes(4, "little") for length in (KEY_MESSAGE_LIMIT_BYTES + 1, MESSAGE_LIMIT_BYTES))
 WRONG = Key("0" * 32), EndIfStuck(0.0), ["NumberedOrder", 1], [1]
 
 
-@pytest.mark.parametrize("noise", [*NOISE, *map(frame, WRONG)])
-def test_connections_without_the_key_are_ended(noise: bytes) -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+@pytest.mark.parametrize("noise", [*NOISE, *TOO_LONG, *map(frame, WRONG)])
+async def test_connections_without_the_key_are_ended(noise: bytes) -> None:
+    """One that announces a message that is too long is ended at once: no memory is taken for it."""
+    async with connected() as (replica, *_):
         reader, writer = await stranger(replica)
         writer.write(noise + frame(NumberedOrder(0, order(2)), []))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert replica.gates == {}
         writer.close()
-
-    play(scene)
 
 
 async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -225,24 +210,12 @@ async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.Stre
     return await asyncio.open_connection(host, int(port))
 
 
-@pytest.mark.parametrize("length", [KEY_MESSAGE_LIMIT_BYTES + 1, MESSAGE_LIMIT_BYTES])
-def test_a_peer_without_the_key_cannot_make_a_replica_allocate_memory(length: int) -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
-        reader, writer = await stranger(replica)
-        writer.write(length.to_bytes(4, "little"))
-        assert await asyncio.wait_for(reader.read(), 60) == b"", "its announcement is enough: nothing is waited for"
-        writer.close()
-
-    play(scene)
-
-
-def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() -> None:
+    async with connected() as (replica, *_):
         address = await replica.server.open(WIRE)
         host, _, port = address.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(UNAUTHORIZED_LIMIT + 20)]
         another = await connect_to(WIRE, ReplicaAddress("r1", address, replica.server.gate.key), lambda: None)
-        replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(another, 3) == [3, 3]
         assert len(replica.server.gate.unauthorized) <= UNAUTHORIZED_LIMIT
@@ -251,29 +224,21 @@ def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() ->
             writer.close()
         another.retire()
 
-    play(scene)
 
-
-def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 1.0)
-
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.deployments.transport.connection.KEY_WITHIN_S", 0.5)
+    async with connected() as (replica, connection, _):
         reader, writer = await stranger(replica)
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
-        replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(connection, 3) == [3, 3], "whoever has shown the key may be silent for longer"
 
-    play(scene)
 
-
-def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> None:
+    async with connected() as (replica, connection, _):
         address = ReplicaAddress("r1", await replica.server.open(WIRE), replica.server.gate.key)
         vanishing = await connect_to(WIRE, address, lambda: None)
-        for stop in (100, 101):
-            replica.gates[stop] = asyncio.Event()
         replica.gates[100].set()
         for each in (connection, vanishing):
             assert await replies(each, 100) == [100, 100]
@@ -288,18 +253,15 @@ def test_a_replica_drops_the_survivors_of_a_front_whose_connection_is_lost() -> 
         await until(lambda: replica.claimed == 3 and len(replica.holdings) == 1)
         assert await replies(connection, 100) == [100, 100]
 
-    play(scene)
 
-
-def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+async def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
+    async with connected() as (replica, *_):
         address = ReplicaAddress("r1", await replica.server.open(WIRE), replica.server.gate.key)
-        replica.gates[100] = asyncio.Event()
         replica.gates[100].set()
 
         there = replica.server.gate.authorized
 
-        async def connected(name: str) -> ReplicaConnection:
+        async def front_named(name: str) -> ReplicaConnection:
             before = len(there)
             front = await connect_to(WIRE, address, lambda: None, name)
             await until(lambda: len(there) == before + 1)
@@ -311,18 +273,16 @@ def test_a_replica_keeps_the_survivors_of_a_front_that_connects_again() -> None:
                 each.hang_up()
             await until(lambda: len(there) == left)
 
-        first, others = await connected("this"), [await connected(name) for name in ("that", "", "")]
+        first, others = await front_named("this"), [await front_named(name) for name in ("that", "", "")]
         for each in (first, *others):
             assert await replies(each, 100) == [100, 100]
-        second = await connected("this")  # before the loss of its first connection is noticed
+        second = await front_named("this")  # before the loss of its first connection is noticed
         await lose(first, *others)
         await asyncio.sleep(0.1)
         assert len(replica.holdings) == 1
         replica.server.held_after_s = 9e9
         await lose(second)
-        third = await connected("this")
+        third = await front_named("this")
         replica.server.held_after_s = 0.05
         await lose(third)
         await until(lambda: not replica.holdings)
-
-    play(scene)
