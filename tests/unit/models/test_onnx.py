@@ -18,7 +18,7 @@ from isobatch.deployments.models.onnx_session import check_providers, providers,
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same, batch_for, cuts
+from tests.helpers.backend_parity import assert_same, batch_for, cuts, survivors_of
 from tests.helpers.tiny_networks import IMAGE, network
 
 THRESHOLD = 0.8
@@ -38,8 +38,7 @@ def test_a_family_equals_torch_wherever_it_is_cut(name: str, cache: Path) -> Non
     for cut in here:
         first = exact.run(batch, cut, exact.ramp_blocks)
         assert_same(first, served.run(batch, cut, exact.ramp_blocks))
-        middle = exact.run(batch, cut, ()).survivors
-        assert middle is not None
+        middle = survivors_of(exact, batch, cut)
         expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
         assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
     assert not served.exported.requested, "every block range was exported in time"
@@ -137,8 +136,7 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     served, batch = OnnxModel(half, "bert, half", cache=cache), batch_for(exact, "bert", 32)
     served.prepare([BlockRange(0, 2), BlockRange(2, 4)], batch)
     expected = exact.run(batch, 4, ()).exits
-    middle = served.run(batch, 2, ()).survivors
-    assert middle is not None
+    middle = survivors_of(served, batch, 2)
     assert middle.arrays["hidden"].dtype == torch.float16
     found = served.run(middle, 4, ()).exits
     assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
@@ -213,19 +211,14 @@ def test_sessions_are_made_from_examples_that_no_block_of_torch_computes(cache: 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 
 
-def test_a_session_that_records_has_one_provider_and_a_stream_of_its_own() -> None:
-    (name, options), host = providers(CUDA, stream=4711, records=True)
+@pytest.mark.parametrize("records", [True, False])
+def test_a_session_has_a_stream_of_its_own_and_never_uses_tensorrt(records: bool) -> None:
+    (name, options), host = providers(CUDA, stream=4711, records=records)
     assert name == "CUDAExecutionProvider"
-    assert options["enable_cuda_graph"] == "1"
+    assert options.get("enable_cuda_graph") == ("1" if records else None)
     assert (options["device_id"], options["user_compute_stream"]) == ("1", "4711")
+    assert (options["use_tf32"] == "1") == torch.backends.cuda.matmul.allow_tf32
     assert host == ("CPUExecutionProvider", {})
-
-
-def test_other_sessions_do_not_record_and_never_use_tensorrt() -> None:
-    given = dict(providers(CUDA, stream=4711, records=False))
-    assert list(given) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "enable_cuda_graph" not in given["CUDAExecutionProvider"]
-    assert (given["CUDAExecutionProvider"]["use_tf32"] == "1") == torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_gpu_that_onnx_runtime_cannot_use_is_an_error() -> None:

@@ -20,8 +20,8 @@ from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.spans import RecordingShape, Spans, in_bands, in_shape, similar_lengths, spans_of
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
-from isobatch.profiles.model import Batch, Exits
-from tests.helpers.backend_parity import Recorder
+from isobatch.profiles.model import Batch
+from tests.helpers.backend_parity import Recorder, assert_as_alone, survivors_of
 from tests.helpers.tiny_networks import DISTINCT, VOCABULARY, network, with_memory
 
 CPU = torch.device("cpu")
@@ -88,23 +88,9 @@ def test_in_any_company_a_text_gets_what_it_gets_alone(
             for row in range(len(lengths))
         ]
         inside: list[int] = data.draw(st.permutations(range(len(lengths))))
-        here: Batch | None = torch_model.select(batch, np.array(inside))
         cut = data.draw(st.integers(1, exact.num_blocks))
-        for stop in [*range(cut, exact.num_blocks), exact.num_blocks]:
-            if here is None:
-                break
-            launched = model.run(here, stop, ramps)
-            left = launched.exits
-            for row, block, logits in zip(left.rows, left.blocks, left.logits, strict=True):
-                check(alone[inside[row]], int(block), logits)
-            inside = [who for row, who in enumerate(inside) if row not in left.rows]
-            here = launched.survivors
-        assert not inside
-
-
-def check(alone: Exits, block: int, logits: "np.ndarray") -> None:
-    assert alone.blocks.tolist() == [block]
-    assert np.abs(alone.logits[0] - logits).max() < 1e-5 * max(1.0, np.abs(logits).max())
+        stops = [*range(cut, exact.num_blocks), exact.num_blocks]
+        assert_as_alone(model, torch_model.select(batch, np.array(inside)), inside, alone, stops, ramps)
 
 
 @settings(deadline=None)
@@ -284,11 +270,8 @@ def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come
     model = GraphModel(exact, record)
 
     def launch(lengths: list[int]) -> None:
-        middle = exact.run(texts(lengths, 0, exact), 2, ()).survivors
-        assert middle is not None
-        expected, found = exact.run(middle, 4, ()).survivors, model.run(middle, 4, ()).survivors
-        assert expected is not None
-        assert found is not None
+        middle = survivors_of(exact, texts(lengths, 0, exact), 2)
+        expected, found = (survivors_of(each, middle, 4) for each in (exact, model))
         assert torch.allclose(expected.arrays["hidden"], found.arrays["hidden"], atol=1e-5)
 
     model.warm_up(2, [4], (), texts([12] * 8, 0, exact))

@@ -26,7 +26,7 @@ from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import NOBODY, Batch, Exits
-from tests.helpers.backend_parity import assert_as_alone
+from tests.helpers.backend_parity import assert_as_alone, run_in_splits
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, NoEncoder, _config, padded
 from tests.helpers.tiny_words import word_network
 
@@ -76,16 +76,12 @@ def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name:
     with torch.inference_mode():
         logits = whole(**given).logits
     expected = logits[given["attention_mask"].bool()].numpy()[np.asarray(batch.arrays[ANSWERED_TOKENS])]
-    for stop in range(1, cut.num_blocks + 1):
-        launched = cut.run(batch, stop, ())
-        if launched.survivors is not None:
-            assert len(launched.exits) == 0
-            launched = cut.run(launched.survivors, cut.num_blocks, ())
-        assert np.abs(launched.exits.logits - expected).max() < 1e-5
-        starts = np.cumsum(batch.lengths) - batch.lengths
-        assert (
-            launched.exits.counts == np.add.reduceat(np.asarray(batch.arrays[ANSWERED_TOKENS]).astype(int), starts)
-        ).all()
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    words = np.add.reduceat(np.asarray(batch.arrays[ANSWERED_TOKENS]).astype(int), starts)
+    for stop in range(1, cut.num_blocks):
+        exits = run_in_splits(cut, batch, [stop])
+        assert np.abs(exits.logits - expected).max() < 1e-5
+        assert (exits.counts == words).all()
 
 
 @settings(deadline=None, max_examples=12)

@@ -251,7 +251,10 @@ def test_a_servers_answers_are_compared(prepared: tuple[Path, list[Text]], monke
     monkeypatch.setattr(evaluating, "outputs_from", lambda *_: iter(outputs))
     answers = evaluating.served("http://a", own, {}, LABELS, NAMES)
     evaluating.check_same_network("http://a", answers, model)
-    assert [each.label for each in answers] == [each.label for each in own]
+    for answer, each in zip(answers, own, strict=True):
+        assert (answer.label, answer.name) == (each.label, each.name)
+        has = np.array(each.label) == 1
+        assert np.array(answer.score)[has] == pytest.approx(each.probabilities[has])
     outputs[0] = {"labels": [{"label": 7, "name": "other", "score": 0.9}], "exit_block": 0}
     with pytest.raises(UserError, match="serves another network"):
         evaluating.check_same_network("http://a", evaluating.served("http://a", own, {}, LABELS, NAMES), model)
