@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.helpers.made_once import made_once
-from tests.helpers.preparing import prepared_network
+from tests.helpers.preparing import prepare_network
 from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 TOPICS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"))
@@ -91,16 +91,12 @@ def _train(model: Any, tokenizer: Any, columns: list[list[str]], targets: torch.
 @made_once
 def prepared_reranker(folder: Path) -> None:
     """`out`: the reranker with ramps that may lose a lot. Beside it lie its data and what the command printed."""
-    data = in_lists(folder / "a.jsonl", lists(300, seed=7))
-    with prepared_network(folder, reranker(), data, "8%", "--queries") as output:
-        (folder / "output.txt").write_text(output)
+    prepare_network(folder, reranker(), in_lists(folder / "a.jsonl", lists(300, seed=7)), "8%", "--queries")
 
 
 @made_once
 def prepared_network_of_numbers(folder: Path) -> None:
-    data = in_numbers(folder / "a.csv", numbered(900, seed=7))
-    with prepared_network(folder, network_of_numbers(), data, "5%") as output:
-        (folder / "output.txt").write_text(output)
+    prepare_network(folder, network_of_numbers(), in_numbers(folder / "a.csv", numbered(900, seed=7)), "5%")
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import PooledF1
 from tests.helpers.exit_tables import CANDIDATES
-from tests.helpers.preparing import command, prepared_network
+from tests.helpers.made_once import made_once
+from tests.helpers.preparing import check_exits, command, prepare_network
 from tests.helpers.tiny_labels import NAMES, Text, flagged, flags, label_network, listed, texts
 
 FLAGS = Columns(flags=NAMES)
@@ -188,52 +188,48 @@ def test_classes_are_the_labels_that_inputs_have() -> None:
     assert list(warnings((), NAMES, True, LABELS)) == []
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Text]]]:
-    """The tiny network with ramps that may lose a lot, and the texts that they are made from."""
-    place, found = tmp_path_factory.mktemp("labels"), texts(300, seed=7)
-    with prepared_network(place, label_network(), flagged(place / "a.csv", found), "15%") as output:
-        assert "text from 'text', labels from 4 columns of 0 and 1" in output
-        assert "at most 15 % of micro-F1 lost, about 95 % sure (105 inputs" in " ".join(output.split())
-        yield place / "out", found
+TEXTS = texts(300, seed=7)
+
+
+@made_once
+def prepared_labels(folder: Path) -> None:
+    """`out`: the tiny network with ramps that may lose a lot."""
+    prepare_network(folder, label_network(), flagged(folder / "a.csv", TEXTS), "15%")
+
+
+@pytest.fixture
+def prepared() -> Path:
+    return prepared_labels() / "out"
 
 
 def f1(answers: list[Any], found: list[Text]) -> float:
     return float(f1_score(flags(found), np.array([each.label for each in answers]), average="micro"))
 
 
-def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Text]]) -> None:
-    folder, found = prepared
-    model, rules = load(folder), json.loads((folder / "exits.json").read_text())
-    data = folder.parent / "a.csv"
+def test_what_is_written_is_what_will_be_served(prepared: Path) -> None:
+    model, data, output = load(prepared), prepared.parent / "a.csv", (prepared.parent / "output.txt").read_text()
+    assert "text from 'text', labels from 4 columns of 0 and 1" in output
+    assert "at most 15 % of micro-F1 lost, about 95 % sure (105 inputs" in output
     part = draw(rows(data, FLAGS), data, LabelNames(NAMES), 20_000, task=LABELS).parts.test
-    some = [found[row] for row in part]
+    some = [TEXTS[row] for row in part]
     answers, full = (model.predict([each for each, _ in some], exits) for exits in (True, False))
-    blocks = np.array([each.exit_block for each in answers])
-    assert (blocks < 3).any()
-    for ramp in rules["ramps"]:
-        assert ramp["survival"] == pytest.approx((blocks > ramp["block"]).mean())
+    rules = check_exits(prepared, answers, 4)
     assert rules["promise"]["metric"] == "micro-f1"
     assert rules["promise"]["lost"] == pytest.approx(f1(full, some) - f1(answers, some), abs=1e-6)
-    assert rules["promise"]["lost"] < rules["promise"]["bound"] <= 0.15
     early, plain = (np.array([each.label for each in given_]) for given_ in (answers, full))
     assert rules["exit_accuracy"] == pytest.approx((early == flags(some)).mean())
     assert rules["agreement"] == pytest.approx((early == plain).mean())
     assert [each["inputs"] for each in rules["classes"]] == [n for n in flags(some).sum(axis=0).tolist() if n]
-    evidence = Evidence.read(folder / EVIDENCE)
-    chosen = evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]})
-    assert (evidence.test.places(chosen) == blocks).all()
-    assert outcome(evidence.test, chosen, "micro-f1").lost.mean == pytest.approx(rules["promise"]["lost"])
+    evidence = Evidence.read(prepared / EVIDENCE)
     assert evidence.for_metric("accuracy").metric == "accuracy"
     with pytest.raises(UserError, match="--metric mcc is for networks that give an input one label"):
         evidence.for_metric("mcc")
 
 
-def test_evaluate_counts_labels(prepared: tuple[Path, list[Text]], tmp_path: Path) -> None:
-    folder, _ = prepared
+def test_evaluate_counts_labels(prepared: Path, tmp_path: Path) -> None:
     fresh = texts(80, seed=9)
-    arguments = ("evaluate", folder, "--data", listed(tmp_path / "b.csv", fresh, ";"), "--label-separator", ";")
-    evaluation, model = json.loads(command(*arguments, "--json").stdout), load(folder)
+    arguments = ("evaluate", prepared, "--data", listed(tmp_path / "b.csv", fresh, ";"), "--label-separator", ";")
+    evaluation, model = json.loads(command(*arguments, "--json").stdout), load(prepared)
     answers, full = (model.predict([each for each, _ in fresh], exits) for exits in (True, False))
     assert evaluation["scores"]["micro-f1"]["exits"]["mean"] == pytest.approx(f1(answers, fresh))
     assert evaluation["scores"]["micro-f1"]["full"]["mean"] == pytest.approx(f1(full, fresh))
@@ -244,8 +240,8 @@ def test_evaluate_counts_labels(prepared: tuple[Path, list[Text]], tmp_path: Pat
     assert "macro-F1" not in shown
 
 
-def test_a_servers_answers_are_compared(prepared: tuple[Path, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(prepared[0])
+def test_a_servers_answers_are_compared(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(prepared)
     own = model.predict([each for each, _ in texts(5)])
     outputs = [LABELS.output(each, NAMES) | {"exit_block": each.exit_block} for each in own]
     monkeypatch.setattr(evaluating, "outputs_from", lambda *_: iter(outputs))
@@ -260,12 +256,11 @@ def test_a_servers_answers_are_compared(prepared: tuple[Path, list[Text]], monke
         evaluating.check_same_network("http://a", evaluating.served("http://a", own, {}, LABELS, NAMES), model)
 
 
-def test_predict_writes_labels_to_every_format(prepared: tuple[Path, list[Text]], tmp_path: Path) -> None:
-    folder, found = prepared
-    data = listed(tmp_path / "a.csv", found[:20])
-    own = load(folder).predict([each for each, _ in found[:20]])
+def test_predict_writes_labels_to_every_format(prepared: Path, tmp_path: Path) -> None:
+    data = listed(tmp_path / "a.csv", TEXTS[:20])
+    own = load(prepared).predict([each for each, _ in TEXTS[:20]])
     for name in ("b.csv", "b.jsonl", "b.parquet"):
-        command("predict", data, "--model", folder, "--out", tmp_path / name, "--scores", "all")
+        command("predict", data, "--model", prepared, "--out", tmp_path / name, "--scores", "all")
     with (tmp_path / "b.csv").open() as file:
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
