@@ -25,17 +25,10 @@ def cuts(model: TorchModel) -> list[BlockRange]:
     return [BlockRange(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]
 
 
-def survivors_of(model: TorchModel, batch: Batch, stop: int, ramps: Collection[int] = ()) -> Batch:
-    """What goes on behind a launch that not everybody leaves."""
-    survivors = model.run(batch, stop, ramps).survivors
-    assert survivors is not None
-    return survivors
-
-
 def run_in_splits(model: TorchModel, batch: Batch, cuts: Iterable[int]) -> Exits:
     """With all ramps closed, so that everybody leaves at the end, in the order of the batch."""
     for cut in cuts:
-        batch = survivors_of(model, batch, cut)
+        batch = model.run(batch, cut, ()).survivors
     exits = model.run(batch, model.num_blocks, ()).exits
     assert exits.rows.tolist() == list(range(len(batch)))
     return exits

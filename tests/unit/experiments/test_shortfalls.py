@@ -32,7 +32,6 @@ def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, de
 
 def costs_of(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
     plan = side_by_side(facts, objective)
-    assert plan is not None
     return {each.why: each.share for each in shortfalls(plan, facts, objective, sustained_per_s)}
 
 
@@ -55,10 +54,8 @@ def test_each_restriction_is_charged_what_it_costs() -> None:
 @pytest.mark.parametrize("seed", [3, 5])
 def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
     problem = playable(seed)
-    assert problem is not None
     facts, objective = problem
     plan = side_by_side(facts, objective, 0.01)
-    assert plan is not None
     shares = {each.why: each.share for each in shortfalls(plan, facts, objective)}
     assert all(share >= 0 for share in shares.values())
     assert 0 < sum(shares.values()) < 1

@@ -87,7 +87,6 @@ def test_survivors_inside_a_level_are_chosen_where_they_lie(monkeypatch: pytest.
     chosen = select(batch, np.array([1]))
     assert torch.equal(torch.as_tensor(chosen.arrays["hidden"]).as_subclass(torch.Tensor), hidden[2:])
     assert np.asarray(chosen.memory).tolist() == [[3.0, 4.0, 5.0]]
-    assert chosen.ahead
     assert np.asarray(chosen.ahead.arrays["input_ids"]).tolist() == [1, 2]
     assert cuda.calls == ["copy to the device on launches"]
 

@@ -17,7 +17,7 @@ from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.model import Batch, Exits
-from tests.helpers.backend_parity import assert_as_alone, assert_same, batch_for, run_in_splits, survivors_of
+from tests.helpers.backend_parity import assert_as_alone, assert_same, batch_for, run_in_splits
 from tests.helpers.tiny_networks import (
     DISTINCT_FAMILIES,
     FAMILIES,
@@ -119,8 +119,6 @@ def test_who_is_kept_is_told_its_exit_and_goes_on_as_if_there_were_no_ramp(name:
     launched = model.run(batch, first + 1, [first], kept)
     assert launched.exits.rows.tolist() == plain.exits.rows.tolist()
     assert np.array_equal(launched.exits.logits, plain.exits.logits)
-    assert launched.survivors
-    assert closed.survivors
     inside = sorted({*range(12)} - set(plain.exits.rows.tolist()) | set(kept.tolist()))
     ended = model.run(launched.survivors, model.num_blocks, [], np.arange(len(inside)))
     assert ended.survivors is None
@@ -157,7 +155,7 @@ def test_survivors_in_two_precisions_get_their_own_answers() -> None:
     """They may come to one launch, where a GPU computes in another precision than a CPU."""
     model, half, parts, expected = network("bert"), network("bert", dtype=torch.bfloat16), [], []
     for before, each in zip([model, model, half, half], random_inputs("bert", 4, seed=2), strict=True):
-        parts.append(pack(survivors_of(before, each, 1)))
+        parts.append(pack(before.run(each, 1, ()).survivors))
         expected += list(run_in_splits(model, each, [1]).logits)
     departed, _ = SplitReplica(model).run(Order(model.num_blocks, frozenset(), tuple(parts)))
     assert isinstance(departed, Departed)
@@ -168,8 +166,7 @@ def test_survivors_in_two_precisions_get_their_own_answers() -> None:
 def test_nothing_is_padded_anywhere(name: str) -> None:
     model = network(name)
     batch = model.merge(random_inputs(name, 6, seed=4))
-    assert batch.lengths is not None
-    after = survivors_of(model, batch, 1)
+    after = model.run(batch, 1, ()).survivors
     assert len(batch.arrays["input_ids"]) == len(after.arrays["hidden"]) == batch.lengths.sum()
     chosen = model.select(after, np.array([4, 1]))
     ends = np.cumsum(batch.lengths)
@@ -187,7 +184,7 @@ def test_a_wrong_call_names_the_value(stop: int, ramps: tuple[int, ...], message
     with pytest.raises(ValueError, match=message):
         model.run(batch, stop, ramps)
     with pytest.raises(ValueError, match=r"the same block, got \[0, 1\]"):
-        model.merge([batch, survivors_of(model, batch, 1)])
+        model.merge([batch, model.run(batch, 1, ()).survivors])
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

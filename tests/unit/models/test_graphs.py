@@ -17,7 +17,7 @@ from isobatch.deployments.models.cuda_graphs import GraphModel, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel, OnnxRecorder
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import Recorder, assert_same, batch_for, cuts, survivors_of
+from tests.helpers.backend_parity import Recorder, assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 
@@ -53,7 +53,7 @@ def test_sizes_and_lengths_share_recordings() -> None:
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
     for lengths in [[12, 9, 5, 4, 3], [8] * 6, [5] * 7, [2, 4, 6, 8, 10, 2, 1, 3]]:
-        replayed.run(survivors_of(replayed, texts(lengths), 2), 4, ())
+        replayed.run(replayed.run(texts(lengths), 2, ()).survivors, 4, ())
     assert (recorder.recorded, recorder.replayed) == (2, 8)
 
 
@@ -61,7 +61,7 @@ def test_what_a_batch_was_given_is_its_own() -> None:
     """The next replay writes over the graph's memory, not over what it gave before."""
     exact = network("vit")
     replayed = GraphModel(exact, Recorder(exact))
-    one, other = (survivors_of(replayed, batch_for(exact, "vit", 4, seed), 2) for seed in (1, 2))
+    one, other = (replayed.run(batch_for(exact, "vit", 4, seed), 2, ()).survivors for seed in (1, 2))
     assert not torch.equal(one.arrays["hidden"], other.arrays["hidden"])
 
 
@@ -71,7 +71,7 @@ def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.Monk
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
-    replayed.encoder = SimpleNamespace(longest=24)  # type: ignore[assignment]
+    replayed.encoder = SimpleNamespace(longest=24)
     batch = texts([20, 20, 20])
     assert_same(exact.run(batch, 2, ()), replayed.run(batch, 2, ()))
     assert recorder.replayed == 1
@@ -105,13 +105,13 @@ def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache:
     here = range(1, exact.num_blocks) if name == "swin" else [exact.num_blocks // 2]
     ends = {0, exact.num_blocks, *here}
     replayed.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch_for(exact, name))
-    inner.inner.through = inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
+    inner.inner.through = inner.through = lambda *_: pytest.fail("it was not recorded")
     plain = network(name, "entropy", [0.8])
     for cut in here:
         for number, size in enumerate([9, 2, 7, 9]):
             batch = batch_for(exact, name, size, seed=number)
             assert_same(plain.run(batch, cut, plain.ramp_blocks), replayed.run(batch, cut, exact.ramp_blocks))
-            middle = survivors_of(plain, batch, cut)
+            middle = plain.run(batch, cut, ()).survivors
             expected = plain.run(middle, exact.num_blocks, plain.ramp_blocks)
             assert_same(expected, replayed.run(middle, exact.num_blocks, exact.ramp_blocks))
 

@@ -31,7 +31,7 @@ def with_random_ramps(policy: str = "confidence", seed: int = 0) -> TorchModel:
     torch.manual_seed(seed)
     heads = {block: make_head("light", 48, len(NAMES)).eval() for block in range(3)}
     for head in heads.values():
-        head.weight.data *= 6.0  # type: ignore[operator, union-attr]
+        head.weight.data *= 6.0
     path = f"isobatch.deployments.exits:{policy}"
     rules = [RampRule(block=block, threshold=threshold, temperature=1.0 + block / 4) for block in heads]
     return model.with_ramps(Ramps(ExitRules(policy=path, ramps=tuple(rules)), heads))

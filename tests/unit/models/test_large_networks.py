@@ -27,7 +27,6 @@ from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.measure import modules_run
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import survivors_of
 from tests.helpers.tiny_networks import NoEncoder
 
 META = torch.device("meta")
@@ -109,7 +108,7 @@ def peaks(name: str, size: int) -> list[int]:
     model, here, found = network(name), batch(name, size), []
     for block in range(model.num_blocks - 1):
         with LiveBytes() as live:
-            here = survivors_of(model, here, block + 1)
+            here = model.run(here, block + 1, ()).survivors
         found.append(live.peak)
     return found
 
@@ -122,7 +121,7 @@ def test_a_datasheets_memory_is_that_of_the_network(name: str) -> None:
     real = weights(name)
     assert table.memory_bytes == pytest.approx(real, rel=0.1)
     assert sum(table.memory_bytes) == pytest.approx(sum(real), rel=0.01)
-    assert survivors_of(model, batch(name, 32), 12).size_bytes == 32 * table.hidden_bytes[11]
+    assert model.run(batch(name, 32), 12, ()).survivors.size_bytes == 32 * table.hidden_bytes[11]
     assert table.hidden_bytes[11] == (TOKENS if length else 197) * 1024 * 2
 
 

@@ -19,7 +19,6 @@ from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import facts_of
-from tests.helpers.backend_parity import survivors_of
 from tests.helpers.cascade_directories import edit
 from tests.helpers.tiny_networks import FAMILIES, HEADS, hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
@@ -86,7 +85,6 @@ def test_who_is_cut_is_known(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     fits, cut, endless = "good " * 22, "good " * 23, " " * 2000 + "bad"
     batch = model.encode(["good", fits, cut, endless, fits])
-    assert batch.lengths is not None
     assert batch.lengths.tolist() == [3, 24, 24, 2, 24]
     assert batch.truncated == {2, 3}
     assert model.encode([("good " * 10, "bad " * 11), ("good " * 10, "bad " * 12)]).truncated == {1}
@@ -135,7 +133,7 @@ def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -
 
 def test_half_precision_is_what_it_says(text_checkpoint: Path) -> None:
     model = load(text_checkpoint, dtype="bfloat16")
-    after = survivors_of(model, model.encode(["good"]), 1)
+    after = model.run(model.encode(["good"]), 1, ()).survivors
     assert after.arrays["hidden"].dtype == torch.bfloat16
 
 
@@ -245,7 +243,7 @@ def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> 
     on_host = copy.deepcopy(whole.state_dict())
     anatomy = family_of(whole.config.model_type).dissect(whole)
     there = TorchModel(anatomy, here.encoder, here.ramps, here.labels, device, here.dtype)
-    survivors = survivors_of(here, one, 1)
+    survivors = here.run(one, 1, ()).survivors
     for start, stop, first in ((1, last, survivors), (0, 1, one)):
         with torch.inference_mode():
             there.through(BlockRange(start, stop), *there._enter(first))

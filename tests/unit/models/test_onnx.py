@@ -18,7 +18,7 @@ from isobatch.deployments.models.onnx_session import check_providers, providers,
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same, batch_for, cuts, survivors_of
+from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import IMAGE, network
 
 THRESHOLD = 0.8
@@ -38,7 +38,7 @@ def test_a_family_equals_torch_wherever_it_is_cut(name: str, cache: Path) -> Non
     for cut in here:
         first = exact.run(batch, cut, exact.ramp_blocks)
         assert_same(first, served.run(batch, cut, exact.ramp_blocks))
-        middle = survivors_of(exact, batch, cut)
+        middle = exact.run(batch, cut, ()).survivors
         expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
         assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
     assert not served.exported.requested, "every block range was exported in time"
@@ -58,11 +58,10 @@ def test_whatever_is_ready_any_batch_gets_what_torch_gives(
     """Few ranges are exported, and launches are longer than one of them, shorter, or have other ramps."""
     exact = network("distilbert", policy, [THRESHOLD if policy == "entropy" else 2])
     served = OnnxModel(exact, "distilbert", cache=cache)
-    served.exported.request = lambda *_: None  # type: ignore[method-assign]
+    served.exported.request = lambda *_: None
     served.prepare([BlockRange(0, 2, (0, 1)), BlockRange(3, 5, (3,))], batch_for(exact, "distilbert"))
     here: Batch | None = batch_for(exact, "distilbert", count, seed)
     for stop in [*sorted(stops), 5]:
-        assert here is not None
         expected = exact.run(here, stop, active)
         assert_same(expected, served.run(here, stop, active))
         if (here := expected.survivors) is None:
@@ -77,7 +76,7 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
     served.exported.wait()
     assert served.exported.get(wanted)
-    served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
+    served.inner.through = lambda *_: pytest.fail("torch was asked")
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
 
 
@@ -90,7 +89,6 @@ def test_all_that_a_session_gives_passes_into_torchs_memory(cache: Path, monkeyp
     wanted = BlockRange(0, 2, (0, 1))
     served.prepare([wanted], batch)
     session = served.exported.get(wanted)
-    assert session
     session.fixed({name: torch.as_tensor(each) for name, each in batch.arrays.items()})
     assert len(passed) == 3, "two ramps and the hidden state"
 
@@ -136,7 +134,7 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     served, batch = OnnxModel(half, "bert, half", cache=cache), batch_for(exact, "bert", 32)
     served.prepare([BlockRange(0, 2), BlockRange(2, 4)], batch)
     expected = exact.run(batch, 4, ()).exits
-    middle = survivors_of(served, batch, 2)
+    middle = served.run(batch, 2, ()).survivors
     assert middle.arrays["hidden"].dtype == torch.float16
     found = served.run(middle, 4, ()).exits
     assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
@@ -203,7 +201,7 @@ def test_sessions_are_made_from_examples_that_no_block_of_torch_computes(cache: 
     served.prepare(wanted, batch_for(exact, "distilbert"))
     assert released == [True]
     again = OnnxModel(exact, "distilbert, released", cache=cache)
-    again.inner.compute = again.inner.through = lambda *_: pytest.fail("torch computed")  # type: ignore[method-assign]
+    again.inner.compute = again.inner.through = lambda *_: pytest.fail("torch computed")
     again.prepare(wanted, batch_for(exact, "distilbert"))
     assert all(map(again.exported.get, wanted))
 

@@ -21,7 +21,7 @@ from isobatch.deployments.models.spans import RecordingShape, Spans, in_bands, i
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import Recorder, assert_as_alone, survivors_of
+from tests.helpers.backend_parity import Recorder, assert_as_alone
 from tests.helpers.tiny_networks import DISTINCT, VOCABULARY, network, with_memory
 
 CPU = torch.device("cpu")
@@ -104,11 +104,11 @@ def test_what_is_merged_can_be_selected_again(parts: list[list[int]], data: st.D
     for batch, end in zip(whole, ends, strict=True):
         back = model.select(merged, np.arange(end - len(batch), end))
         assert np.array_equal(back.arrays["input_ids"], batch.arrays["input_ids"])
-        assert np.array_equal(back.lengths, batch.lengths)  # type: ignore[arg-type]
+        assert np.array_equal(back.lengths, batch.lengths)
     rows = np.array(data.draw(st.lists(st.integers(0, len(merged) - 1), max_size=6)), np.int64)
     here, there = model.select(merged, rows), unpack([take(pack(merged), rows)])
     assert np.array_equal(here.arrays["input_ids"], there.arrays["input_ids"])
-    assert np.array_equal(here.lengths, there.lengths)  # type: ignore[arg-type]
+    assert np.array_equal(here.lengths, there.lengths)
 
 
 @settings(deadline=None)
@@ -157,7 +157,6 @@ def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
     assert len(found.bands) == count
     rows = torch.cat([band.places.flatten() for band in found.bands])
     present = torch.cat([band.present.flatten() for band in found.bands])
-    assert found.back is not None
     assert (present.sum(), present[found.back].sum()) == (sum(lengths) + rows_without_texts(found), sum(lengths))
     for band in found.bands:
         assert torch.equal(band.places.where(band.present, band.places[:, :1]), band.places), "padding repeats a token"
@@ -263,15 +262,14 @@ def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come
 
     def record(block_range: BlockRange, buffers: "partial[RangeInputs]") -> Recording:
         made = buffers().spans
-        assert made is not None
         recorded.append((block_range, made.shape))
         return Recorder(exact)(block_range, buffers)
 
     model = GraphModel(exact, record)
 
     def launch(lengths: list[int]) -> None:
-        middle = survivors_of(exact, texts(lengths, 0, exact), 2)
-        expected, found = (survivors_of(each, middle, 4) for each in (exact, model))
+        middle = exact.run(texts(lengths, 0, exact), 2, ()).survivors
+        expected, found = (each.run(middle, 4, ()).survivors for each in (exact, model))
         assert torch.allclose(expected.arrays["hidden"], found.arrays["hidden"], atol=1e-5)
 
     model.warm_up(2, [4], (), texts([12] * 8, 0, exact))
@@ -286,8 +284,6 @@ def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come
 @given(some_lengths, st.none() | st.integers(LONGEST, 30))
 def test_a_shape_for_the_fused_kernel_is_a_quarter_too_large_at_most(lengths: list[int], longest: int | None) -> None:
     count, tokens, most = graphs.fused_shape(np.array(lengths), longest)
-    assert tokens is not None
-    assert most is not None
     assert len(lengths) <= count < 2 * len(lengths)
     assert sum(lengths) <= tokens <= 1.25 * sum(lengths)
     assert max(lengths) <= most <= (longest or 2 * max(lengths))

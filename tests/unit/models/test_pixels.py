@@ -23,7 +23,7 @@ from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
-from tests.helpers.backend_parity import assert_same, run_in_splits, survivors_of
+from tests.helpers.backend_parity import assert_same, run_in_splits
 from tests.helpers.tiny_pixels import (
     GRID,
     NAMES,
@@ -57,7 +57,6 @@ def test_every_pair_of_cuts_equals_the_uncut_network(network: Callable[[], Path]
     for count in (0, 1, 2):
         for cuts in combinations(range(1, 6), count):
             exits = run_in_splits(model, model.encode(list(PICTURES)), cuts)
-            assert exits.counts is not None
             assert exits.counts.tolist() == [GRID * GRID] * 5
             maps = torch.from_numpy(exits.logits).reshape(5, GRID, GRID, -1).permute(0, 3, 1, 2)
             if expected.shape[-1] == SIDE:
@@ -70,7 +69,6 @@ def test_bridges_of_upernet_begin_as_its_own_blocks(over: str) -> None:
     """Behind the block before the last region, whose only block the bridge has, they are the rest of the network."""
     model = load(upernet(over))
     pooled, logits = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     with torch.inference_mode():
         assert torch.allclose(model.anatomy.bridge(4).eval()(pooled[4]), logits, atol=1e-5)
         assert model.anatomy.bridge(0).eval()(pooled[0]).shape == logits.shape
@@ -80,7 +78,6 @@ def test_bridges_of_upernet_begin_as_its_own_blocks(over: str) -> None:
 def test_bridges_of_beit_begin_as_its_own_layers(shared: bool) -> None:
     model = load(beit(shared))
     pooled, _ = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     layers = hugging_face(beit(shared)).beit.layers
     for block, firsts in enumerate([(1, 2, 4), (2, 4), (4,), (4,), ()]):
         bridge = model.anatomy.bridge(block).eval()
@@ -93,7 +90,7 @@ def test_bridges_of_beit_begin_as_its_own_layers(shared: bool) -> None:
 
 def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
     one, others = model.encode(list(PICTURES[:1])), model.encode(list(PICTURES[1:]))
-    parts = [survivors_of(model, each, 3) for each in (one, others)]
+    parts = [model.run(each, 3, ()).survivors for each in (one, others)]
     assert all(part.arrays["hidden"].ndim == 2 for part in parts)
     merged = model.select(model.merge(parts), np.array([4, 0]))
     exits = model.run(merged, 6, ()).exits
@@ -167,7 +164,6 @@ def test_maps_are_packed_into_rows_and_back(block: int, count: int, seed: int) -
 
 
 def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: Path) -> None:
-    assert model.anatomy.bridge
     heads = {block: model.anatomy.bridge(block).eval() for block in (0, 2, 4)}
     rules = [RampRule(block=block, threshold=0.3) for block in heads]
     policy = "isobatch.deployments.exits:confidence"
@@ -178,5 +174,5 @@ def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: 
     served.prepare(wanted, batch)
     for ramps in ((), (0, 2, 4)):
         assert_same(exact.run(batch, 6, ramps), served.run(batch, 6, ramps))
-    survivors = survivors_of(exact, batch, 3)
+    survivors = exact.run(batch, 3, ()).survivors
     assert_same(exact.run(survivors, 6, (4,)), served.run(survivors, 6, (4,)))

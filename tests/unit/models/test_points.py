@@ -32,7 +32,6 @@ def test_every_cut_equals_the_uncut_network(kind: str) -> None:
     for count in (0, 1, 2):
         for cuts in combinations(range(1, model.num_blocks), count):
             exits = run_in_splits(model, model.encode(list(PICTURES)), cuts)
-            assert exits.counts is not None
             assert exits.counts.tolist() == [len(NAMES)] * len(PICTURES)
             assert np.abs(exits.logits.reshape(expected.shape) - expected).max() < 1e-5
 
@@ -57,7 +56,6 @@ def test_a_place_in_a_picture_is_where_its_heat_map_is_largest() -> None:
 
 def test_a_bridge_begins_as_the_networks_own_head(model: TorchModel) -> None:
     pooled, _ = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     with torch.inference_mode():
         for block, tokens in enumerate(pooled):
             assert torch.equal(model.anatomy.bridge(block).eval()(tokens), model.anatomy.head(tokens))
@@ -71,7 +69,6 @@ def test_audits_compare_places_not_numbers_of_cells(model: TorchModel) -> None:
 
 
 def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: Path) -> None:
-    assert model.anatomy.bridge
     heads = {block: model.anatomy.bridge(block).eval() for block in (0, 2)}
     rules = [RampRule(block=block, threshold=0.3) for block in heads]
     policy = "isobatch.deployments.exits:five_best"

@@ -34,7 +34,6 @@ HEADER = ",".join(("text", *NAMES)) + "\n"
 def read(path: Path, content: str, columns: Columns = FLAGS, **of_names: Any) -> list[list[int]]:
     path.write_text(content)
     labels = labels_of(list(rows(path, columns)), path, LabelNames(NAMES, **of_names), LABELS)
-    assert labels is not None
     return labels.tolist()
 
 
@@ -111,7 +110,6 @@ def label_table(
 def test_the_table_of_inputs_is_what_its_labels_say_one_by_one(seed: int, count: int, labels: int) -> None:
     each, counts = label_table(seed, count, labels)
     table = of_texts(each, counts, 0, by_label=True)
-    assert table.marks is not None
     for row in range(count):
         own = slice(row * labels, (row + 1) * labels)
         for ramp in range(3):
@@ -139,7 +137,6 @@ def test_what_a_table_shows_of_single_inputs_adds_up_to_the_loss_where_little_is
     added = table.losses("micro-f1")[places, np.arange(4000)].mean()
     assert added == pytest.approx(table.lost(places, "micro-f1")[0].mean, rel=0.05)
     some = table.only([1], table.costs).of(np.arange(10))
-    assert some.marks is not None
     assert some.marks.shape == (2, 2, 10)
     assert (some.losses("micro-f1")[1] == 0).all()
 

@@ -49,7 +49,6 @@ def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Pat
     sample = draw(rows(data, channels=1), data, LabelNames(NAMES), 20_000, task=TASK)
     pictures = [sample.values[row] for row in sample.parts.test]
     truth = on_grid(SCENES.labels, GRID)
-    assert sample.labels is not None
     assert sorted(map(tuple, sample.labels.tolist())) == sorted(map(tuple, truth.tolist()))
     exits, full = (model.predict(pictures, early) for early in (True, False))
     rules, same = check_exits(prepared, exits, 6), maps(exits) == maps(full)
@@ -83,7 +82,6 @@ def test_a_bridge_begins_as_the_networks_own_first_blocks_and_head(tmp_path: Pat
     scene_network(tmp_path, steps=2, depths=(1, 1, 1))  # the first block of each region is the whole network
     model = load(tmp_path)
     pooled, logits = model.features(model.encode(list(SCENES.pictures[:3])))
-    assert model.anatomy.bridge
     for block in range(2):
         with torch.inference_mode():
             assert torch.allclose(model.anatomy.bridge(block).eval()(pooled[block]), logits, atol=1e-5)
@@ -132,7 +130,6 @@ def test_maps_are_read_from_pictures_and_arrays(tmp_path: Path) -> None:
     expected = [[1, 5, 1, -1]]
     assert read(tmp_path / "a.csv") == expected
     label = labels_of([Row(1, None, {"bytes": (tmp_path / "map.png").read_bytes()})], tmp_path / "a", *AS_2_X_2)
-    assert label is not None
     assert label.tolist() == expected
     nested = json.dumps({"image": np.zeros((4, 4)).tolist(), "label": labels.tolist()})
     (tmp_path / "a.jsonl").write_text(nested + "\n")

@@ -47,7 +47,6 @@ def near(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Path) -> None:
     model, data = load(prepared), prepared.parent / "a.npz"
     sample = draw(rows(data, channels=3), data, LabelNames(NAMES), 20_000, task=TASK)
-    assert sample.labels is not None
     pictures, right = [sample.values[row] for row in sample.parts.test], sample.labels[sample.parts.test]
     exits, full = (model.predict(pictures, early) for early in (True, False))
     rules, same = check_exits(prepared, exits, 4), near(places(exits), places(full))
@@ -94,9 +93,7 @@ def test_predict_writes_points(prepared: Path, tmp_path: Path) -> None:
 
 
 def read(path: Path) -> np.ndarray:
-    labels = labels_of(list(rows(path, channels=3)), path, LabelNames(NAMES), TASK)
-    assert labels is not None
-    return labels
+    return labels_of(list(rows(path, channels=3)), path, LabelNames(NAMES), TASK)
 
 
 def test_points_are_read_as_pairs_and_as_coco_has_them(tmp_path: Path) -> None:

@@ -115,12 +115,10 @@ def test_a_plan_and_thresholds_are_chosen_together(
 
     assert "with the previous thresholds" in tune()
     plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
-    assert promise is not None
     assert promise.max_loss == 0.03
     assert plan.length == profile.length == 6
     assert (plan.slo_s, plan.backend, plan.dtype) == (60.0, "onnx", "float32")
     assert profile.token_exits is None, "they were those of other thresholds"
-    assert profile.exits is not None
     assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
     shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
     assert sorted([*shut, *plan.ramps]) == [0, 1, 2]

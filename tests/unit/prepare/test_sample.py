@@ -50,7 +50,6 @@ def test_what_ramps_were_not_trained_on_is_known_again() -> None:
 
 def test_labels_stay_with_their_texts() -> None:
     sample = draw(table(300), FILE, NAMES, 100)
-    assert sample.labels is not None
     assert [int(str(value).split()[1]) % 2 for value in sample.values] == sample.labels.tolist()
 
 

@@ -47,9 +47,7 @@ def test_a_file_has_a_list_in_each_row_or_a_document(tmp_path: Path) -> None:
     of_lists, of_pairs = in_lists(tmp_path / "a.jsonl", found), in_pairs(tmp_path / "a.csv", found)
     one, other = (draw(rows(each), each, SCORE, 1000, 0, SCORING, queries=True) for each in (of_lists, of_pairs))
     assert one.values == other.values
-    assert one.labels is not None
     assert (one.labels == other.labels).all()
-    assert one.lists is not None
     assert np.bincount(one.lists).tolist() == [DOCUMENTS] * 60
     assert set(one.values) == set(pairs(found)[0])
     assert taken(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
@@ -144,13 +142,9 @@ def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:
     part = sample.parts.test
     values = [sample.values[row] for row in part]
     early, full = (model.predict(values, exits) for exits in (True, False))
-    assert sample.lists is not None
-    assert sample.labels is not None
     ranked = RankedLists(sample.lists[part], sample.labels[part])
     scores = [np.array([each.score for each in answers]) for answers in (early, full)]
     check_exits(ranks, early, 4)
-    assert rules.promise is not None
-    assert rules.ndcg is not None
     exits_ndcg, full_ndcg = (ranked.ndcg(each).mean() for each in scores)
     assert (rules.ndcg.exits.mean, rules.ndcg.full.mean) == pytest.approx((exits_ndcg, full_ndcg), abs=1e-6)
     assert rules.promise.lost == pytest.approx(full_ndcg - exits_ndcg, abs=1e-6)
@@ -162,8 +156,7 @@ def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:
     assert rules.exit_accuracy == pytest.approx(1 - np.abs(scores[0] - relevance).mean(), abs=1e-4)
     assert promise_in(ranks) == rules.promise
     agreed = agreement_in(ranks)
-    assert agreed is not None
-    assert agreed < rules.agreement  # type: ignore[operator]
+    assert agreed < rules.agreement
     reference = reference_outputs(reranker(), [list(each) for each in zip(*values, strict=True)])
     assert scores[1] == pytest.approx(1 / (1 + np.exp(-reference)), abs=1e-5)
 
@@ -193,11 +186,9 @@ def test_what_is_written_of_numbers_is_what_will_be_served(numbers: Path) -> Non
     early, full = (model.predict(values, exits) for exits in (True, False))
     scores = [np.array([each.score for each in answers]) for answers in (early, full)]
     assert scores[1] == pytest.approx(reference_outputs(network_of_numbers(), [values]), abs=1e-4)
-    assert sample.labels is not None
     truth, width = sample.labels[part], float(np.ptp(sample.labels))
     errors = [np.abs(each - truth).mean() / width for each in scores]
     check_exits(numbers, early, 4)
-    assert rules.promise is not None
     assert rules.promise.metric == "absolute-error"
     assert rules.promise.lost == pytest.approx(errors[0] - errors[1], abs=1e-5)
     assert rules.tolerance == pytest.approx(0.05 * width)
@@ -231,18 +222,14 @@ def test_without_scores_in_the_file_agreement_within_a_tolerance_is_promised(tmp
     said = " ".join(command("prepare", network_of_numbers(), *options).output.split())
     assert "at most 10 % of agreement lost, 95 % sure" in said
     rules = read_rules(tmp_path / "out" / "exits.json")
-    assert rules.promise is not None
-    assert rules.agreement is not None
     assert rules.promise.lost == pytest.approx(1 - rules.agreement)
 
 
 def test_too_few_lists_promise_nothing(ranks: Path) -> None:
     rules = read_rules(ranks / "exits.json")
-    assert rules.promise is not None
     promise = rules.promise.model_copy(update={"max_loss": 0.001})
     assert "lists must be tested" in promise_text(promise)
     said = advice(rules.model_copy(update={"mean_depth_share": 1.0, "promise": promise}))
-    assert said is not None
     assert "no input leaves early: 105 lists to test it on are too few to promise 0.1 %" in said
 
 

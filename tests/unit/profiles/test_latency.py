@@ -98,7 +98,7 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
 )
 def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        replace(TABLE, **change)  # type: ignore[arg-type]
+        replace(TABLE, **change)
 
 
 def test_what_is_no_whole_number_of_texts_is_told_in_tokens() -> None:

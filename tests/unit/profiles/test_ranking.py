@@ -83,13 +83,12 @@ def test_a_table_counts_lists_and_keeps_them_with_fewer_inputs_and_ramps() -> No
     places = table.places(np.array([9, 9, 9]))
     (lost,) = table.lost(places, NDCG)
     assert lost.count == 200
-    expected = table.ranked.ndcg(table.scores[-1]).mean() - table.ndcg(places).mean()  # type: ignore[index]
+    expected = table.ranked.ndcg(table.scores[-1]).mean() - table.ndcg(places).mean()
     assert lost.mean == pytest.approx(expected)
-    half = table.of(np.flatnonzero(table.lists < 100))  # type: ignore[operator]
+    half = table.of(np.flatnonzero(table.lists < 100))
     assert half.lost(half.places(np.array([9, 9, 9])), NDCG)[0].count == 100
     one = table.only([1], table.costs)
-    assert one.scores is not None
-    assert (one.scores == table.scores[[1, 3]]).all()  # type: ignore[index]
+    assert (one.scores == table.scores[[1, 3]]).all()
     assert one.lists is table.lists
     chosen = np.where(np.random.default_rng(0).random(table.num_inputs) < 0.02, 0, 3)
     added = table.losses(NDCG)[chosen, np.arange(table.num_inputs)].mean()
@@ -102,7 +101,6 @@ def test_a_promise_is_broken_no_more_often_than_its_confidence_says() -> None:
     Promises of agreement are tested in test_exit_table.py: it is counted by document.
     """
     everything, random, broken, early = table_of_lists(7, 1500), np.random.default_rng(0), 0, 0
-    assert everything.lists is not None
     for _ in range(60):
         order = random.permutation(1500)
         shape, test = (np.flatnonzero(np.isin(everything.lists, part)) for part in (order[:100], order[100:500]))
