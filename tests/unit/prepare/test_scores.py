@@ -155,8 +155,7 @@ def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:
     relevance = sample.labels[part] / 2
     assert rules.exit_accuracy == pytest.approx(1 - np.abs(scores[0] - relevance).mean(), abs=1e-4)
     assert promise_in(ranks) == rules.promise
-    agreed = agreement_in(ranks)
-    assert agreed < rules.agreement
+    assert agreement_in(ranks) < rules.agreement
     reference = reference_outputs(reranker(), [list(each) for each in zip(*values, strict=True)])
     assert scores[1] == pytest.approx(1 / (1 + np.exp(-reference)), abs=1e-5)
 
