@@ -60,6 +60,24 @@ def assert_as_alone(
     assert sorted(seen) == sorted(inside)
 
 
+def check_cuts(
+    served: TorchModel, exact: TorchModel, name: str, seeds: dict[int, int], prepared: Callable[[], None] = lambda: None
+) -> None:
+    """Batches get what they get from torch: after every cut of a family whose blocks differ; of the others, whose
+    blocks are alike, after one in the middle. `seeds`: of batches, with their sizes; `prepared` is called before."""
+    here = range(1, exact.num_blocks) if name == "swin" else [exact.num_blocks // 2]
+    ends = {0, exact.num_blocks, *here}
+    served.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch_for(exact, name))
+    prepared()
+    for cut in here:
+        for seed, size in seeds.items():
+            batch = batch_for(exact, name, size, seed)
+            assert_same(exact.run(batch, cut, exact.ramp_blocks), served.run(batch, cut, exact.ramp_blocks))
+            middle = exact.run(batch, cut, ()).survivors
+            expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
+            assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
+
+
 def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:
     assert one.exits.rows.tolist() == other.exits.rows.tolist()
     assert one.exits.blocks.tolist() == other.exits.blocks.tolist()

@@ -78,7 +78,7 @@ def test_an_input_leaves_at_the_first_ramp_where_each_of_its_labels_would_leave_
     assert 0 < (found.blocks < 3).sum() < 40
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 99), data=st.data())
 def test_an_input_has_what_it_has_alone_whoever_is_beside_it(seed: int, data: st.DataObject) -> None:
     model, some = with_random_ramps(), inputs(6, seed)

@@ -131,12 +131,6 @@ def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -
     assert model.run(model.encode(["good", "a film"]), 4, ramps=[2]).exits.blocks.tolist() == [2, 2]
 
 
-def test_half_precision_is_what_it_says(text_checkpoint: Path) -> None:
-    model = load(text_checkpoint, dtype="bfloat16")
-    after = model.run(model.encode(["good"]), 1, ()).survivors
-    assert after.arrays["hidden"].dtype == torch.bfloat16
-
-
 def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -> None:
     for nowhere in (tmp_path / "nowhere", "./nowhere", "../a/b"):
         with pytest.raises(UserError, match=f"{nowhere}: no such directory$"):

@@ -83,7 +83,7 @@ def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name:
         assert (exits.counts == words).all()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     name=st.sampled_from(["bert", "distilbert", "modernbert"]), seed=st.integers(0, 99), data=st.data(),
     most_unsure=st.integers(0, 2),

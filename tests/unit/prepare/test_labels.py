@@ -105,7 +105,7 @@ def label_table(
     return ExitTable(np.arange(CANDIDATES, dtype=float), first, right, answers, truth, costs), np.full(count, labels)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 999), count=st.integers(1, 12), labels=st.integers(2, 4))
 def test_the_table_of_inputs_is_what_its_labels_say_one_by_one(seed: int, count: int, labels: int) -> None:
     each, counts = label_table(seed, count, labels)

@@ -34,7 +34,7 @@ def test_the_ladder_comes_close_to_brute_force(metric: Metric) -> None:
     assert max(gaps) < 0.05
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), metric=st.sampled_from(["accuracy", "agreement"]))
 def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, metric: Metric) -> None:
     table = exit_table(seed, ramps, count=100)

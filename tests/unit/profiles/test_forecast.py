@@ -25,7 +25,7 @@ def drifting(count: int, blocks: int = 4, inputs: int = 4000, seed: int = 0) -> 
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(windows, max_size=40))
 def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history: list[Window]) -> None:
     forecast = Forecaster.after(history, 4).forecast()
@@ -56,7 +56,7 @@ def series_of(values: Iterable[float]) -> Series:
     return Series(map(Reading.exactly, values))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:
     series = series_of(values)

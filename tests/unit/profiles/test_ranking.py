@@ -33,7 +33,7 @@ def drawn(random: np.random.Generator, lists: int, most: int = 16) -> RankedList
     return RankedLists(numbers[order], relevance[order])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 9999), ties=st.booleans())
 def test_ndcg_is_its_definition_and_scikit_learns(seed: int, ties: bool) -> None:
     random = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def test_ndcg_is_its_definition_and_scikit_learns(seed: int, ties: bool) -> None
             assert each == pytest.approx(ndcg_score([ranked.relevance[rows]], [scores[rows]], k=DEPTH))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 9999))
 def test_what_a_document_loses_is_what_its_list_loses_without_any_other(seed: int) -> None:
     random = np.random.default_rng(seed)
