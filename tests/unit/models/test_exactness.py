@@ -10,13 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.models import TorchModel
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack
-from isobatch.profiles.model import Batch, Exits
 from tests.helpers.backend_parity import assert_as_alone, assert_same, batch_for, run_in_splits
 from tests.helpers.tiny_networks import (
     DISTINCT_FAMILIES,
@@ -59,44 +57,18 @@ def test_any_merging_gives_each_input_what_it_has_alone(data: st.DataObject, nam
     model = network(name, policy, [POLICIES[policy]] if policy else [])
     inputs = [with_memory(batch, model) for batch in random_inputs(name, 6, seed=data.draw(st.integers(0, 99)))]
     alone = [model.run(single, model.num_blocks, model.ramp_blocks).exits for single in inputs]
-    batches, groups, seen = inputs, [[row] for row in range(6)], []
+    inside = dict(enumerate(inputs))
     for stop in range(1, model.num_blocks + 1):
-        inside = data.draw(st.permutations([row for rows in groups for row in rows]))
-        batches, groups = regroup(model, batches, groups, inside, data.draw(st.integers(1, 6)))
-        launched = [model.run(batch, stop, model.ramp_blocks) for batch in batches]
-        seen += check_exits(alone, [launch.exits for launch in launched], groups)
-        groups = [sorted_out(rows, launch.exits) for rows, launch in zip(groups, launched, strict=True)]
-        groups = [rows for rows in groups if rows]
-        batches = [launch.survivors for launch in launched if launch.survivors is not None]
-    assert sorted(seen) == list(range(6))
-
-
-def check_exits(alone: list[Exits], exits: list[Exits], groups: list[list[int]]) -> list[int]:
-    """Whoever left is as it is alone. Returns who left."""
-    seen = []
-    for left, rows in zip(exits, groups, strict=True):
-        for position, block, logits in zip(left.rows, left.blocks, left.logits, strict=True):
-            assert block == alone[rows[position]].blocks[0]
-            assert np.abs(logits - alone[rows[position]].logits[0]).max() < 1e-4
-            seen.append(rows[position])
-    return seen
-
-
-def sorted_out(rows: list[int], exits: Exits) -> list[int]:
-    return [row for position, row in enumerate(rows) if position not in set(exits.rows.tolist())]
-
-
-def regroup(
-    model: TorchModel, batches: list[Batch], groups: list[list[int]], order: list[int], size: int
-) -> tuple[list[Batch], list[list[int]]]:
-    """Take all batches apart, and merge their inputs in another order into batches of another size."""
-    single = {
-        row: model.select(batch, np.array([position]))
-        for batch, rows in zip(batches, groups, strict=True)
-        for position, row in enumerate(rows)
-    }
-    groups = [order[start : start + size] for start in range(0, len(order), size)]
-    return [model.merge([single[row] for row in rows]) for rows in groups], groups
+        order, size = data.draw(st.permutations([*inside])), data.draw(st.integers(1, 6))
+        for rows in (order[start : start + size] for start in range(0, len(order), size)):
+            launched = model.run(model.merge([inside.pop(row) for row in rows]), stop, model.ramp_blocks)
+            exits = launched.exits
+            for place, block, logits in zip(exits.rows, exits.blocks, exits.logits, strict=True):
+                assert block == alone[rows[place]].blocks[0]
+                assert np.abs(logits - alone[rows[place]].logits[0]).max() < 1e-4
+            for place, row in enumerate(row for place, row in enumerate(rows) if place not in exits.rows):
+                inside[row] = model.select(launched.survivors, np.array([place]))
+    assert not inside
 
 
 @pytest.mark.parametrize(("name", "policy"), PAIRS)

@@ -223,7 +223,7 @@ def test_the_demo_has_a_name_unless_a_directory_bears_it(tmp_path: Path, monkeyp
     assert checkpoint.locate("demo") == demo_directory()
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
-    with pytest.raises(UserError, match="demo: is not a checkpoint"):
+    with pytest.raises(UserError, match=r"demo: is not a checkpoint: it has no config\.json"):
         checkpoint.locate("demo")
 
 

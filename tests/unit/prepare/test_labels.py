@@ -20,9 +20,9 @@ from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.deployments.tasks import LABELS
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
-from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.losses import PooledF1
-from tests.helpers.exit_tables import CANDIDATES
+from tests.helpers.exit_tables import CANDIDATES, check_promises
 from tests.helpers.made_once import made_once
 from tests.helpers.preparing import check_exits, command, prepare_network
 from tests.helpers.tiny_labels import NAMES, Text, flagged, flags, label_network, listed, texts
@@ -143,11 +143,9 @@ def test_what_a_table_shows_of_single_inputs_adds_up_to_the_loss_where_little_is
 
 def test_the_standard_error_of_lost_micro_f1_is_that_of_many_draws() -> None:
     lost = []
-    for seed in range(300):
-        each, counts = label_table(seed, 1500)
-        table = of_texts(each, counts, 0, by_label=True)
-        places = table.places(np.array([20, 20, 20]))
-        lost.append(table.lost(places, "micro-f1")[0])
+    for seed in range(200):
+        table = of_texts(*label_table(seed, 1500), 0, by_label=True)
+        lost += table.lost(table.places(np.array([20, 20, 20])), "micro-f1")
     spread, estimated = np.std([each.mean for each in lost]), np.mean([each.error for each in lost])
     assert 0.9 * spread < estimated < 1.25 * spread, "a little more, as one loss more is assumed"
 
@@ -163,17 +161,8 @@ def test_an_input_counts_by_what_it_has() -> None:
 
 @pytest.mark.parametrize(("metric", "shares"), [("micro-f1", MANY), ("micro-f1", SPARSE), ("agreement", MANY)])
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says(metric: Any, shares: tuple[float, ...]) -> None:
-    """The whole procedure, 60 times: of 5 % that may fail, more than 8 of 60 would be three standard errors off."""
-    each, counts = label_table(7, 12_000, shares=shares)
-    everything, random, broken, early = of_texts(each, counts, 0, by_label=True), np.random.default_rng(0), 0, 0
-    for _ in range(60):
-        chosen = random.permutation(12_000)[:1600]
-        evidence = Evidence(everything.of(chosen[:400]), everything.of(chosen[400:]), metric, 0.04, 0.95)
-        exits = outcome(everything, evidence.prepared, metric)
-        broken += exits.lost.mean > 0.04
-        early += exits.cost < 1.0
-    assert broken <= 8
-    assert early > 54
+    everything, random = of_texts(*label_table(7, 12_000, shares=shares), 0, by_label=True), np.random.default_rng(0)
+    check_promises(everything, lambda: np.split(random.permutation(12_000)[:1600], [400]), metric, 0.04)
 
 
 def test_classes_are_the_labels_that_inputs_have() -> None:

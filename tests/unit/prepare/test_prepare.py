@@ -14,9 +14,10 @@ from tests.helpers.preparing import check_exits
 from tests.helpers.tiny_networks import hugging_face
 from tests.unit.prepare.conftest import Run, printed, reviews, rules_in
 
-pytestmark = pytest.mark.usefixtures("cache", "no_picture")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,6 +33,7 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
     assert "--labels" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("policy", "dtype"), [("confidence", "float32"), ("patience", "float32"), ("confidence", "bfloat16")]
 )
@@ -62,6 +64,7 @@ def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, asked: tupl
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_features_are_computed_once_and_the_result_is_reproducible(
     run: Run, asked: tuple[object, ...], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +80,7 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
         assert (out / name).read_bytes() == again.replace(b'"checkpoint": "out"', b'"checkpoint": "network"')
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_recorded_inputs_without_labels_follow_the_network(
     run: Run, checkpoint: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

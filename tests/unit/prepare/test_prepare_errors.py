@@ -93,14 +93,6 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_no_checkpoint_and_one_with_pickles_only(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
-    asked = ("--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    assert "it has no config.json" in refusal(tmp_path / "empty", *asked)
-    (checkpoint / "model.safetensors").unlink()
-    assert "has no *.safetensors weights" in refusal(checkpoint, *asked)
-
-
 ONE_LABEL = "--metric mcc is for networks that give an input one label; for this one: "
 REMEMBERS = "remembers earlier ramps of an input"
 

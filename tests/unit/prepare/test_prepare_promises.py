@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from isobatch.cluster import cli
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare import pipeline
@@ -22,6 +20,7 @@ from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.promise import promise_in
+from tests.helpers.commands import done
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.preparing import check_exits
 from tests.helpers.simulated_fleet import HASTIER
@@ -107,11 +106,9 @@ def test_a_plan_and_thresholds_are_chosen_together(
     save(measured, tmp_path / "profile.json")
 
     def tune(*more: str) -> str:
-        options = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
-        options += ["--slo-ms", "60000", "--gap", "0.05"]
-        done = CliRunner().invoke(cli.app, [*map(str, [*options, "--out", out]), *more], catch_exceptions=False)
-        assert done.exit_code == 0
-        return done.output
+        files = ("--profile", tmp_path / "profile.json", "--out", out)
+        limits = ("--devices", "cpu=2", "--max-batch", 8, "--slo-ms", 60_000, "--gap", 0.05)
+        return done("tune", prepared, *files, *limits, *more).output
 
     assert "with the previous thresholds" in tune()
     plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)

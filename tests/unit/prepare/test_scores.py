@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from isobatch import load
-from isobatch.cluster.cli import app
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare.data import rows, taken
 from isobatch.deployments.prepare.report import advice, promise_text
@@ -246,7 +244,6 @@ def test_too_few_lists_promise_nothing(ranks: Path) -> None:
 def test_what_does_not_go_together_is_refused_before_anything_is_read(
     tmp_path: Path, network: Any, options: tuple[str, ...], sentence: str
 ) -> None:
-    data = ("--data", str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "out"))
     with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["prepare", str(network()), *data, *options], catch_exceptions=False)
+        command("prepare", network(), "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "out", *options)
     assert sentence in str(error.value)

@@ -71,13 +71,6 @@ def test_candidates_always_fire_or_never_at_the_ends(policy: exits.Policy, ramps
     assert exits.reach(policy, float(candidates(policy, labels, ramps)[0]), labels, ramps) == "never"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_first_candidate_lets_nobody_leave_and_the_last_everybody(policy: exits.Policy) -> None:
-    table = tabled(policy, 2)
-    assert outcome(table, table.strictest, "accuracy").cost == 1.0
-    assert (outcome(table, np.full(3, len(table.candidates) - 1), "accuracy").places == 0).all()
-
-
 def test_agreement_is_with_the_full_networks_answer() -> None:
     logits, head, truth = recorded(4)
     table = tabled(exits.confidence, 4)

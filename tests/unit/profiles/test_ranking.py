@@ -10,10 +10,10 @@ from sklearn.metrics import ndcg_score
 
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import Evidence
-from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.losses import NDCG
 from isobatch.profiles.ranking import DEPTH, RankedLists
-from tests.helpers.exit_tables import CANDIDATES, exit_table
+from tests.helpers.exit_tables import CANDIDATES, check_promises, exit_table
 
 
 def by_definition(scores: list[float], relevance: list[float]) -> float:
@@ -96,20 +96,14 @@ def test_a_table_counts_lists_and_keeps_them_with_fewer_inputs_and_ramps() -> No
 
 
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says() -> None:
-    """The whole procedure, 60 times: of 5 % that may fail, more than 8 of 60 would be three standard errors off.
+    """Promises of agreement are tested in test_exit_table.py: it is counted by document."""
+    everything, random = table_of_lists(7, 1500), np.random.default_rng(0)
 
-    Promises of agreement are tested in test_exit_table.py: it is counted by document.
-    """
-    everything, random, broken, early = table_of_lists(7, 1500), np.random.default_rng(0), 0, 0
-    for _ in range(60):
-        order = random.permutation(1500)
-        shape, test = (np.flatnonzero(np.isin(everything.lists, part)) for part in (order[:100], order[100:500]))
-        evidence = Evidence(everything.of(shape), everything.of(test), NDCG, 0.03, 0.95)
-        exits = outcome(everything, evidence.prepared, NDCG)
-        broken += exits.lost.mean > 0.03
-        early += exits.cost < 1.0
-    assert broken <= 8
-    assert early > 54
+    def drawn():
+        lists = np.split(random.permutation(1500)[:500], [100])
+        return tuple(np.flatnonzero(np.isin(everything.lists, part)) for part in lists)
+
+    check_promises(everything, drawn, NDCG, 0.03)
 
 
 def test_metrics_of_labels_and_of_scores_do_not_mix() -> None:
