@@ -11,7 +11,6 @@ import torch
 from isobatch import load
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare.data import rows, taken
-from isobatch.deployments.prepare.report import advice, promise_text
 from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, listed
 from isobatch.deployments.prepare.training import distances_of, head_logits, train_scores
 from isobatch.deployments.tasks import REGRESSION, SCORING
@@ -220,14 +219,6 @@ def test_without_scores_in_the_file_agreement_within_a_tolerance_is_promised(tmp
     assert "at most 10 % of agreement lost, 95 % sure" in said
     rules = read_rules(tmp_path / "out" / "exits.json")
     assert rules.promise.lost == pytest.approx(1 - rules.agreement)
-
-
-def test_too_few_lists_promise_nothing(ranks: Path) -> None:
-    rules = read_rules(ranks / "exits.json")
-    promise = rules.promise.model_copy(update={"max_loss": 0.001})
-    assert "lists must be tested" in promise_text(promise)
-    said = advice(rules.model_copy(update={"mean_depth_share": 1.0, "promise": promise}))
-    assert "no input leaves early: 105 lists to test it on are too few to promise 0.1 %" in said
 
 
 @pytest.mark.parametrize(
