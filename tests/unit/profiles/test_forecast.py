@@ -1,5 +1,3 @@
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,14 +50,10 @@ def test_how_long_texts_will_be_is_forecast_and_not_forgotten_while_none_come() 
     assert Forecaster.after([window(0, 300, 0)], 2).forecast().inputs_per_text is None
 
 
-def series_of(values: Iterable[float]) -> Series:
-    return Series(map(Reading.exactly, values))
-
-
 @settings(max_examples=30)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:
-    series = series_of(values)
+    series = Series(map(Reading.exactly, values))
     series.refit()
     for value in more:
         series.append(Reading.exactly(value))

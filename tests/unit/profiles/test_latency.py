@@ -64,17 +64,8 @@ def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
 def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: list[float]) -> None:
     sizes = np.cumsum([size for size, _ in steps])
     times = 0.001 + np.cumsum([seconds for _, seconds in steps])
-    count = (0,) * len(sizes)
-    table = LatencyTable(
-        kind="any",
-        batch_sizes=tuple(int(size) for size in sizes),
-        block_s=tuple((float(seconds),) for seconds in times),
-        ramp_s=tuple((float(zero),) for zero in count),
-        launch_s=0.0,
-        hidden_bytes=(0,),
-        memory_bytes=(0,),
-        source="drawn",
-    )
+    block_s, ramp_s = tuple((seconds,) for seconds in times.tolist()), ((0.0,),) * len(sizes)
+    table = LatencyTable("any", tuple(sizes.tolist()), block_s, ramp_s, 0.0, (0,), (0,), "drawn")
     times_s = table.block_times_s(sorted(at))[:, 0]
     assert (np.diff(times_s) >= -1e-12).all()
     assert (times_s >= times[0] - 1e-12).all()
@@ -103,9 +94,7 @@ def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict
 
 
 def test_what_is_no_whole_number_of_texts_is_told_in_tokens() -> None:
-    texts = replace(
-        TABLE, batch_sizes=(0.231, 1, 15.923), length=13, block_s=TABLE.block_s[:1] * 3, ramp_s=TABLE.ramp_s[:1] * 3
-    )
+    texts = replace(TABLE, batch_sizes=(0.231, 1, 15.923), length=13)
     assert [texts.size_text(size) for size in texts.batch_sizes] == ["3 tokens", "1", "207 tokens"]
     assert replace(texts, length=4).size_text(0.25) == "1 token"
     with pytest.warns(
