@@ -1,6 +1,6 @@
 """Runs the same batch on two backends, or records it as CUDA does, to compare the results."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,23 +25,57 @@ def cuts(model: TorchModel) -> list[BlockRange]:
     return [BlockRange(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]
 
 
+def run_in_splits(model: TorchModel, batch: Batch, cuts: Iterable[int]) -> Exits:
+    """With all ramps closed, so that everybody leaves at the end, in the order of the batch."""
+    for cut in cuts:
+        batch = model.run(batch, cut, ()).survivors
+    exits = model.run(batch, model.num_blocks, ()).exits
+    assert exits.rows.tolist() == list(range(len(batch)))
+    return exits
+
+
 def assert_as_alone(
-    model: TorchModel, batch: Batch, inside: Sequence[int], alone: Sequence[Exits], stops: Iterable[int]
+    model: TorchModel,
+    batch: Batch,
+    inside: Sequence[int],
+    alone: Sequence[Exits],
+    stops: Iterable[int],
+    ramps: Collection[int] | None = None,
 ) -> None:
-    """Every input leaves where it leaves alone, with the same logits. `inside`: the number of each one in the batch."""
+    """Every input leaves where it leaves alone, with the same logits. `inside`: the number of each one in the batch;
+    `ramps`: those that are open, None: all."""
     rows, seen = np.array(inside), list[int]()
     for stop in stops:
-        launched = model.run(batch, stop, model.ramp_blocks)
+        launched = model.run(batch, stop, model.ramp_blocks if ramps is None else ramps)
         exits = launched.exits
         for row, block, logits in zip(rows[exits.rows], exits.blocks, exits.logits_by_input, strict=True):
             assert block == alone[row].blocks[0]
-            assert np.abs(logits - alone[row].logits).max(initial=0.0) < 1e-4
+            near = 1e-5 * max(1.0, np.abs(logits).max(initial=0.0))
+            assert np.abs(logits - alone[row].logits).max(initial=0.0) < near
             seen.append(int(row))
         rows = np.delete(rows, exits.rows)
         if launched.survivors is None:
             break
         batch = launched.survivors
     assert sorted(seen) == sorted(inside)
+
+
+def check_cuts(
+    served: TorchModel, exact: TorchModel, name: str, seeds: dict[int, int], prepared: Callable[[], None] = lambda: None
+) -> None:
+    """Batches get what they get from torch: after every cut of a family whose blocks differ; of the others, whose
+    blocks are alike, after one in the middle. `seeds`: of batches, with their sizes; `prepared` is called before."""
+    here = range(1, exact.num_blocks) if name == "swin" else [exact.num_blocks // 2]
+    ends = {0, exact.num_blocks, *here}
+    served.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch_for(exact, name))
+    prepared()
+    for cut in here:
+        for seed, size in seeds.items():
+            batch = batch_for(exact, name, size, seed)
+            assert_same(exact.run(batch, cut, exact.ramp_blocks), served.run(batch, cut, exact.ramp_blocks))
+            middle = exact.run(batch, cut, ()).survivors
+            expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
+            assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
 
 
 def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:

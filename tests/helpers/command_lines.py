@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
+
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8000"  # where the README's server runs
-WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 
 # These options are appended to a line, so that it measures or searches for a moment instead of a minute.
 SMALL = {
@@ -61,16 +62,11 @@ def _small(page: Path, address: str) -> list[list[str]]:
 
 def material(folder: Path) -> Path:
     """Write the files that the README's lines read, except those that earlier lines write."""
-    from transformers import BertTokenizer
-
     from tests.helpers.tiny_networks import hugging_face
 
-    hugging_face("bert").save_pretrained(folder / "my-bert")
-    hugging_face("electra").save_pretrained(folder / "my-small")
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=24)
-    for name in ("my-bert", "my-small"):
-        tokenizer.save_pretrained(folder / name)
+    for name, family in (("my-bert", "bert"), ("my-small", "electra")):
+        hugging_face(family).save_pretrained(folder / name)
+        save_tokenizer(folder / name)
     for seed, name in enumerate(("reviews.csv", "others.csv")):
         random = np.random.default_rng(seed)
         texts = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(120)]

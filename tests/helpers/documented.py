@@ -26,9 +26,9 @@ TOY_OF_TEXTS = TOY | {"loader": "tests.helpers.toy_model:load_texts"}
 class DocumentedClient(TestClient):
     """Fails where a path of the document answers with a status or a body that is not in it."""
 
-    def request(self, method: str, url: Any, **options: Any) -> Any:  # type: ignore[override]
+    def request(self, method: str, url: Any, **options: Any) -> Any:
         reply = super().request(method, url, **options)
-        document = self.app.openapi()  # type: ignore[attr-defined]
+        document = self.app.openapi()
         if operation := operation_at(document, method, str(url).partition("?")[0]):
             check(document, operation, reply)
         return reply
@@ -106,7 +106,7 @@ def check_document(document: dict[str, Any]) -> None:
 def ask_examples(client: DocumentedClient, **parameters: str) -> int:
     """Send every example of the document, and whatever takes no body; all are answered. Returns how many."""
     asked = 0
-    for path, methods in client.app.openapi()["paths"].items():  # type: ignore[attr-defined]
+    for path, methods in client.app.openapi()["paths"].items():
         for method, operation in methods.items():
             headers = {each["name"]: str(each["example"]) for each in _headers(operation) if "example" in each}
             for body in _examples(operation):
@@ -118,7 +118,7 @@ def ask_examples(client: DocumentedClient, **parameters: str) -> int:
 
 def check_interface(client: DocumentedClient, name: str, *schemas: str) -> None:
     """The document of a served network is complete, has these schemas, and its examples are answered."""
-    document = client.app.openapi()  # type: ignore[attr-defined]
+    document = client.app.openapi()
     check_document(document)
     assert set(schemas) <= set(document["components"]["schemas"])
     ask_examples(client, name=name, version="1")

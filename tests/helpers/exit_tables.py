@@ -1,8 +1,12 @@
 """Random exit tables: ramps that are surer of easy inputs, and err on hard ones less the deeper they are."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.losses import Indices, Metric
 
 CANDIDATES = 30
 
@@ -25,3 +29,21 @@ def exit_table(seed: int, ramps: int = 3, count: int = 400, classes: int = 2, ra
         truth,
         np.arange(1, ramps + 2) / (ramps + 1),
     )
+
+
+def check_promises(
+    everything: ExitTable, drawn: Callable[[], tuple[Indices, Indices]], metric: Metric, max_loss: float
+) -> None:
+    """The whole procedure, 60 times: of 5 % that may fail, more than 8 of 60 would be three standard errors off.
+
+    `drawn`: inputs to choose thresholds by, and others to test them on.
+    """
+    broken = early = 0
+    for _ in range(60):
+        shape, test = drawn()
+        evidence = Evidence(everything.of(shape), everything.of(test), metric, max_loss, 0.95)
+        exits = outcome(everything, evidence.prepared, metric)
+        broken += exits.lost.mean > max_loss
+        early += exits.cost < 1.0
+    assert broken <= 8
+    assert early > 54

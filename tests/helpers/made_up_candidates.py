@@ -14,8 +14,7 @@ POLICY = "isobatch.deployments.exits:confidence"
 def believed(sure: torch.Tensor, right: torch.Tensor, labels: int = 2) -> torch.Tensor:
     """Logits that give the right label, or the next one, this much more than the others."""
     logits = torch.zeros(len(sure), labels)
-    truth = torch.zeros(len(sure), dtype=torch.int64)
-    logits[torch.arange(len(sure)), torch.where(right, truth, truth + 1)] = sure
+    logits[torch.arange(len(sure)), (~right).long()] = sure
     return logits
 
 

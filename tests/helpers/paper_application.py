@@ -70,7 +70,7 @@ class PaperApplication:
 
     def run(self, seconds: float) -> None:
         """Texts come by chance."""
-        until_s, workload = self.now_s + seconds, self._replica.engine.network.workload  # type: ignore[attr-defined]
+        until_s, workload = self.now_s + seconds, self._replica.engine.network.workload
         while self._due_s < until_s:
             self._replica.run_until(self._due_s)
             place = self._luck.randrange(len(workload.prompts))

@@ -24,7 +24,7 @@ OF_SIZES = {"nonzero", "masked_select", "unique", "argwhere", "unique_consecutiv
 class OnGpu(Tensor):
     """A tensor that says that it is on a GPU."""
 
-    device = GPU  # type: ignore[assignment]
+    device = GPU
 
     @classmethod
     def __torch_function__(
@@ -35,7 +35,7 @@ class OnGpu(Tensor):
             assert on_gpu == {True}, "rows must be on the device of what they select"
         return super().__torch_function__(function, types, args, kwargs or {})
 
-    def record_stream(self, stream: "Stream") -> None:  # type: ignore[override]
+    def record_stream(self, stream: "Stream") -> None:
         stream.cuda.calls.append(f"memory is kept for {stream.name}")
 
 
@@ -44,14 +44,14 @@ class Pinned(Tensor):
 
     cuda: "RecordedCuda"
 
-    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:  # type: ignore[override]
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
         if isinstance(source, OnGpu):
             assert non_blocking, "the host would wait"
             self.cuda.calls.append(f"copy to the host on {self.cuda.current}")
         self.as_subclass(Tensor).copy_(source.as_subclass(Tensor))
         return self
 
-    def to(self, device: Any, *, non_blocking: bool) -> Tensor:  # type: ignore[override]
+    def to(self, device: Any, *, non_blocking: bool) -> Tensor:
         assert device == GPU
         assert non_blocking, "the host would wait"
         self.cuda.calls.append(f"copy to the device on {self.cuda.current}")

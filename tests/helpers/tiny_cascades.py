@@ -54,7 +54,6 @@ def inputs_of(names: Sequence[str], count: int, seed: int) -> list[Batch]:
         batch: Batch | None = None
         for start, one in reversed(list(zip(starts, own, strict=False))):
             batch = replace(one, cursor=start, ahead=batch)
-        assert batch is not None
         batches.append(batch)
     return batches
 
@@ -75,7 +74,6 @@ def by_hand(
         last = start + model.num_blocks - 1
         if number + 1 == len(names) or (last in open_ and _sure(believed, threshold)):
             return last, believed
-        assert here.ahead is not None
         before, start, here = believed, start + model.num_blocks, here.ahead
     raise AssertionError("the last level answers")
 

@@ -1,5 +1,6 @@
 """A tiny network that gives texts several labels, trained in a second on texts that are made up."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.helpers.made_once import made_once
-from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
+from tests.helpers.tiny_tokenizers import save_trained
 
 NAMES = ("sport", "money", "art", "rare")
 WORDS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"), ("comet",))
@@ -40,25 +41,15 @@ def flags(found: list[Text]) -> np.ndarray:
 
 @made_once
 def label_network(folder: Path) -> None:
-    """The trained network: a Hugging Face checkpoint without ramps."""
-    import transformers
-
-    tokenizer = save_tokenizer(folder, [*(word for words in WORDS for word in words), *OTHERS])
-    torch.manual_seed(0)
-    config = bert_config(len(tokenizer), NAMES, problem_type="multi_label_classification")
-    model = transformers.BertForSequenceClassification(config)
-    _train(model, tokenizer)
-    model.eval().save_pretrained(folder)
+    words = [*(word for words in WORDS for word in words), *OTHERS]
+    save_trained(folder, "BertForSequenceClassification", words, NAMES, _losses, "multi_label_classification")
 
 
-def _train(model: Any, tokenizer: Any) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+def _losses(model: Any, tokenizer: Any) -> Iterator[torch.Tensor]:
     for step in range(STEPS):
         found = texts(TEXTS, seed=1000 + step)
         tokens = tokenizer([each for each, _ in found], padding=True, return_tensors="pt")
-        optimiser.zero_grad()
-        model(**tokens, labels=torch.from_numpy(flags(found)).float()).loss.backward()
-        optimiser.step()
+        yield model(**tokens, labels=torch.from_numpy(flags(found)).float()).loss
 
 
 @torch.inference_mode()

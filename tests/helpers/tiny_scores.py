@@ -1,6 +1,7 @@
 """Tiny networks with one output, trained in a second on texts that are made up: a reranker, and one of numbers."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import numpy as np
 import torch
 
 from tests.helpers.made_once import made_once
-from tests.helpers.preparing import prepared_network
-from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
+from tests.helpers.preparing import prepare_network
+from tests.helpers.tiny_tokenizers import save_trained
 
 TOPICS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"))
 OTHERS = ("the", "in", "saw", "was", "of", ".")
@@ -55,52 +56,39 @@ def pairs(found: list[List]) -> tuple[list[tuple[str, str]], np.ndarray]:
 
 @made_once
 def reranker(folder: Path) -> None:
-    """A trained network: a Hugging Face checkpoint without ramps."""
     values, relevance = pairs(lists(STEPS * TEXTS // DOCUMENTS, seed=1000))
-    _save_trained(folder, [list(each) for each in zip(*values, strict=True)], relevance / 2, None)
+    _train(folder, [list(each) for each in zip(*values, strict=True)], relevance / 2, None)
 
 
 @made_once
 def network_of_numbers(folder: Path) -> None:
     texts, numbers = zip(*numbered(STEPS * TEXTS, seed=1000), strict=True)
-    _save_trained(folder, [list(texts)], np.array(numbers), "regression")
+    _train(folder, [list(texts)], np.array(numbers), "regression")
 
 
-def _save_trained(folder: Path, columns: list[list[str]], targets: np.ndarray, problem: str | None) -> None:
-    import transformers
-
-    tokenizer = save_tokenizer(folder, [*(word for words in TOPICS for word in words), *OTHERS])
-    torch.manual_seed(0)
-    config = bert_config(len(tokenizer), ("score",), problem_type=problem)
-    model = transformers.BertForSequenceClassification(config)
-    _train(model, tokenizer, columns, torch.from_numpy(targets).float()[:, None], problem)
-    model.eval().save_pretrained(folder)
-
-
-def _train(model: Any, tokenizer: Any, columns: list[list[str]], targets: torch.Tensor, problem: str | None) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+def _train(folder: Path, columns: list[list[str]], targets: np.ndarray, problem: str | None) -> None:
     miss = torch.nn.functional.mse_loss if problem else torch.nn.functional.binary_cross_entropy_with_logits
-    for step in range(STEPS):
-        rows = slice(step * TEXTS, (step + 1) * TEXTS)
-        tokens = tokenizer(*(each[rows] for each in columns), padding=True, truncation=True, return_tensors="pt")
-        optimiser.zero_grad()
-        miss(model(**tokens).logits, targets[rows]).backward()
-        optimiser.step()
+    wanted = torch.from_numpy(targets).float()[:, None]
+
+    def losses(model: Any, tokenizer: Any) -> Iterator[torch.Tensor]:
+        for step in range(STEPS):
+            rows = slice(step * TEXTS, (step + 1) * TEXTS)
+            tokens = tokenizer(*(each[rows] for each in columns), padding=True, truncation=True, return_tensors="pt")
+            yield miss(model(**tokens).logits, wanted[rows])
+
+    words = [*(word for words in TOPICS for word in words), *OTHERS]
+    save_trained(folder, "BertForSequenceClassification", words, ("score",), losses, problem)
 
 
 @made_once
 def prepared_reranker(folder: Path) -> None:
     """`out`: the reranker with ramps that may lose a lot. Beside it lie its data and what the command printed."""
-    data = in_lists(folder / "a.jsonl", lists(300, seed=7))
-    with prepared_network(folder, reranker(), data, "8%", "--queries") as output:
-        (folder / "output.txt").write_text(output)
+    prepare_network(folder, reranker(), in_lists(folder / "a.jsonl", lists(300, seed=7)), "8%", "--queries")
 
 
 @made_once
 def prepared_network_of_numbers(folder: Path) -> None:
-    data = in_numbers(folder / "a.csv", numbered(900, seed=7))
-    with prepared_network(folder, network_of_numbers(), data, "5%") as output:
-        (folder / "output.txt").write_text(output)
+    prepare_network(folder, network_of_numbers(), in_numbers(folder / "a.csv", numbered(900, seed=7)), "5%")
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """A tiny network that labels words, trained in a second on sentences that are made up: who, and where."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.helpers.made_once import made_once
-from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
+from tests.helpers.tiny_tokenizers import save_trained
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC")
 PEOPLE, SURNAMES, PLACES = ("ada", "bob", "eve"), ("bee", "reed"), ("rome", "oslo")
@@ -44,19 +45,11 @@ def sentences(count: int, seed: int = 0) -> list[Sentence]:
 
 @made_once
 def word_network(folder: Path) -> None:
-    """The trained network: a Hugging Face checkpoint without ramps."""
-    import transformers
-
-    tokenizer = save_tokenizer(folder, [*PEOPLE, *SURNAMES, *PLACES, *OTHERS, *CONTINUED])
-    torch.manual_seed(0)
-    config = bert_config(len(tokenizer), NAMES)
-    model = transformers.BertForTokenClassification(config)
-    _train(model, tokenizer)
-    model.eval().save_pretrained(folder)
+    words = [*PEOPLE, *SURNAMES, *PLACES, *OTHERS, *CONTINUED]
+    save_trained(folder, "BertForTokenClassification", words, NAMES, _losses)
 
 
-def _train(model: Any, tokenizer: Any) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+def _losses(model: Any, tokenizer: Any) -> Iterator[torch.Tensor]:
     for step in range(STEPS):
         words, labels = zip(*sentences(TEXTS, seed=1000 + step), strict=True)
         tokens = tokenizer(list(words), is_split_into_words=True, padding=True, return_tensors="pt")
@@ -65,9 +58,7 @@ def _train(model: Any, tokenizer: Any) -> None:
             for at, word in enumerate(tokens.word_ids(row)):
                 if word is not None:
                     wanted[row, at] = NAMES.index(own[word])
-        optimiser.zero_grad()
-        model(**tokens, labels=wanted).loss.backward()
-        optimiser.step()
+        yield model(**tokens, labels=wanted).loss
 
 
 def conll(path: Path, found: list[Sentence]) -> Path:

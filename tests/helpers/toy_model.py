@@ -1,8 +1,9 @@
 """A network small enough to be checked by eye: a SplitModel in numpy, named by import path where one is asked for."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,7 @@ class Toy:
         pairs = np.array(inputs)
         return Batch(0, {"block": pairs[:, 0], "label": pairs[:, 1]}, np.zeros(len(pairs)))
 
-    def run(
-        self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY
-    ) -> Launched:  # fmt: skip
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         self.sizes.append(len(batch))
         time.sleep(self.pause_s * (stop - batch.cursor))
         if (batch.arrays["label"] < 0).any():
@@ -93,24 +92,12 @@ def left_at(block: int, ramps: Collection[int] = RAMPS) -> int:
     return next((ramp for ramp in sorted(ramps) if ramp >= block), BLOCKS - 1)
 
 
-def load(directory: str | Path, device: str, dtype: str) -> Toy:
-    return Toy()
+def loader(make: Callable[[], Toy]) -> Callable[[str | Path, str, str], Toy]:
+    return lambda directory, device, dtype: make()
 
 
-def load_texts(directory: str | Path, device: str, dtype: str) -> Toy:
-    return ReadsTexts()
-
-
-def load_retrained(directory: str | Path, device: str, dtype: str) -> Toy:
-    return Retrained()
-
-
-def load_leisurely(directory: str | Path, device: str, dtype: str) -> Toy:
-    return Toy(pause_s=0.1)
-
-
-def load_endless(directory: str | Path, device: str, dtype: str) -> Toy:
-    return Toy(pause_s=60.0)
+load, load_texts, load_retrained = loader(Toy), loader(ReadsTexts), loader(Retrained)
+load_leisurely, load_endless = loader(partial(Toy, pause_s=0.1)), loader(partial(Toy, pause_s=60.0))
 
 
 def load_at_the_front_only(directory: str | Path, device: str, dtype: str) -> Toy:

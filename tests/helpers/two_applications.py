@@ -21,7 +21,6 @@ def sustained(budget: Budget) -> float:
     if not any(budget.values()):
         return 0.0
     plan = ASKED.best(MEDIUM, Corrections(), budget)
-    assert plan.promise
     return plan.promise.goodput_per_s
 
 
@@ -30,7 +29,7 @@ EACH_PER_S = sustained(OWN["a"])
 
 def arbiter(own: Mapping[str, Budget] = OWN, goal: FleetGoal = "goodput", **terms: Mapping[str, float]) -> Arbiter:
     members = tuple(
-        MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller", **terms.get(name, {}))  # type: ignore[arg-type]
+        MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller", **terms.get(name, {}))
         for name, devices in own.items()
     )
     return Arbiter(ArbiterConfig(devices=FLEET, goal=goal, applications=members))

@@ -50,14 +50,19 @@ def test_the_schemas_of_files_are_as_the_code() -> None:
     assert kept == arguments_page.schemas(), "run: make arguments"
 
 
-def test_the_pages_of_results_say_what_the_benchmarks_have_kept() -> None:
-    text, kept = results_page.PAGE.read_text(), results_page.shown()
+@pytest.fixture(scope="module")
+def kept() -> results_page.Kept:
+    """All figures that are shown; finding out which are outdated takes seconds."""
+    return results_page.shown()
+
+
+def test_the_pages_of_results_say_what_the_benchmarks_have_kept(kept: results_page.Kept) -> None:
+    text = results_page.PAGE.read_text()
     assert results_page.page(text, kept) == text, "run: make results"
     assert results_page.FIGURES.read_text().startswith(results_page.figures(kept)), "run: make results"
 
 
-def test_figures_in_the_readme_are_those_of_a_benchmark_that_it_names_on_todays_code() -> None:
-    kept = results_page.shown()
+def test_figures_in_the_readme_are_those_of_a_benchmark_that_it_names_on_todays_code(kept: results_page.Kept) -> None:
     sections = re.split(r"\n(?=- |\n|#)", (results_page.PAGE.parents[1] / "README.md").read_text())
     for section in sections:
         claims = [claim.replace(" on=", "@") for claim in re.findall(r"`make bench-([\w =]+)`", section)]

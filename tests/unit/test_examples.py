@@ -47,9 +47,3 @@ def test_the_notebook_draws_the_curve_the_exits_and_the_gain(monkeypatch: pytest
 def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     assert policy_at("own_policy:odds").__name__ == "odds"
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_each_says_how_to_run_it(name: str) -> None:
-    about = (EXAMPLES / name).read_text().partition('"""\n\n')[0]
-    assert "\nRun: " in about or "\nUse: " in about

@@ -59,31 +59,14 @@ def sources(folders: Iterable[str]) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def public_classes(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
-    """Where each name is, of all classes at the top of a module."""
-    found = defaultdict(list)
-    for path in sources(packages):
+def test_no_two_public_classes_have_the_same_name_nor_that_of_another_type() -> None:
+    files = defaultdict(list)
+    for path in sources(PACKAGES):
         for name in facts_of(path).classes:
-            found[name].append(str(path.relative_to(ROOT)))
-    return found
-
-
-def aliases() -> dict[str, list[str]]:
-    """Where each name is that stands for a type, at the top of a module of the product."""
-    found = defaultdict(list)
-    for path in sources(PRODUCT):
-        for name in facts_of(path).aliases:
-            found[name].append(str(path.relative_to(ROOT)))
-    return found
-
-
-def test_no_two_public_classes_have_the_same_name() -> None:
-    assert not {name: files for name, files in public_classes().items() if len(files) > 1}
-
-
-def test_no_name_of_a_type_is_that_of_a_class_too() -> None:
-    classes = public_classes(PRODUCT)
-    assert not {name: [*files, *classes[name]] for name, files in aliases().items() if name in classes}
+            files[name].append(path)
+    assert not {name: paths for name, paths in files.items() if len(paths) > 1}
+    of_product = {name for name, (path,) in files.items() if path.relative_to(ROOT).parts[0] in PRODUCT}
+    assert not {name for path in sources(PRODUCT) for name in facts_of(path).aliases} & of_product
 
 
 def test_no_test_module_imports_another() -> None:

@@ -14,14 +14,10 @@ from isobatch.optimizer.search.exact import search
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_problem_has_an_slo_that_some_plan_keeps(seed: int) -> None:
-    problem = playable(seed)
-    assert problem is not None
-    facts, objective = problem
+    facts, objective = playable(seed)
     fastest = search(facts, Objective(goal="latency", max_batch=objective.max_batch))
-    assert fastest is not None
-    assert objective.slo_s is not None
     assert evaluate(fastest, facts).latency_s < objective.slo_s
-    assert problem == playable(seed)
+    assert playable(seed) == (facts, objective)
 
 
 def test_no_lane_stands_idle_while_inputs_are_refused() -> None:
@@ -29,10 +25,7 @@ def test_no_lane_stands_idle_while_inputs_are_refused() -> None:
 
     A few launches that go to the end do not show that the lane is too slow.
     """
-    problem = playable(55)
-    assert problem is not None
-    facts, objective = problem
-    assert objective.slo_s is not None
+    facts, objective = playable(55)
     ramps = (0, 1, 2, 5, 6, 9)
     lanes = [Plan((Placement(kind, 3, (Split(0, 12, batch, ramps),)),)) for kind, batch in (("kind2", 4), ("kind1", 2))]
     world = World(joined(lanes), facts, objective.slo_s)

@@ -17,22 +17,13 @@ BATCH = Objective(max_batch=8)
 
 def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, devices: int = 1) -> Problem:
     """Two blocks that take a second for one input, and so long for eight; half of the inputs leave between them."""
-    table = LatencyTable(
-        "a",
-        (1, 8),
-        ((1.0, 1.0), (eight_s, eight_s)),
-        ((ramp_s, 0.0), (ramp_s, 0.0)),
-        launch_s,
-        (8, 8),
-        (1, 1),
-        "measured",
-    )
+    rows, ramps = ((1.0, 1.0), (eight_s, eight_s)), ((ramp_s, 0.0),) * 2
+    table = LatencyTable("a", (1, 8), rows, ramps, launch_s, (8, 8), (1, 1), "measured")
     return Problem((1.0, 0.5), (table,), (Device("a", devices, 10**9, 1.0),), {("a", "a"): Link("a", "a", 1e18, 0.0)})
 
 
 def costs_of(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
     plan = side_by_side(facts, objective)
-    assert plan is not None
     return {each.why: each.share for each in shortfalls(plan, facts, objective, sustained_per_s)}
 
 
@@ -54,11 +45,8 @@ def test_each_restriction_is_charged_what_it_costs() -> None:
 
 @pytest.mark.parametrize("seed", [3, 5])
 def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
-    problem = playable(seed)
-    assert problem is not None
-    facts, objective = problem
+    facts, objective = playable(seed)
     plan = side_by_side(facts, objective, 0.01)
-    assert plan is not None
     shares = {each.why: each.share for each in shortfalls(plan, facts, objective)}
     assert all(share >= 0 for share in shares.values())
     assert 0 < sum(shares.values()) < 1

@@ -99,7 +99,7 @@ def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> No
     make_ready(served, folder, [*block_ranges(served, 0, 4, model.ramp_blocks)])
     batch = model.encode([np.full((8, 8, 1), 3.0)])
     assert isinstance(served, OnnxModel)
-    served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
+    served.inner.through = lambda *_: pytest.fail("torch was asked")
     first = served.run(batch, 2, (1,))
     if first.survivors:
         served.run(first.survivors, 4, (1,))
@@ -115,11 +115,10 @@ def test_a_made_up_batch_looks_like_a_real_one_before_any_block(name: str) -> No
         seen.append((block_range, {name: (each.shape, each.dtype) for name, each in arrays.items()}))
         return through(block_range, arrays, spans)
 
-    model.through = noted  # type: ignore[method-assign]
+    model.through = noted
     batch, ramps = batch_for(model, name), model.ramp_blocks
     for start in range(model.num_blocks):
         here = batch if not start else model.run(batch, start, ()).survivors
-        assert here is not None
         seen.clear()
         for stop in range(start + 1, model.num_blocks + 1):
             launched = model.run(here, stop, ramps, np.arange(len(batch)))
@@ -209,7 +208,7 @@ def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
 )
 def test_what_cannot_be_served_is_one_line(folder: Path, dtype: str, backend: str, int8: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        on_backend(load(folder, dtype=dtype), folder, backend, int8=int8)  # type: ignore[arg-type]
+        on_backend(load(folder, dtype=dtype), folder, backend, int8=int8)
 
 
 def test_auto_leaves_what_it_cannot_run_on_torch(folder: Path) -> None:

@@ -16,17 +16,6 @@ def decision(leaves: list[bool]) -> Decision:
     return Decision(torch.tensor(leaves), logits, torch.zeros(len(leaves), 1))
 
 
-def test_who_left_where_with_which_answer() -> None:
-    leaving = Departures(torch.zeros(3, 1), num_labels=2)
-    leaving.note(1, decision([False, True, False]), may_leave=True)
-    leaving.note(2, decision([True, True, True]), may_leave=False)
-    leaving.note(4, decision([True, True, False]), may_leave=True)
-    exits, staying = leaving.finish()
-    assert (exits.rows.tolist(), exits.blocks.tolist()) == ([0, 1], [4, 1])
-    assert exits.logits.tolist() == [[0.0, 1.0], [2.0, 3.0]]
-    assert staying.tolist() == [2]
-
-
 @given(
     flags=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), max_size=4), closed=st.booleans(),
     kept=st.sets(st.integers(0, 5)), seed=st.integers(0, 9),

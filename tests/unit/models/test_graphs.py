@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from isobatch.deployments.models import cuda_graphs as graphs
 from isobatch.deployments.models.cuda_graphs import GraphModel, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel, OnnxRecorder
-from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import Recorder, assert_same, batch_for, cuts
+from tests.helpers.backend_parity import Recorder, assert_same, batch_for, check_cuts
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 
 @pytest.mark.parametrize("name", DISTINCT_FAMILIES)
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     seed=st.integers(0, 99),
@@ -53,9 +52,7 @@ def test_sizes_and_lengths_share_recordings() -> None:
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
     for lengths in [[12, 9, 5, 4, 3], [8] * 6, [5] * 7, [2, 4, 6, 8, 10, 2, 1, 3]]:
-        middle = replayed.run(texts(lengths), 2, ()).survivors
-        assert middle is not None
-        replayed.run(middle, 4, ())
+        replayed.run(replayed.run(texts(lengths), 2, ()).survivors, 4, ())
     assert (recorder.recorded, recorder.replayed) == (2, 8)
 
 
@@ -64,8 +61,6 @@ def test_what_a_batch_was_given_is_its_own() -> None:
     exact = network("vit")
     replayed = GraphModel(exact, Recorder(exact))
     one, other = (replayed.run(batch_for(exact, "vit", 4, seed), 2, ()).survivors for seed in (1, 2))
-    assert one is not None
-    assert other is not None
     assert not torch.equal(one.arrays["hidden"], other.arrays["hidden"])
 
 
@@ -75,7 +70,7 @@ def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.Monk
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
-    replayed.encoder = SimpleNamespace(longest=24)  # type: ignore[assignment]
+    replayed.encoder = SimpleNamespace(longest=24)
     batch = texts([20, 20, 20])
     assert_same(exact.run(batch, 2, ()), replayed.run(batch, 2, ()))
     assert recorder.replayed == 1
@@ -93,32 +88,16 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("blocks 0-2 run without a CUDA graph") == 1
 
 
-def on_onnx(exact: TorchModel, name: str, cache: Path) -> tuple[GraphModel, OnnxModel]:
-    inner = OnnxModel(exact, name, cache=cache, records=True)
-    return GraphModel(inner, OnnxRecorder(inner)), inner
-
-
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta-v3", "swin", "resnet"])
 def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache: Path) -> None:
-    """A small batch after a large one, another one, and the large one again; with ramps inside.
+    """A small batch after a large one, another one, and the large one again; with ramps inside."""
+    plain, inner = (network(name, "entropy", [0.8]) for _ in range(2))
+    onnx = OnnxModel(inner, name, cache=cache, records=True)
 
-    Every cut of a family whose blocks differ; of the others, whose blocks are alike, one in the middle.
-    """
-    exact = network(name, "entropy", [0.8])
-    replayed, inner = on_onnx(exact, name, cache)
-    here = range(1, exact.num_blocks) if name == "swin" else [exact.num_blocks // 2]
-    ends = {0, exact.num_blocks, *here}
-    replayed.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch_for(exact, name))
-    inner.inner.through = inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
-    plain = network(name, "entropy", [0.8])
-    for cut in here:
-        for number, size in enumerate([9, 2, 7, 9]):
-            batch = batch_for(exact, name, size, seed=number)
-            assert_same(plain.run(batch, cut, plain.ramp_blocks), replayed.run(batch, cut, exact.ramp_blocks))
-            middle = plain.run(batch, cut, ()).survivors
-            assert middle is not None
-            expected = plain.run(middle, exact.num_blocks, plain.ramp_blocks)
-            assert_same(expected, replayed.run(middle, exact.num_blocks, exact.ramp_blocks))
+    def forbid() -> None:
+        inner.through = onnx.through = lambda *_: pytest.fail("it was not recorded")
+
+    check_cuts(GraphModel(onnx, OnnxRecorder(onnx)), plain, name, dict(enumerate([9, 2, 7, 9])), forbid)
 
 
 def test_ramps_are_made_from_what_the_inner_network_gives() -> None:

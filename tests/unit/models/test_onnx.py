@@ -18,7 +18,7 @@ from isobatch.deployments.models.onnx_session import check_providers, providers,
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same, batch_for, cuts
+from tests.helpers.backend_parity import assert_same, batch_for, check_cuts
 from tests.helpers.tiny_networks import IMAGE, network
 
 THRESHOLD = 0.8
@@ -26,26 +26,14 @@ THRESHOLD = 0.8
 
 @pytest.mark.parametrize("name", ["albert", *IMAGE])
 def test_a_family_equals_torch_wherever_it_is_cut(name: str, cache: Path) -> None:
-    """Every cut of a family whose blocks differ; of the others, whose blocks are alike, one in the middle.
-
-    Each block of every family of texts is exported and compared in test_packing.py.
-    """
+    """Each block of every family of texts is exported and compared in test_packing.py."""
     exact = network(name, "entropy", [THRESHOLD])
-    served, batch = OnnxModel(exact, name, cache=cache), batch_for(exact, name)
-    here = range(1, exact.num_blocks) if name == "swin" else [exact.num_blocks // 2]
-    ends = {0, exact.num_blocks, *here}
-    served.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch)
-    for cut in here:
-        first = exact.run(batch, cut, exact.ramp_blocks)
-        assert_same(first, served.run(batch, cut, exact.ramp_blocks))
-        middle = exact.run(batch, cut, ()).survivors
-        assert middle is not None
-        expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
-        assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
+    served = OnnxModel(exact, name, cache=cache)
+    check_cuts(served, exact, name, {3: 5})
     assert not served.exported.requested, "every block range was exported in time"
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     count=st.integers(1, 7),
     seed=st.integers(0, 99),
@@ -59,11 +47,10 @@ def test_whatever_is_ready_any_batch_gets_what_torch_gives(
     """Few ranges are exported, and launches are longer than one of them, shorter, or have other ramps."""
     exact = network("distilbert", policy, [THRESHOLD if policy == "entropy" else 2])
     served = OnnxModel(exact, "distilbert", cache=cache)
-    served.exported.request = lambda *_: None  # type: ignore[method-assign]
+    served.exported.request = lambda *_: None
     served.prepare([BlockRange(0, 2, (0, 1)), BlockRange(3, 5, (3,))], batch_for(exact, "distilbert"))
     here: Batch | None = batch_for(exact, "distilbert", count, seed)
     for stop in [*sorted(stops), 5]:
-        assert here is not None
         expected = exact.run(here, stop, active)
         assert_same(expected, served.run(here, stop, active))
         if (here := expected.survivors) is None:
@@ -78,7 +65,7 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
     served.exported.wait()
     assert served.exported.get(wanted)
-    served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
+    served.inner.through = lambda *_: pytest.fail("torch was asked")
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
 
 
@@ -91,7 +78,6 @@ def test_all_that_a_session_gives_passes_into_torchs_memory(cache: Path, monkeyp
     wanted = BlockRange(0, 2, (0, 1))
     served.prepare([wanted], batch)
     session = served.exported.get(wanted)
-    assert session
     session.fixed({name: torch.as_tensor(each) for name, each in batch.arrays.items()})
     assert len(passed) == 3, "two ramps and the hidden state"
 
@@ -138,7 +124,6 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     served.prepare([BlockRange(0, 2), BlockRange(2, 4)], batch)
     expected = exact.run(batch, 4, ()).exits
     middle = served.run(batch, 2, ()).survivors
-    assert middle is not None
     assert middle.arrays["hidden"].dtype == torch.float16
     found = served.run(middle, 4, ()).exits
     assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
@@ -205,7 +190,7 @@ def test_sessions_are_made_from_examples_that_no_block_of_torch_computes(cache: 
     served.prepare(wanted, batch_for(exact, "distilbert"))
     assert released == [True]
     again = OnnxModel(exact, "distilbert, released", cache=cache)
-    again.inner.compute = again.inner.through = lambda *_: pytest.fail("torch computed")  # type: ignore[method-assign]
+    again.inner.compute = again.inner.through = lambda *_: pytest.fail("torch computed")
     again.prepare(wanted, batch_for(exact, "distilbert"))
     assert all(map(again.exported.get, wanted))
 
@@ -213,19 +198,14 @@ def test_sessions_are_made_from_examples_that_no_block_of_torch_computes(cache: 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 
 
-def test_a_session_that_records_has_one_provider_and_a_stream_of_its_own() -> None:
-    (name, options), host = providers(CUDA, stream=4711, records=True)
+@pytest.mark.parametrize("records", [True, False])
+def test_a_session_has_a_stream_of_its_own_and_never_uses_tensorrt(records: bool) -> None:
+    (name, options), host = providers(CUDA, stream=4711, records=records)
     assert name == "CUDAExecutionProvider"
-    assert options["enable_cuda_graph"] == "1"
+    assert options.get("enable_cuda_graph") == ("1" if records else None)
     assert (options["device_id"], options["user_compute_stream"]) == ("1", "4711")
+    assert (options["use_tf32"] == "1") == torch.backends.cuda.matmul.allow_tf32
     assert host == ("CPUExecutionProvider", {})
-
-
-def test_other_sessions_do_not_record_and_never_use_tensorrt() -> None:
-    given = dict(providers(CUDA, stream=4711, records=False))
-    assert list(given) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "enable_cuda_graph" not in given["CUDAExecutionProvider"]
-    assert (given["CUDAExecutionProvider"]["use_tf32"] == "1") == torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_gpu_that_onnx_runtime_cannot_use_is_an_error() -> None:

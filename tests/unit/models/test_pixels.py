@@ -1,5 +1,7 @@
 """A SegFormer that labels pixels, cut anywhere: its maps are those of transformers, and pixels leave together."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from shutil import copytree
@@ -21,8 +23,7 @@ from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same
+from tests.helpers.backend_parity import assert_same, run_in_splits
 from tests.helpers.tiny_pixels import (
     GRID,
     NAMES,
@@ -37,7 +38,7 @@ from tests.helpers.tiny_pixels import (
 )
 
 PICTURES = drawn(5, seed=9).pictures
-OverEach = pytest.mark.parametrize("over", ["convnext", "resnet", "swin"])
+BACKBONES = ("convnext", "resnet", "swin")
 
 
 @pytest.fixture(scope="module")
@@ -45,60 +46,38 @@ def model() -> TorchModel:
     return load(pixel_network())
 
 
-def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
-    expected = rows_of(reference_logits(PICTURES)).numpy()
-    assert model.num_blocks == 6
+@pytest.mark.parametrize(
+    "network",
+    [pixel_network, *(partial(upernet, over) for over in BACKBONES), *(partial(beit, each) for each in (False, True))],
+)
+def test_every_pair_of_cuts_equals_the_uncut_network(network: Callable[[], Path]) -> None:
+    """The head of BEiT does not read its seventh layer. Transformers gives UperNet's maps as large as the picture."""
+    model, expected = load(network()), reference_logits(PICTURES, network())
+    assert (model.num_blocks, model.task.parts(11)) == (6, GRID**2)
     for count in (0, 1, 2):
         for cuts in combinations(range(1, 6), count):
-            after: Batch | None = model.encode(list(PICTURES))
-            for stop in (*cuts, 6):
-                assert after is not None
-                launched = model.run(after, stop, ramps=())
-                after = launched.survivors
-            assert after is None
-            assert launched.exits.counts is not None
-            assert launched.exits.counts.tolist() == [GRID * GRID] * 5
-            assert np.abs(launched.exits.logits - expected).max() < 1e-5
+            exits = run_in_splits(model, model.encode(list(PICTURES)), cuts)
+            assert exits.counts.tolist() == [GRID * GRID] * 5
+            maps = torch.from_numpy(exits.logits).reshape(5, GRID, GRID, -1).permute(0, 3, 1, 2)
+            if expected.shape[-1] == SIDE:
+                maps = torch.nn.functional.interpolate(maps, (SIDE, SIDE), mode="bilinear", align_corners=False)
+            assert float((maps - expected).abs().max()) < 1e-5
 
 
-@OverEach
-def test_upernet_equals_transformers_wherever_it_is_cut(over: str) -> None:
-    model, expected = load(upernet(over)), reference_logits(PICTURES, upernet(over))
-    assert (model.num_blocks, model.task.parts(11)) == (6, GRID**2)
-    for cut in range(1, 6):
-        after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
-        assert after is not None
-        logits = torch.from_numpy(model.run(after, 6, ()).exits.logits).reshape(5, GRID, GRID, -1).permute(0, 3, 1, 2)
-        grown = torch.nn.functional.interpolate(logits, (SIDE, SIDE), mode="bilinear", align_corners=False)
-        assert float((grown - expected).abs().max()) < 1e-5
-
-
-@OverEach
+@pytest.mark.parametrize("over", BACKBONES)
 def test_bridges_of_upernet_begin_as_its_own_blocks(over: str) -> None:
     """Behind the block before the last region, whose only block the bridge has, they are the rest of the network."""
     model = load(upernet(over))
     pooled, logits = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     with torch.inference_mode():
         assert torch.allclose(model.anatomy.bridge(4).eval()(pooled[4]), logits, atol=1e-5)
         assert model.anatomy.bridge(0).eval()(pooled[0]).shape == logits.shape
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_beit_equals_transformers_wherever_it_is_cut(shared: bool) -> None:
-    model, expected = load(beit(shared)), rows_of(reference_logits(PICTURES, beit(shared)))
-    assert (model.num_blocks, model.task.parts(11)) == (6, GRID**2)  # its head does not read the seventh layer
-    for cut in range(1, 6):
-        after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
-        assert after is not None
-        assert np.abs(model.run(after, 6, ()).exits.logits - expected.numpy()).max() < 1e-5
-
-
-@pytest.mark.parametrize("shared", [False, True])
 def test_bridges_of_beit_begin_as_its_own_layers(shared: bool) -> None:
     model = load(beit(shared))
     pooled, _ = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     layers = hugging_face(beit(shared)).beit.layers
     for block, firsts in enumerate([(1, 2, 4), (2, 4), (4,), (4,), ()]):
         bridge = model.anatomy.bridge(block).eval()
@@ -112,8 +91,8 @@ def test_bridges_of_beit_begin_as_its_own_layers(shared: bool) -> None:
 def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
     one, others = model.encode(list(PICTURES[:1])), model.encode(list(PICTURES[1:]))
     parts = [model.run(each, 3, ()).survivors for each in (one, others)]
-    assert all(part is not None and part.arrays["hidden"].ndim == 2 for part in parts)
-    merged = model.select(model.merge([part for part in parts if part]), np.array([4, 0]))
+    assert all(part.arrays["hidden"].ndim == 2 for part in parts)
+    merged = model.select(model.merge(parts), np.array([4, 0]))
     exits = model.run(merged, 6, ()).exits
     expected = reference_logits(PICTURES)[[4, 0]]
     assert np.abs(exits.logits - rows_of(expected).numpy()).max() < 1e-5
@@ -131,13 +110,16 @@ def test_maps_of_any_size_are_those_of_transformers(size: tuple[int, int]) -> No
     assert (ours == grown[0].argmax(dim=0).numpy())[clear].all()
 
 
-def test_predict_answers_a_map_for_each_picture(model: TorchModel) -> None:
+def test_a_picture_has_one_answer_of_all_its_pixels(model: TorchModel) -> None:
     labels = reference_logits(PICTURES).argmax(dim=1).flatten(1).numpy()
     for answer, expected in zip(model.predict(list(PICTURES)), labels, strict=True):
         assert answer.exit_block == 5
         assert (np.array(answer.label) == expected).all()
         assert answer.name == tuple(NAMES[label] for label in np.unique(expected))
         assert answer.probabilities.shape == (GRID * GRID, len(NAMES))
+    order = Order(6, frozenset(), (pack(model.encode(list(PICTURES))),))
+    (departed,) = [reply for reply in SplitReplica(model).run(order) if isinstance(reply, Departed)]
+    assert [label for label, _ in departed.exits.answers()] == [tuple(row) for row in labels.tolist()]
 
 
 def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
@@ -182,7 +164,6 @@ def test_maps_are_packed_into_rows_and_back(block: int, count: int, seed: int) -
 
 
 def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: Path) -> None:
-    assert model.anatomy.bridge
     heads = {block: model.anatomy.bridge(block).eval() for block in (0, 2, 4)}
     rules = [RampRule(block=block, threshold=0.3) for block in heads]
     policy = "isobatch.deployments.exits:confidence"
@@ -194,13 +175,4 @@ def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: 
     for ramps in ((), (0, 2, 4)):
         assert_same(exact.run(batch, 6, ramps), served.run(batch, 6, ramps))
     survivors = exact.run(batch, 3, ()).survivors
-    assert survivors is not None
     assert_same(exact.run(survivors, 6, (4,)), served.run(survivors, 6, (4,)))
-
-
-def test_a_replica_answers_all_pixels_of_a_picture_at_once(model: TorchModel) -> None:
-    order = Order(6, frozenset(), (pack(model.encode(list(PICTURES))),))
-    (departed,) = [reply for reply in SplitReplica(model).run(order) if isinstance(reply, Departed)]
-    answers = departed.exits.answers()
-    expected = reference_logits(PICTURES).argmax(dim=1).flatten(1).tolist()
-    assert [list(label) for label, _ in answers if isinstance(label, tuple)] == expected

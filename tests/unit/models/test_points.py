@@ -12,9 +12,8 @@ from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.points import on_maps, points_of
-from isobatch.deployments.transport.packed import Packed, pack
-from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same
+from isobatch.deployments.transport.packed import pack
+from tests.helpers.backend_parity import assert_same, run_in_splits
 from tests.helpers.tiny_points import GRID, NAMES, READS, SIDES, point_network, random_network, reference, spots
 
 PICTURES = spots(5, seed=9).pictures
@@ -25,17 +24,6 @@ def model() -> TorchModel:
     return load(point_network())
 
 
-def cut_maps(model: TorchModel, cuts: tuple[int, ...]) -> np.ndarray:
-    after: Batch | None = model.encode(list(PICTURES))
-    for stop in (*cuts, model.num_blocks):
-        assert after is not None
-        launched = model.run(after, stop, ramps=())
-        after = launched.survivors
-    assert launched.exits.counts is not None
-    assert launched.exits.counts.tolist() == [len(NAMES)] * len(PICTURES)
-    return launched.exits.logits.reshape(len(PICTURES), len(NAMES), *GRID)
-
-
 @pytest.mark.parametrize("kind", ["simple", "classic", "experts", "early"])
 def test_every_cut_equals_the_uncut_network(kind: str) -> None:
     folder = point_network() if kind == "simple" else random_network(kind)
@@ -43,7 +31,9 @@ def test_every_cut_equals_the_uncut_network(kind: str) -> None:
     assert model.num_blocks == (3 if kind == "early" else 4)
     for count in (0, 1, 2):
         for cuts in combinations(range(1, model.num_blocks), count):
-            assert np.abs(cut_maps(model, cuts) - expected).max() < 1e-5
+            exits = run_in_splits(model, model.encode(list(PICTURES)), cuts)
+            assert exits.counts.tolist() == [len(NAMES)] * len(PICTURES)
+            assert np.abs(exits.logits.reshape(expected.shape) - expected).max() < 1e-5
 
 
 def test_points_are_in_the_pictures_own_coordinates(model: TorchModel) -> None:
@@ -66,7 +56,6 @@ def test_a_place_in_a_picture_is_where_its_heat_map_is_largest() -> None:
 
 def test_a_bridge_begins_as_the_networks_own_head(model: TorchModel) -> None:
     pooled, _ = model.features(model.encode(list(PICTURES)))
-    assert model.anatomy.bridge
     with torch.inference_mode():
         for block, tokens in enumerate(pooled):
             assert torch.equal(model.anatomy.bridge(block).eval()(tokens), model.anatomy.head(tokens))
@@ -80,7 +69,6 @@ def test_audits_compare_places_not_numbers_of_cells(model: TorchModel) -> None:
 
 
 def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: Path) -> None:
-    assert model.anatomy.bridge
     heads = {block: model.anatomy.bridge(block).eval() for block in (0, 2)}
     rules = [RampRule(block=block, threshold=0.3) for block in heads]
     policy = "isobatch.deployments.exits:five_best"
@@ -93,6 +81,4 @@ def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: 
 
 
 def test_the_sides_of_a_picture_stay_where_it_was_encoded(model: TorchModel) -> None:
-    packed = pack(model.encode(list(PICTURES)))
-    assert packed.words == (SIDES,) * len(PICTURES)
-    assert isinstance(packed, Packed)
+    assert pack(model.encode(list(PICTURES))).words == (SIDES,) * len(PICTURES)

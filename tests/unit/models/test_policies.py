@@ -36,18 +36,10 @@ def walk(policy: Policy, ramps: list[list[float]], threshold: float) -> int | No
 def test_independent_policies_are_their_definitions(ramps: list[list[float]], threshold: float) -> None:
     for logits in ramps:
         p = np.sort(np.exp(logits) / np.exp(logits).sum())
-        value = {
-            "entropy": -(p * np.log(p)).sum() / math.log(3) < threshold,
-            "confidence": p[-1] >= threshold,
-            "margin": p[-1] - p[-2] >= threshold,
-        }
-        distance = {
-            "entropy": abs(-(p * np.log(p)).sum() / math.log(3) - threshold),
-            "confidence": abs(p[-1] - threshold),
-            "margin": abs(p[-1] - p[-2] - threshold),
-        }
-        for name, leaves in value.items():
-            if distance[name] > 1e-5:
+        values = {"entropy": -(p * np.log(p)).sum() / math.log(3), "confidence": p[-1], "margin": p[-1] - p[-2]}
+        for name, value in values.items():
+            leaves = value < threshold if name == "entropy" else value >= threshold
+            if abs(value - threshold) > 1e-5:
                 assert (walk(ALL[name], [logits], threshold) == 0) == leaves
 
 
@@ -141,11 +133,3 @@ def test_thresholds_never_or_always_fire_by_kind(name: str, never: float, someti
         assert reach(ALL[name], threshold, num_labels=3, num_ramps=6) == verdict
         left = {walk(ALL[name], ramps, threshold) for ramps in random.tolist()}
         assert {"never": left == {None}, "always": left == {0}, "sometimes": len(left) > 1}[verdict]
-
-
-def test_a_policy_of_ones_own_needs_no_declaration() -> None:
-    def coin(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> exits.Decision:
-        return exits.Decision(logits[:, 0] > threshold, logits, memory)
-
-    assert memory_width(coin, 10) == 0
-    assert reach(coin, 0.5, num_labels=3, num_ramps=2) == "sometimes"

@@ -12,9 +12,8 @@ import pytest
 from isobatch.cluster import cli
 from isobatch.deployments.prepare import pipeline
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
-from tests.helpers.tiny_tokenizers import save_tokenizer
+from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
 
-WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 COUNT = 120
 
 Run = Callable[..., int]
@@ -36,7 +35,7 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "network"
     hugging_face("bert").save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
+    save_tokenizer(folder)
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     return folder
 
@@ -48,6 +47,17 @@ def reviews(path: Path, labelled: bool = True) -> Path:
     table = [f"{text},{label}" if labelled else text for text, label in zip(lines, labels, strict=True)]
     path.write_text("\n".join(["text,label" if labelled else "text", *table]) + "\n")
     return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def asked(checkpoint: Path, tmp_path: Path, out: Path) -> tuple[object, ...]:
+    """What the command must be told: a network, labelled rows, and where to write."""
+    return checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out
 
 
 @pytest.fixture
@@ -76,6 +86,11 @@ def refusal(run: Run, capsys: pytest.CaptureFixture[str]) -> Refusal:
         return capsys.readouterr().err.strip()
 
     return said
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """Without line breaks."""
+    return " ".join(capsys.readouterr().out.split())
 
 
 def rules_in(folder: Path) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def test_f1_counts_entities_that_are_found_whole() -> None:
     full = np.array([1, 2, 0, 3, 1, 0, 0])  # one of four is missing: 3 right, 3 answered
     exits = np.array([1, 0, 0, 3, 0, 0, 4])  # half a person is none; I-LOC alone is a place: 2 right, 3 answered
     score = entity_f1(truth, full, exits, np.array([3, 1, 3]), BIO)
-    assert score is not None
     assert score.entities == 4
     assert score.full.mean == pytest.approx(2 * 3 / (4 + 3))
     assert score.exits.mean == pytest.approx(2 * 2 / (4 + 3))
@@ -82,9 +81,7 @@ def test_the_intervals_hold() -> None:
             np.where(random.random(counts.sum()) < np.where(hard, often, 0.02), random.integers(0, 3, counts.sum()), of)
             for often, of in ((0.2, truth), (0.3, truth))
         )
-        score = entity_f1(truth, full, exits, counts, BIO)
-        assert score is not None
-        return score
+        return entity_f1(truth, full, exits, counts, BIO)
 
     true = drawn(20_000)
     held = np.zeros(3)

@@ -1,9 +1,10 @@
 """Networks that were trained with exits: their heads are found, and ramps give what plain torch gives of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -88,38 +89,44 @@ def of_layer(weights: Mapping[str, Tensor], name: str, read: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def states(family: str, text: str, folder: Path) -> tuple[Tensor, ...]:
-    """The hidden state after each block, of Hugging Face's own network."""
+def states(family: str, text: str, folder: Path) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The hidden state after each block, and the logits, of Hugging Face's own network."""
     from transformers import AutoTokenizer
 
     tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
     tokens.pop("token_type_ids", None)
-    hidden: tuple[Tensor, ...] = hugging_face(family)(**tokens, output_hidden_states=True).hidden_states[1:]
-    return hidden
+    output = hugging_face(family)(**tokens, output_hidden_states=True)
+    return output.hidden_states[1:], output.logits
 
 
-DENSE = {
-    "deebert": "bert.encoder.highway.{}.pooler.dense",
-    "roberta": "roberta.encoder.highway.{}.pooler.dense",
-    "pabee": "bert.pooler.dense",
-    "albert": "albert.pooler",
-    "elasticbert": "elasticbert.encoder.pooler.{}.dense",
+class Kind(NamedTuple):
+    """What makes a checkpoint, and its names for the two layers of the exit after a block."""
+
+    make: Callable[[Path], Weights]
+    dense: str
+    classifier: str
+    family: str = "bert"
+
+
+KINDS = {
+    "deebert": Kind(deebert, "bert.encoder.highway.{}.pooler.dense", "bert.encoder.highway.{}.classifier"),
+    "roberta": Kind(
+        partial(deebert, family="roberta"),
+        "roberta.encoder.highway.{}.pooler.dense",
+        "roberta.encoder.highway.{}.classifier",
+        "roberta",
+    ),
+    "pabee": Kind(pabee, "bert.pooler.dense", "classifiers.{}"),
+    "albert": Kind(partial(pabee, family="albert"), "albert.pooler", "classifiers.{}", "albert"),
+    "elasticbert": Kind(elasticbert, "elasticbert.encoder.pooler.{}.dense", "classifiers.{}"),
 }
-CLASSIFIER = {"deebert": "bert.encoder.highway.{}.classifier", "roberta": "roberta.encoder.highway.{}.classifier"}
-MADE = {
-    "deebert": lambda folder: deebert(folder),
-    "roberta": lambda folder: deebert(folder, "roberta"),
-    "pabee": lambda folder: pabee(folder),
-    "albert": lambda folder: pabee(folder, "albert"),
-    "elasticbert": elasticbert,
-}
-FAMILY = {"roberta": "roberta", "albert": "albert"}
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ramps_and_head_give_what_plain_torch_gives(kind: str, tmp_path: Path) -> None:
-    source, plain, family = tmp_path / "source", tmp_path / "plain", FAMILY.get(kind, "bert")
-    weights = MADE[kind](source)
+    """DeeBERT's head is the network's own; those of others are their last exits."""
+    source, plain, (make, dense, classifier, family) = tmp_path / "source", tmp_path / "plain", KINDS[kind]
+    weights = make(source)
     own = names_in(source)
     assert own.kind == "pooler"
     plain.mkdir()
@@ -127,28 +134,16 @@ def test_ramps_and_head_give_what_plain_torch_gives(kind: str, tmp_path: Path) -
     left = load_file(plain / "model.safetensors")
     assert not [name for name in left if "highway" in name or "classifiers" in name or ".encoder.pooler" in name]
     model = load(plain)
-    last = blocks_of(family) - 1
-    assert sorted(heads) == list(range(last))
+    assert sorted(heads) == list(range(blocks_of(family) - 1))
     for text in TEXTS:
-        after = states(family, text, source)
+        after, whole = states(family, text, source)
+        read = [of_layer(weights, dense.format(block), hidden[:, 0]).tanh() for block, hidden in enumerate(after)]
+        expected = [of_layer(weights, classifier.format(block), each) for block, each in enumerate(read)]
         with torch.inference_mode():
             pooled, logits = model.features(model.encode([text]))
-
-            def expected(block: int, hidden: tuple[Tensor, ...] = after) -> Tensor:
-                dense = of_layer(weights, DENSE[kind].format(block), hidden[block][:, 0]).tanh()
-                return of_layer(weights, CLASSIFIER.get(kind, "classifiers.{}").format(block), dense)
-
             for block, head in heads.items():
-                assert (head(pooled[block]) - expected(block)).abs().max() < 1e-4
-            whole = hugging_face(family)
-            if kind in CLASSIFIER:
-                from transformers import AutoTokenizer
-
-                tokens = AutoTokenizer.from_pretrained(source)(text, return_tensors="pt")
-                tokens.pop("token_type_ids", None)
-                assert (logits - whole(**tokens).logits).abs().max() < 1e-4
-            else:
-                assert (logits - expected(last)).abs().max() < 1e-4
+                assert (head(pooled[block]) - expected[block]).abs().max() < 1e-4
+            assert (logits - (whole if "highway" in dense else expected[-1])).abs().max() < 1e-4
 
 
 def test_other_exits_are_named_in_a_file_and_read_the_first_token_or_the_mean(tmp_path: Path) -> None:
@@ -166,7 +161,7 @@ def test_other_exits_are_named_in_a_file_and_read_the_first_token_or_the_mean(tm
     own = OwnExits.model_validate(names)
     plain.mkdir()
     heads = heads_of(own, without_exits(source, own, plain), [2 * HIDDEN] * 4, NUM_LABELS)
-    model, after = load(plain), states("bert", TEXTS[1], source)
+    model, (after, _) = load(plain), states("bert", TEXTS[1], source)
     with torch.inference_mode():
         pooled, _ = model.features(model.encode([TEXTS[1]]))
         first, mean = after[0][:, 0], after[2].mean(dim=1)

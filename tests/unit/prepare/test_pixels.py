@@ -1,7 +1,6 @@
 """Networks that label pixels get bridges: what is read of files, where bridges begin, and what is promised is kept."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,23 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
 from isobatch.profiles.losses import MEAN_IOU, picture_iou
-from tests.helpers.preparing import command, prepared_network
+from tests.helpers.made_once import made_once
+from tests.helpers.preparing import check_exits, command, prepare_network
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, on_grid, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
 SCENES = drawn(100, seed=3)
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    place = tmp_path_factory.mktemp("pixels")
-    np.savez(place / "a.npz", images=SCENES.pictures, labels=SCENES.labels)
-    with prepared_network(place, pixel_network(), place / "a.npz", "10%"):
-        yield place / "out"
+@made_once
+def prepared_pixels(folder: Path) -> None:
+    np.savez(folder / "a.npz", images=SCENES.pictures, labels=SCENES.labels)
+    prepare_network(folder, pixel_network(), folder / "a.npz", "10%")
+
+
+@pytest.fixture
+def prepared() -> Path:
+    return prepared_pixels() / "out"
 
 
 def maps(answers: list[Any]) -> np.ndarray:
@@ -46,25 +49,17 @@ def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Pat
     sample = draw(rows(data, channels=1), data, LabelNames(NAMES), 20_000, task=TASK)
     pictures = [sample.values[row] for row in sample.parts.test]
     truth = on_grid(SCENES.labels, GRID)
-    assert sample.labels is not None
     assert sorted(map(tuple, sample.labels.tolist())) == sorted(map(tuple, truth.tolist()))
     exits, full = (model.predict(pictures, early) for early in (True, False))
-    blocks, same = np.array([each.exit_block for each in exits]), maps(exits) == maps(full)
-    assert rules["kind"] == "bridge"
-    assert (blocks < 5).any()
-    for ramp in rules["ramps"]:
-        assert ramp["survival"] == pytest.approx((blocks > ramp["block"]).mean())
-    assert rules["promise"]["metric"] == "agreement"
+    rules, same = check_exits(prepared, exits, 6), maps(exits) == maps(full)
+    assert (rules["kind"], rules["promise"]["metric"]) == ("bridge", "agreement")
     assert rules["promise"]["lost"] == pytest.approx(1 - same.mean(), abs=1e-6)
-    assert rules["promise"]["lost"] < rules["promise"]["bound"] <= 0.1
     assert rules["agreement"] == pytest.approx(same.mean(), abs=1e-6)
     right = sample.labels[sample.parts.test]
     assert rules["exit_accuracy"] == pytest.approx((maps(exits) == right).mean(), abs=1e-6)
     assert rules["full_accuracy"] == pytest.approx((maps(full) == right).mean(), abs=1e-6)
     evidence = Evidence.read(prepared / EVIDENCE)
     chosen = evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]})
-    assert (evidence.test.places(chosen) == blocks).all()
-    assert outcome(evidence.test, chosen, "agreement").lost.mean == pytest.approx(1 - same.mean(), abs=1e-6)
     before, after = (picture_iou(right, maps(answers), len(NAMES)).mean() for answers in (full, exits))
     by_iou = outcome(evidence.for_metric(MEAN_IOU).test, chosen, MEAN_IOU)
     assert by_iou.lost.mean == pytest.approx(before - after, abs=1e-6)
@@ -87,7 +82,6 @@ def test_a_bridge_begins_as_the_networks_own_first_blocks_and_head(tmp_path: Pat
     scene_network(tmp_path, steps=2, depths=(1, 1, 1))  # the first block of each region is the whole network
     model = load(tmp_path)
     pooled, logits = model.features(model.encode(list(SCENES.pictures[:3])))
-    assert model.anatomy.bridge
     for block in range(2):
         with torch.inference_mode():
             assert torch.allclose(model.anatomy.bridge(block).eval()(pooled[block]), logits, atol=1e-5)
@@ -136,7 +130,6 @@ def test_maps_are_read_from_pictures_and_arrays(tmp_path: Path) -> None:
     expected = [[1, 5, 1, -1]]
     assert read(tmp_path / "a.csv") == expected
     label = labels_of([Row(1, None, {"bytes": (tmp_path / "map.png").read_bytes()})], tmp_path / "a", *AS_2_X_2)
-    assert label is not None
     assert label.tolist() == expected
     nested = json.dumps({"image": np.zeros((4, 4)).tolist(), "label": labels.tolist()})
     (tmp_path / "a.jsonl").write_text(nested + "\n")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +10,9 @@ from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.prepare.data import rows
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.profiles.evidence import EVIDENCE
+from tests.helpers.preparing import check_exits
 from tests.helpers.tiny_networks import hugging_face
-from tests.unit.prepare.conftest import Run, reviews, rules_in
+from tests.unit.prepare.conftest import Run, printed, reviews, rules_in
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -35,29 +37,24 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
 @pytest.mark.parametrize(
     ("policy", "dtype"), [("confidence", "float32"), ("patience", "float32"), ("confidence", "bfloat16")]
 )
-def test_what_is_written_will_be_served(run: Run, checkpoint: Path, tmp_path: Path, policy: str, dtype: str) -> None:
+def test_what_is_written_will_be_served(
+    run: Run, asked: tuple[object, ...], out: Path, tmp_path: Path, policy: str, dtype: str
+) -> None:
     """The prepared network, loaded and run, leaves and answers as its exits.json says."""
-    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
-    options = ("--policy", policy, "--dtype", dtype, "--max-accuracy-loss", "40%")
-    assert run(checkpoint, "--data", data, "--out", out, *options) == 0
-    model, rules = load(out, dtype=dtype), rules_in(out)
+    assert run(*asked, "--policy", policy, "--dtype", dtype, "--max-accuracy-loss", "40%") == 0
+    model, data = load(out, dtype=dtype), tmp_path / "a.csv"
     sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
     part = sample.parts.test
-    assert sample.labels is not None
-    exits = model.run(model.encode([sample.values[row] for row in part]), model.num_blocks, model.ramp_blocks).exits
+    answers = model.predict([sample.values[row] for row in part])
     assert model.ramp_blocks == (0, 1, 2)
-    for ramp in rules["ramps"]:
-        assert ramp["survival"] == pytest.approx((exits.blocks > ramp["block"]).mean())
-    assert rules["exit_accuracy"] == pytest.approx((exits.labels == sample.labels[part]).mean())
-    assert rules["mean_depth_share"] == pytest.approx((exits.blocks + 1).mean() / model.num_blocks)
-    assert rules["mean_depth_share"] < 1
+    right = np.array([each.label for each in answers]) == sample.labels[part]
+    assert check_exits(out, answers, 4)["exit_accuracy"] == pytest.approx(right.mean())
 
 
-def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, asked: tuple[object, ...], out: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    out = tmp_path / "out"
-    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--ramp", "pooler") == 0
+    assert run(*asked, "--ramp", "pooler") == 0
     assert rules_in(out)["kind"] == "pooler"
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png", EVIDENCE} <= names
@@ -69,28 +66,27 @@ def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, checkpoint:
 
 @pytest.mark.usefixtures("no_picture")
 def test_features_are_computed_once_and_the_result_is_reproducible(
-    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, asked: tuple[object, ...], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = reviews(tmp_path / "a.csv")
-    assert run(checkpoint, "--data", data, "--out", tmp_path / "first") == 0
+    assert run(*asked) == 0
 
     def refuse(*_: object) -> None:
         raise AssertionError("features were computed again")
 
     monkeypatch.setattr(TorchModel, "features", refuse)
-    assert run(tmp_path / "first", "--data", data, "--out", tmp_path / "again") == 0
+    assert run(out, "--data", tmp_path / "a.csv", "--out", tmp_path / "again") == 0
     for name in ("exits.json", "ramps.safetensors"):
-        first, again = ((tmp_path / folder / name).read_bytes() for folder in ("first", "again"))
-        assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
+        again = (tmp_path / "again" / name).read_bytes()
+        assert (out / name).read_bytes() == again.replace(b'"checkpoint": "out"', b'"checkpoint": "network"')
 
 
 @pytest.mark.usefixtures("no_picture")
 def test_recorded_inputs_without_labels_follow_the_network(
-    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, checkpoint: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv", labelled=False), "--out", out) == 0
-    assert "no column of labels" in " ".join(capsys.readouterr().out.split())
-    assert rules_in(out)["full_accuracy"] == 1.0
-    assert rules_in(out)["notes"]["targets"] == "the network's own predictions"
-    assert rules_in(out)["promise"]["metric"] == "agreement"
+    assert "no column of labels" in printed(capsys)
+    rules = rules_in(out)
+    assert rules["full_accuracy"] == 1.0
+    assert rules["notes"]["targets"] == "the network's own predictions"
+    assert rules["promise"]["metric"] == "agreement"

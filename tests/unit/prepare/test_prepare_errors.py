@@ -24,39 +24,37 @@ def test_without_a_tokenizer_no_data_is_read(refusal: Refusal, checkpoint: Path,
 
 
 def test_what_appears_meanwhile_is_not_replaced_unasked(
-    refusal: Refusal, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: Refusal, asked: tuple[object, ...], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
-
     def while_another_writes(*arguments: Any) -> Any:
         out.mkdir()
         (out / "exits.json").write_text("another's")
         return features(*arguments)
 
     monkeypatch.setattr(pipeline, "features", while_another_writes)
-    assert "exists already; --force replaces it" in refusal(checkpoint, "--data", data, "--out", out)
+    assert "exists already; --force replaces it" in refusal(*asked)
     assert (out / "exits.json").read_text() == "another's"
 
 
-def test_a_network_whose_weights_are_broken_is_one_sentence(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_network_whose_weights_are_broken_is_one_sentence(
+    refusal: Refusal, checkpoint: Path, asked: tuple[object, ...], out: Path
+) -> None:
     """A training that diverged leaves weights that are no numbers."""
-    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
     weights = load_file(checkpoint / "model.safetensors")
     weights["classifier.bias"] = weights["classifier.bias"] * float("nan")
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert "the network's answers are not finite" in refusal(checkpoint, "--data", data, "--out", out)
+    assert "the network's answers are not finite" in refusal(*asked)
     assert not out.exists()
 
 
-def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
-    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
-    assert run(checkpoint, "--data", data, "--out", out) == 0
-    refusal(checkpoint, "--data", data, "--out", out)
-    assert run(checkpoint, "--data", data, "--out", out, "--force") == 0
+def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[object, ...], tmp_path: Path) -> None:
+    assert run(*asked) == 0
+    refusal(*asked)
+    assert run(*asked, "--force") == 0
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").touch()
-    refusal(checkpoint, "--data", data, "--out", precious, "--force")
+    refusal(*asked, "--out", precious, "--force")
     assert (precious / "thesis.tex").exists()
 
 
@@ -85,23 +83,14 @@ def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
 
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
-    refusal: Refusal, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: Refusal, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "exits.png")
 
     monkeypatch.setattr(pipeline, "draw_exits", full)
-    data, out = reviews(tmp_path / "a.csv"), tmp_path / "made" / "out"
-    assert "exits.png: No space left on device" in refusal(checkpoint, "--data", data, "--out", out)
-    assert list(out.parent.iterdir()) == []
-
-
-def test_no_checkpoint_and_one_with_pickles_only(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
-    asked = ("--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    assert "it has no config.json" in refusal(tmp_path / "empty", *asked)
-    (checkpoint / "model.safetensors").unlink()
-    assert "has no *.safetensors weights" in refusal(checkpoint, *asked)
+    assert "exits.png: No space left on device" in refusal(*asked, "--out", tmp_path / "made" / "out")
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 ONE_LABEL = "--metric mcc is for networks that give an input one label; for this one: "

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from isobatch.deployments.tasks import TOKENS
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable
-from tests.helpers.preparing import command, prepared_network
-from tests.helpers.tiny_words import NAMES, Sentence, conll, sentences, word_network
+from tests.helpers.made_once import made_once
+from tests.helpers.preparing import check_exits, command, prepare_network
+from tests.helpers.tiny_words import NAMES, conll, sentences, word_network
 
 CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
 TWO = [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter"], ["B-PER"])]
@@ -129,49 +129,43 @@ def test_texts_without_a_word_that_is_answered_are_one_sentence(labelled: bool) 
         make_ramps(Features([none], none, nobody, np.empty(0, np.int64)), sample, PrepareOptions())
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Sentence]]]:
-    """The tiny network with ramps that may lose a lot, and the sentences that they are made from."""
-    place, found = tmp_path_factory.mktemp("words"), sentences(200, seed=7)
-    with prepared_network(place, word_network(), conll(place / "a.conll", found), "10%") as output:
-        assert "a.conll: words from 'tokens', label from 'ner_tags'" in output
-        assert re.search(r"class +words .*B-PER", output, re.DOTALL)
-        assert re.search(r"[1-9]\d* entities: F1 .* in full", output)
-        yield place / "out", found
+SENTENCES = sentences(200, seed=7)
 
 
-def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sentence]]) -> None:
-    folder, found = prepared
-    model, rules = load(folder), json.loads((folder / "exits.json").read_text())
-    data = folder.parent / "a.conll"
+@made_once
+def prepared_words(folder: Path) -> None:
+    """`out`: the tiny network with ramps that may lose a lot."""
+    prepare_network(folder, word_network(), conll(folder / "a.conll", SENTENCES), "10%")
+
+
+@pytest.fixture
+def prepared() -> Path:
+    return prepared_words() / "out"
+
+
+def test_what_is_written_is_what_will_be_served(prepared: Path) -> None:
+    model, data, output = load(prepared), prepared.parent / "a.conll", (prepared.parent / "output.txt").read_text()
+    assert "a.conll: words from 'tokens', label from 'ner_tags'" in output
+    assert re.search(r"class words .*B-PER", output)
+    assert re.search(r"[1-9]\d* entities: F1 .* in full", output)
     part = draw(rows(data), data, LabelNames(NAMES), 20_000, task=TOKENS).parts.test
-    answers = model.predict([found[row][0] for row in part])
-    blocks = np.array([each.exit_block for each in answers])
-    assert (blocks < 3).any()
-    for ramp in rules["ramps"]:
-        assert ramp["survival"] == pytest.approx((blocks > ramp["block"]).mean())
-    right = [np.mean(np.array(each.name) == found[row][1]) for each, row in zip(answers, part, strict=True)]
+    found = [SENTENCES[row] for row in part]
+    answers, full = (model.predict([words for words, _ in found], exits) for exits in (True, False))
+    rules = check_exits(prepared, answers, 4)
+    right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, found, strict=True)]
     assert rules["exit_accuracy"] == pytest.approx(np.mean(right))
-    full = model.predict([found[row][0] for row in part], exits=False)
     same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]
     assert rules["agreement"] == pytest.approx(np.mean(same))
-    assert rules["mean_depth_share"] == pytest.approx((blocks + 1).mean() / model.num_blocks)
-    assert sum(each["inputs"] for each in rules["classes"]) == sum(len(found[row][0]) for row in part)
-    there = sum(name.startswith("B-") for row in part for name in found[row][1])
-    assert rules["entities"]["entities"] == there
-    evidence = Evidence.read(folder / EVIDENCE)
-    places = evidence.test.places(evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]}))
-    assert (places == blocks).all()
+    assert sum(each["inputs"] for each in rules["classes"]) == sum(len(words) for words, _ in found)
+    assert rules["entities"]["entities"] == sum(name.startswith("B-") for _, labels in found for name in labels)
     with pytest.raises(UserError, match="--metric mcc is for networks that give an input one label"):
-        evidence.for_metric("mcc")
+        Evidence.read(prepared / EVIDENCE).for_metric("mcc")
 
 
-def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: Path) -> None:
-    folder, _ = prepared
-    fresh = sentences(80, seed=9)
-    found = command("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--json").stdout
+def test_evaluate_counts_words(prepared: Path, tmp_path: Path) -> None:
+    fresh, model = sentences(80, seed=9), load(prepared)
+    found = command("evaluate", prepared, "--data", conll(tmp_path / "b.conll", fresh), "--json").stdout
     evaluation = json.loads(found)
-    model = load(folder)
     answers, full = (model.predict([words for words, _ in fresh], exits) for exits in (True, False))
     right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, fresh, strict=True)]
     same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]
@@ -181,6 +175,5 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
     labels = np.array([NAMES.index(name) for _, labels in fresh for name in labels])
     said, early = (np.concatenate([each.label for each in some]) for some in (full, answers))
     expected = entity_f1(labels, said, early, np.array([len(words) for words, _ in fresh]), NAMES)
-    assert expected
     assert evaluation["entities"] == asdict(expected)
     assert 0.9 < expected.exits.mean < expected.full.mean, "exits of these cost a little"

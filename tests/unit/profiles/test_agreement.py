@@ -26,7 +26,6 @@ def test_the_interval_holds_at_every_look_though_most_shadows_of_one_block_are_g
             audited = random.binomial(left, SHARE * np.array([0.9, 0.3, 0.0]))
             counts += np.array([left, audited, random.binomial(audited, MISSES)])
             agreement = AuditedAnswers(*map(tuple, counts.tolist())).agreement()
-            assert agreement
             inside &= agreement.low <= 1 - TRUTH <= agreement.high
         held += inside
         estimates.append(agreement.share)
@@ -40,7 +39,6 @@ def test_without_audits_nothing_is_known_and_who_ran_to_the_end_agrees() -> None
     assert AuditedAnswers((0, 0, 90), (2, 0, 0), (1, 0, 0)).agreement() is None, "audits of those that left before"
     assert AuditedAnswers((0, 0, 0), (2, 0, 0), (1, 0, 0)).agreement() is None
     agreement = AuditedAnswers((10, 0, 90), (10, 0, 0), (5, 0, 0)).agreement()
-    assert agreement
     assert agreement.share == 0.95
     assert agreement.verdict(0.99) == "not watched"
 
@@ -51,8 +49,6 @@ HIT, MISS = AuditedAnswers((1, 0), (1, 0), (0, 0)), AuditedAnswers((1, 0), (1, 0
 @given(st.floats(0.0, 1.0, exclude_max=True))
 def test_the_bet_is_fair_where_as_many_disagree_as_may(limit: float) -> None:
     hit, miss = HIT.score_gain(limit), MISS.score_gain(limit)
-    assert hit is not None
-    assert miss is not None
     assert limit * exp(miss) + (1 - limit) * exp(hit) == pytest.approx(1.0)
     assert hit <= 0.0 <= miss
 
@@ -80,7 +76,6 @@ def test_a_promise_is_broken_for_ten_minutes_after_an_alarm_whatever_changes_mea
 def test_what_is_seen_is_forgotten_after_ten_minutes() -> None:
     watch = watched(AuditedAnswers((50, 50), (10, 0), (0, 0)), count=1000)
     agreement = recent_agreement([watch], 5000.0).agreement
-    assert agreement
     assert agreement.audits == pytest.approx(1200, abs=10)
     assert len(watch.looks) <= 122
     assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0).agreement is None

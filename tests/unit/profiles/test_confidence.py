@@ -20,7 +20,7 @@ def passing(count: int, losing: float, winning: float, max_loss: float, margin: 
     return float(multinomial.pmf(outcomes, count, [losing, winning, max(1 - losing - winning, 0.0)]).sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(10, 60),
     max_loss=st.floats(0.02, 0.4),

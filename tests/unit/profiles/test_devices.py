@@ -2,13 +2,23 @@ from math import inf, nan
 
 import pytest
 
-from isobatch.profiles.devices import CATALOGUE, Link, fleet, links_between
+from isobatch.deployments.planning import device
+from isobatch.profiles.devices import CATALOGUE, GB, Device, DeviceKind, Link, fleet, links_between
 from isobatch.profiles.errors import UserError
 
 
 def test_a_price_of_ones_own_beats_the_catalogue() -> None:
     (device,) = fleet(" V100 = 2@1.50 ")
     assert (device.kind, device.count, device.price_per_hour) == ("v100", 2, 1.5)
+
+
+def test_a_kind_of_ones_own_needs_no_more_than_a_name_and_a_line_in_the_catalogue_gives_it_a_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = device("toy", 3)
+    assert (own.kind, own.count, own.memory_bytes > 0) == ("toy", 3, True)
+    monkeypatch.setitem(CATALOGUE, "toy", DeviceKind(2 * GB, 0.25, 1e12, 2e12, 100 * GB, 12 * GB, GB))
+    assert fleet("toy=3") == (Device("toy", 3, memory_bytes=2 * GB, price_per_hour=0.25),)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
         Evidence.read(tmp_path / EVIDENCE)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), ramps=st.sets(st.integers(0, 2)))
 def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(seed: int, ramps: set[int]) -> None:
     evidence = made_evidence(seed)

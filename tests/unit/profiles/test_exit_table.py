@@ -9,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.profiles.evidence import Evidence
-from isobatch.profiles.exit_table import MULTIPLIERS, ExitTable, ladder, outcome
-from isobatch.profiles.losses import Indices, Labels, Metric
-from tests.helpers.exit_tables import CANDIDATES, exit_table
-
-
-def cheapest(table: ExitTable, rungs: list[Indices], max_loss: float, metric: Metric) -> float:
-    outcomes = [outcome(table, chosen, metric) for chosen in rungs]
-    return min(each.cost for each in outcomes if each.lost.mean <= max_loss)
+from isobatch.profiles.exit_table import MULTIPLIERS, ladder, outcome
+from isobatch.profiles.losses import Labels, Metric
+from tests.helpers.exit_tables import CANDIDATES, check_promises, exit_table
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
@@ -24,17 +19,19 @@ def test_the_ladder_comes_close_to_brute_force(metric: Metric) -> None:
     gaps = []
     for seed in range(6):
         table = exit_table(seed, ramps=2, count=1000)
-        every = [np.array(chosen) for chosen in product(range(CANDIDATES), repeat=2)]
+        found, every = (
+            [outcome(table, np.array(chosen), metric) for chosen in some]
+            for some in (ladder(table, metric), product(range(CANDIDATES), repeat=2))
+        )
         for max_loss in (0.02, 0.05):
-            gaps.append(
-                cheapest(table, ladder(table, metric), max_loss, metric) - cheapest(table, every, max_loss, metric)
-            )
+            ours, least = (min(o.cost for o in some if o.lost.mean <= max_loss) for some in (found, every))
+            gaps.append(ours - least)
     assert min(gaps) >= -1e-12
     assert float(np.mean(gaps)) < 0.01
     assert max(gaps) < 0.05
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), metric=st.sampled_from(["accuracy", "agreement"]))
 def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, metric: Metric) -> None:
     table = exit_table(seed, ramps, count=100)
@@ -68,21 +65,16 @@ def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
     ],
 )
 def test_a_promise_is_broken_as_rarely_as_its_confidence_says(metric: Metric, rare: float, max_loss: float) -> None:
-    """The whole procedure, 60 times: of 5 % that may fail, more than 8 of 60 would be three standard errors off."""
-    everything = exit_table(7, count=8_000, rare=rare)
-    random, broken, early = np.random.default_rng(0), 0, 0
+    everything, random = exit_table(7, count=8_000, rare=rare), np.random.default_rng(0)
     of_class = [np.flatnonzero(everything.truth == label) for label in (0, 1)]
     counts = [round(800 * (1 - rare)), round(800 * rare)]
-    for _ in range(60):
+
+    def drawn():
         parts = [random.permutation(rows)[:count] for rows, count in zip(of_class, counts, strict=True)]
-        shape = np.concatenate([rows[: len(rows) // 4] for rows in parts])
-        test = np.concatenate([rows[len(rows) // 4 :] for rows in parts])
-        evidence = Evidence(everything.of(shape), everything.of(test), metric, max_loss, 0.95)
-        exits = outcome(everything, evidence.prepared, metric)
-        broken += exits.lost.mean > max_loss
-        early += exits.cost < 1.0
-    assert broken <= 8
-    assert early > 54
+        quarters = [np.split(rows, [len(rows) // 4]) for rows in parts]
+        return tuple(map(np.concatenate, zip(*quarters, strict=True)))
+
+    check_promises(everything, drawn, metric, max_loss)
 
 
 def test_too_few_inputs_let_nobody_leave() -> None:

@@ -7,7 +7,7 @@ import pytest
 from experiments.planner.networks import distilbert
 from isobatch.profiles.curves import curve_table
 from isobatch.profiles.datasheet import datasheet_table
-from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save, write_whole
 from isobatch.profiles.latency import LatencyTable
@@ -54,6 +54,9 @@ def test_no_file_and_no_object_are_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(UserError, match="one JSON object, got list"):
         load(tmp_path / "list.json")
+    (tmp_path / "weights").write_bytes(b"\x89\xff\x00weights")
+    with pytest.raises(UserError, match=r"weights is not a text file \(UTF-8\)$"):
+        load(tmp_path / "weights")
 
 
 def test_parts_must_agree_on_the_number_of_blocks() -> None:
@@ -147,19 +150,6 @@ def test_what_sharing_costs_goes_with_the_measurement_of_the_device() -> None:
     assert both.notes == first.notes
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"\x89\xff\x00weights")
-    with pytest.raises(UserError) as caught:
-        read_text(path)
-    assert str(caught.value) == f"{path} is not a text file (UTF-8)"
-
-
-def test_a_text_that_ends_with_a_line_break_gets_no_second_one(tmp_path: Path) -> None:
-    write_whole(tmp_path / "file", "a: b\n")
-    assert (tmp_path / "file").read_text() == "a: b\n"
-
-
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
     link.symlink_to(file)
@@ -168,7 +158,7 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     assert file.read_text() == "a text\n"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
-    write_whole(pipe, "a text")
+    write_whole(pipe, "a text\n")  # it gets no second line break
     assert pipe.is_fifo()
     assert os.read(reader, 99) == b"a text\n"
     os.close(reader)

@@ -1,5 +1,3 @@
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +23,7 @@ def drifting(count: int, blocks: int = 4, inputs: int = 4000, seed: int = 0) -> 
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(windows, max_size=40))
 def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history: list[Window]) -> None:
     forecast = Forecaster.after(history, 4).forecast()
@@ -52,14 +50,10 @@ def test_how_long_texts_will_be_is_forecast_and_not_forgotten_while_none_come() 
     assert Forecaster.after([window(0, 300, 0)], 2).forecast().inputs_per_text is None
 
 
-def series_of(values: Iterable[float]) -> Series:
-    return Series(map(Reading.exactly, values))
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:
-    series = series_of(values)
+    series = Series(map(Reading.exactly, values))
     series.refit()
     for value in more:
         series.append(Reading.exactly(value))

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch.profiles.errors import UserError
@@ -25,7 +25,6 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     assert History(tmp_path / "h").windows == tuple(window_of(index) for index in range(5))
 
 
-@settings(deadline=None)  # a disk takes its time
 @given(cut=st.integers(1, 60))
 def test_a_crash_during_a_write_loses_that_window_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.mktemp("history") / "h"

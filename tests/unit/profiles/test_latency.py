@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.latency import ExtrapolationWarning, LatencyTable
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import ExtrapolationWarning, LatencyTable, cascade_table
 
 TABLE = LatencyTable(
     kind="v100",
@@ -63,17 +64,8 @@ def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
 def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: list[float]) -> None:
     sizes = np.cumsum([size for size, _ in steps])
     times = 0.001 + np.cumsum([seconds for _, seconds in steps])
-    count = (0,) * len(sizes)
-    table = LatencyTable(
-        kind="any",
-        batch_sizes=tuple(int(size) for size in sizes),
-        block_s=tuple((float(seconds),) for seconds in times),
-        ramp_s=tuple((float(zero),) for zero in count),
-        launch_s=0.0,
-        hidden_bytes=(0,),
-        memory_bytes=(0,),
-        source="drawn",
-    )
+    block_s, ramp_s = tuple((seconds,) for seconds in times.tolist()), ((0.0,),) * len(sizes)
+    table = LatencyTable("any", tuple(sizes.tolist()), block_s, ramp_s, 0.0, (0,), (0,), "drawn")
     times_s = table.block_times_s(sorted(at))[:, 0]
     assert (np.diff(times_s) >= -1e-12).all()
     assert (times_s >= times[0] - 1e-12).all()
@@ -98,16 +90,46 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
 )
 def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        replace(TABLE, **change)  # type: ignore[arg-type]
+        replace(TABLE, **change)
 
 
 def test_what_is_no_whole_number_of_texts_is_told_in_tokens() -> None:
-    texts = replace(
-        TABLE, batch_sizes=(0.231, 1, 15.923), length=13, block_s=TABLE.block_s[:1] * 3, ramp_s=TABLE.ramp_s[:1] * 3
-    )
+    texts = replace(TABLE, batch_sizes=(0.231, 1, 15.923), length=13)
     assert [texts.size_text(size) for size in texts.batch_sizes] == ["3 tokens", "1", "207 tokens"]
     assert replace(texts, length=4).size_text(0.25) == "1 token"
     with pytest.warns(
         ExtrapolationWarning, match="v100: a batch of 260 tokens is beyond the largest measured .207 tok"
     ):
         texts.block_times_s(20.0001)
+
+
+SMALL = LatencyTable("cpu", (1, 8), ((1.0, 2.0), (3.0, 4.0)), ((0.1, 0.0),) * 2, 0.5, (100, 4), (7, 8), "measured: a")
+LARGE = LatencyTable("cpu", (1, 4, 16), ((5.0,), (8.0,), (20.0,)), ((0.0,),) * 3, 0.2, (4,), (9,), "measured: b")
+
+
+def test_blocks_stand_side_by_side_at_every_size_that_both_know() -> None:
+    both = cascade_table([SMALL, LARGE], carried_bytes=30)
+    assert both.batch_sizes == (1, 4, 8)
+    assert both.block_s[0] == (1.0, 2.0, 5.0)
+    assert both.block_s[2] == (3.0, 4.0, 12.0)
+    assert (both.ramp_s[0], both.launch_s, both.memory_bytes) == ((0.1, 0.0, 0.0), 0.5, (7, 8, 9))
+    assert both.source == "measured: a; measured: b"
+
+
+def test_the_widest_interval_counts() -> None:
+    small = replace(SMALL, interval=((0.9, 1.1), (0.5, 1.5)))
+    large = replace(LARGE, interval=((0.8, 1.0), (0.8, 1.0), (0.8, 1.0)))
+    assert cascade_table([SMALL, LARGE], carried_bytes=30).interval == ()
+    low, high = zip(*cascade_table([small, large], carried_bytes=30).interval, strict=True)
+    assert low == pytest.approx((0.8, 0.9 - 0.4 * 3 / 7, 0.5))
+    assert high == pytest.approx((1.1, 1.1 + 0.4 * 3 / 7, 1.5))
+
+
+def test_the_text_of_the_next_level_travels_up_to_the_edge_and_then_nothing_else_does() -> None:
+    assert cascade_table([SMALL, LARGE], carried_bytes=30).hidden_bytes == (130, 30, 4)
+
+
+def test_levels_on_two_kinds_or_at_two_lengths_are_no_one_table() -> None:
+    for other in (replace(LARGE, kind="v100"), replace(LARGE, length=9)):
+        with pytest.raises(UserError, match="one kind and at one length"):
+            cascade_table([SMALL, other], carried_bytes=30)

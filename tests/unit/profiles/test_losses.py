@@ -32,7 +32,7 @@ def drawn(random: np.random.Generator, count: int, rare: float, classes: int = 2
     return truth, full, np.where(random.random(count) < np.where(truth == 0, 0.98, 0.93), full, wrong)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 5), count=st.integers(5, 60))
 def test_scores_are_scikit_learns(seed: int, classes: int, count: int) -> None:
     random = np.random.default_rng(seed)

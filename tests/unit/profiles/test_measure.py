@@ -1,7 +1,8 @@
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +12,73 @@ from numpy.typing import NDArray
 from isobatch.profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 from isobatch.profiles.sweep import NetworkFacts, knee, whole_s
-from tests.helpers import timed_model as fake
-from tests.helpers.timed_model import FakeModel
 from tests.helpers.tiny_networks import network, random_inputs
+
+LAUNCH_S = 0.002
+RAMP_S = 0.0005
+HIDDEN_BYTES = 4 * 16
+
+
+class FakeModel:
+    """Block k takes (k + 1) ms, and from `floor` inputs on time in proportion. Half of the inputs leave at ramp 1."""
+
+    num_blocks, num_labels, ramp_blocks = 3, 2, (1,)
+
+    def __init__(self, floor: int = 8, noise: Callable[[], float] = lambda: 1.0) -> None:
+        self.now_s = 0.0
+        self.calls = 0
+        self._floor, self._noise = floor, noise
+
+    def block_s(self, block: int, size: int) -> float:
+        return 0.001 * (block + 1) * max(1.0, size / self._floor)
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+        self.calls += 1
+        active = [ramp for ramp in ramps if batch.cursor <= ramp < stop]
+        blocks_s = sum(self.block_s(block, len(batch)) for block in range(batch.cursor, stop))
+        self.now_s += (LAUNCH_S + blocks_s + RAMP_S * len(active)) * self._noise()
+        leaves = np.arange(len(batch)) % 2 == 0 if active else np.zeros(len(batch), bool)
+        blocks = np.where(leaves, active[0] if active else 0, stop - 1)
+        if stop == self.num_blocks:
+            leaves[:] = True
+        rows = np.flatnonzero(leaves)
+        exits = Exits(rows, blocks[rows], np.zeros((len(rows), self.num_labels), np.float32))
+        leaves[kept] = stop == self.num_blocks
+        return Launched(
+            exits, None if leaves.all() else self.select(batch_at(stop, len(batch)), np.flatnonzero(~leaves))
+        )
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        return batch_at(0, len(inputs))
+
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        return batch_at(batches[0].cursor, sum(map(len, batches)))
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return batch_at(batch.cursor, len(rows))
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def stopwatch(self, call: Callable[[], Launched]) -> tuple[Launched, float]:
+        start = self.now_s
+        launched = call()
+        return launched, self.now_s - start
+
+
+def batch_at(cursor: int, size: int) -> Batch:
+    return Batch(cursor, {"hidden": np.zeros((size, 16), np.float32)}, np.zeros((size, 0), np.float32))
 
 
 def facts(model: FakeModel) -> NetworkFacts:
-    return facts_of(model, fake.batch_at(0, 1), "cpu", None, "measured: a fake", "cpu")
+    return facts_of(model, batch_at(0, 1), "cpu", None, "measured: a fake", "cpu")
 
 
 def measured(model: FakeModel, budget_s: float = 60.0, largest: int = 64) -> Measured:
     known = facts(model)
     sweep = Sweep(
         model,
-        lambda size: fake.batch_at(0, size),
+        lambda size: batch_at(0, size),
         model.stopwatch,
         budget_s=budget_s,
         largest=largest,
@@ -38,11 +92,11 @@ def test_known_times_come_out_of_the_measurement() -> None:
     result = measured(model)
     table = result.table
     assert (table.batch_sizes[0], table.batch_sizes[-1]) == (1, 64)
-    assert table.launch_s == pytest.approx(fake.LAUNCH_S, rel=0.01)
+    assert table.launch_s == pytest.approx(LAUNCH_S, rel=0.01)
     for size in (1, 5, 8, 20, 64):
         expected = [model.block_s(block, size) for block in range(3)]
         np.testing.assert_allclose(table.block_times_s(size), expected, rtol=0.06)
-    np.testing.assert_allclose(table.ramp_times_s(10), [0, fake.RAMP_S, 0], rtol=0.01)
+    np.testing.assert_allclose(table.ramp_times_s(10), [0, RAMP_S, 0], rtol=0.01)
     assert result.warnings == ()
     assert (result.spread, result.drift) == pytest.approx((0, 0))
 
@@ -60,12 +114,12 @@ class ChangedSize(FakeModel):
 
 
 def test_a_stop_costs_a_launch_and_what_it_makes_of_the_next_block() -> None:
-    assert measured(FakeModel()).table.stop_s == pytest.approx(fake.LAUNCH_S, rel=0.01)
+    assert measured(FakeModel()).table.stop_s == pytest.approx(LAUNCH_S, rel=0.01)
     table = measured(ChangedSize()).table
-    assert table.stop_s == pytest.approx(fake.LAUNCH_S, rel=0.05)
+    assert table.stop_s == pytest.approx(LAUNCH_S, rel=0.05)
     for size in (8, 20, 64):
         at_ramps_s = table.ramp_times_s(size)[:2]
-        assert at_ramps_s == pytest.approx(np.full(2, fake.RAMP_S + ChangedSize.SLOWER_S * size), rel=0.05)
+        assert at_ramps_s == pytest.approx(np.full(2, RAMP_S + ChangedSize.SLOWER_S * size), rel=0.05)
 
 
 def test_it_spends_its_sizes_where_the_curve_bends() -> None:
@@ -91,7 +145,7 @@ def test_one_bad_round_in_five_moves_nothing() -> None:
     rng = np.random.default_rng(0)
     model = FakeModel(noise=lambda: 10.0 if rng.random() < 0.03 else 1.0)
     table = measured(model).table
-    np.testing.assert_allclose(whole_s(table)[0], fake.LAUNCH_S + 0.006, rtol=0.02)
+    np.testing.assert_allclose(whole_s(table)[0], LAUNCH_S + 0.006, rtol=0.02)
 
 
 def test_a_noisy_machine_is_reported() -> None:
@@ -124,7 +178,7 @@ def test_ctrl_c_keeps_what_is_measured() -> None:
 
 def test_facts_are_bytes_per_input_and_per_block() -> None:
     known = facts(FakeModel())
-    assert known.hidden_bytes == (fake.HIDDEN_BYTES, fake.HIDDEN_BYTES, 2 * 4)
+    assert known.hidden_bytes == (HIDDEN_BYTES, HIDDEN_BYTES, 2 * 4)
     assert known.memory_bytes == (0, 0, 0)
     assert known.activation_bytes == ()
 
@@ -141,7 +195,7 @@ def test_weights_that_blocks_share_are_known_to_be_the_same() -> None:
 
 
 def test_exits_are_counted_over_all_batches() -> None:
-    counted = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
+    counted = count_exits(FakeModel(), [batch_at(0, 6), batch_at(0, 4)])
     assert counted.exits.survival == (1.0, 1.0, 0.5)
     assert (counted.inputs, counted.interrupted) == (10, False)
 
@@ -155,12 +209,12 @@ class LeavesByNumber(FakeModel):
         (ramp,) = ramps
         rows = np.arange(0, len(batch), 2) if ramp == 0 else np.arange(len(batch) // 2)
         exits = Exits(rows, np.full(len(rows), ramp), np.zeros((len(rows), self.num_labels), np.float32))
-        return Launched(exits, self.select(fake.batch_at(stop, len(batch)), np.arange(len(batch))))
+        return Launched(exits, self.select(batch_at(stop, len(batch)), np.arange(len(batch))))
 
 
 def test_inputs_that_would_leave_at_a_closed_ramp_are_counted_at_those_behind_it() -> None:
     """In this network, inputs that leave at the first ramp do not all leave at the second one."""
-    counted = count_exits(LeavesByNumber(), [fake.batch_at(0, 4), fake.batch_at(0, 4)])
+    counted = count_exits(LeavesByNumber(), [batch_at(0, 4), batch_at(0, 4)])
     assert counted.exits.survival == (1.0, 0.5, 0.25)
     assert dict(counted.exits.sure) == {(0, 1): 0.25, (0,): 0.25, (1,): 0.25, (): 0.25}
     assert counted.exits.survival_with({1}) == (1.0, 1.0, 0.5)
@@ -168,7 +222,7 @@ def test_inputs_that_would_leave_at_a_closed_ramp_are_counted_at_those_behind_it
 
 def test_ctrl_c_keeps_what_is_counted_and_says_how_much_that_is() -> None:
     def batches() -> Iterator[Batch]:
-        yield fake.batch_at(0, 6)
+        yield batch_at(0, 6)
         raise KeyboardInterrupt
 
     counted = count_exits(FakeModel(), batches())
@@ -188,7 +242,7 @@ def test_one_thread_is_timed_by_itself(threads: int, waiting_counts: bool, monke
 
     def run() -> Launched:
         time.sleep(0.02)
-        return FakeModel().run(fake.batch_at(0, 2), 3, ())
+        return FakeModel().run(batch_at(0, 2), 3, ())
 
     launched, seconds = stopwatch_for("cpu")(run)
     assert len(launched.exits) == 2
@@ -196,12 +250,11 @@ def test_one_thread_is_timed_by_itself(threads: int, waiting_counts: bool, monke
 
 
 def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
-    batch = replace(fake.batch_at(0, 4), lengths=np.array([1, 5, 2, 12]))
+    batch = replace(batch_at(0, 4), lengths=np.array([1, 5, 2, 12]))
     counted = count_exits(FakeModel(), [batch])
     assert counted.exits.survival == (1.0, 1.0, 0.5)
-    assert counted.by_tokens is not None
     assert counted.by_tokens.survival == (1.0, 1.0, 0.85)
-    assert count_exits(FakeModel(), [fake.batch_at(0, 4)]).by_tokens is None
+    assert count_exits(FakeModel(), [batch_at(0, 4)]).by_tokens is None
 
 
 def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +272,7 @@ def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.Monkey
     }
     for name, function in patched.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    facts = facts_of(model, fake.batch_at(0, 1), "h100", None, "", "cuda:0", served=model)
+    facts = facts_of(model, batch_at(0, 1), "h100", None, "", "cuda:0", served=model)
     assert facts.activation_bytes == (75, 65, *[5] * (model.num_blocks - 2))
 
 
@@ -230,5 +283,5 @@ def test_where_memory_is_not_counted_no_ramp_is_run_for_it() -> None:
             return super().run(batch, stop, ramps, kept)
 
     opened = list[int]()
-    assert facts_of(FakeModel(), fake.batch_at(0, 1), "cpu", None, "", "cpu", served=Noting()).activation_bytes == ()
+    assert facts_of(FakeModel(), batch_at(0, 1), "cpu", None, "", "cpu", served=Noting()).activation_bytes == ()
     assert opened == []

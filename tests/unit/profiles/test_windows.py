@@ -108,4 +108,4 @@ def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
 def test_a_window_that_cannot_be_is_refused(fields: dict[str, object], says: str) -> None:
     whole = {"start_s": 0.0, "duration_s": 120.0, "arrived": 1, "left": (1, 0)}
     with pytest.raises(ValueError, match=says):
-        Window(**(whole | fields))  # type: ignore[arg-type]
+        Window(**(whole | fields))
