@@ -11,16 +11,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
-from tests.helpers.fluid_application import (
-    MEDIUM,
-    START_S,
-    Fluid,
-    batches,
-    control_loop,
-    first_plan,
-    granted,
-    run,
-)
+from tests.helpers.fluid_application import MEDIUM, START_S, Fluid, batches, control_loop, first_plan, granted, run
 from tests.helpers.two_applications import ASKED, FLEET
 
 NOTHING = dict.fromkeys(FLEET, 0)

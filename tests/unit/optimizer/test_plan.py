@@ -79,11 +79,7 @@ def test_a_text_that_is_no_plan_is_refused(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        (
-            '"replicas": 6',
-            '"replicas": 1000000000000',
-            "placement on v100: replicas = 1000000000000 must be",
-        ),
+        ('"replicas": 6', '"replicas": 1000000000000', "placement on v100: replicas = 1000000000000 must be"),
         ('"goodput_per_s": 1000.0', '"goodput_per_s": NaN', "promise.goodput_per_s: Input should be a finite number"),
         ('"latency_s": 0.08', '"latency_s": 1e999', "promise.latency_s: Input should be a finite number"),
         ('"replicas": 6', '"replicas": true', "placements.0.replicas = true: this must be a number"),
