@@ -18,6 +18,7 @@ from isobatch.profiles.exits import carried
 from isobatch.profiles.lengths import Lengths, rescaled
 from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import (
+    improvable,
     EASY,
     HARD,
     MEDIUM,
@@ -182,8 +183,8 @@ def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, 
 
 
 def test_what_is_asked_by_hand_is_done_though_nobody_asks():
-    asked = question(MEDIUM)
-    app = Fluid(asked, few := batches(first_plan(asked), 4))
+    app = improvable()
+    few = app.running
     app.rate = lambda at_s: 0.0
     loop = control_loop(app)
     run(app, loop, 600)
@@ -232,8 +233,7 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
 
 
 def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     loop = control_loop(app)
     asyncio.run(loop.pause(True))
     events = run(app, loop, 600)
@@ -244,8 +244,7 @@ def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
 
 
 def test_few_inputs_move_nothing():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     app.rate = lambda at_s: 0.01
     events = run(app, control_loop(app), 1200)
     assert not moves(events)

@@ -16,7 +16,7 @@ from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observ
 from isobatch.optimizer import Plan
 from isobatch.optimizer.goals import GOALS
 from isobatch.profiles.windows import History
-from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
+from tests.helpers.fluid_application import improvable, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 
 def quick_and_most() -> tuple[Plan, Plan]:
@@ -177,9 +177,8 @@ def test_the_kept_share_prefers_no_plan_to_another(share: float, running: Plan) 
 
 def test_one_overloaded_window_brings_no_earlier_plan_back() -> None:
     """In that window the machine had other work, as all plans would have felt."""
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     loop = control_loop(app, look_every_s=5.0)
     run(app, loop, 600, look_s=5.0)
     assert app.running != first

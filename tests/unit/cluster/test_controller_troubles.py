@@ -11,6 +11,7 @@ from isobatch.cluster.controller.record import Barred
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Placement, Plan, Split
 from tests.helpers.fluid_application import (
+    improvable,
     EASY,
     HARD,
     MEDIUM,
@@ -111,8 +112,8 @@ def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
 
 
 def test_a_pinned_plan_runs_again_when_its_devices_are_back():
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app = improvable()
+    mine = app.running
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app, pinned=mine)
     lost, back = moves(run(app, loop, 2400))
@@ -131,9 +132,8 @@ def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
 
 
 def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
     events = moves(run(app, control_loop(app), 3600))
     assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
@@ -145,9 +145,8 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
 
 def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     """The devices of the plan before do not start again: windows go on, and what is learned in them decides."""
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
     app.fails = lambda plan: served_alike(plan, first)
     loop = control_loop(app)
@@ -162,8 +161,7 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
 
 
 def test_harder_inputs_do_not_speak_against_a_new_plan():
-    asked = question(EASY)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable(EASY)
     app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM
     events = moves(run(app, control_loop(app), 1200))
     assert events
@@ -171,9 +169,8 @@ def test_harder_inputs_do_not_speak_against_a_new_plan():
 
 
 def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.fails = lambda plan: True
     events = moves(run(app, control_loop(app), 1700))
     assert [event.what for event in events] == ["failed"]
@@ -182,8 +179,7 @@ def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
 
 
 def test_a_plan_whose_devices_vanished_while_it_was_rolled_out_is_tried_again_in_the_next_window():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     app.devices_vanish, app.fails = True, lambda plan: app.now_s < 200
     events = [event for event in run(app, control_loop(app), 700) if "did not start" in event.why or event.after]
     *failed, last = events
@@ -209,8 +205,8 @@ def looking(app: Fluid, loop: ControlLoop) -> None:
 
 def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
     """An application whose plan changes for looks only, and the plan before this one."""
-    asked = question(HARD)
-    app = Fluid(asked, before := batches(first_plan(asked), 4))
+    app = improvable(HARD)
+    before = app.running
     app.truth = lambda at_s: HARD
     loop = control_loop(app, least_gain=9.0)
     looking(app, loop)
@@ -261,8 +257,7 @@ def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one(
 
 
 def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
 
     def dies(plan: Plan) -> bool:
         raise ConnectionError("the deployer has ended")
@@ -277,15 +272,14 @@ def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
 
 
 def test_a_fleet_whose_inputs_all_ask_for_the_full_network_gets_a_plan_for_it():
-    asked = question(EASY)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable(EASY)
     app.rate, app.full = lambda at_s: 700.0, lambda at_s: 1.0
     assert {event.what for event in moves(run(app, control_loop(app), 900))} == {"rolled out"}
 
 
 def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pinned():
-    asked = question(EASY)
-    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app = improvable(EASY)
+    mine = app.running
     loop = control_loop(app, pinned=mine)
     asyncio.run(loop.pause(True))
     asyncio.run(loop.force())
