@@ -13,19 +13,18 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.peeks import PEEKS_PER_HOLD
 from isobatch.cluster.controller.record import Events
 from isobatch.deployments.front.observed import Observed
-from isobatch.optimizer import Objective
+from isobatch.optimizer import Objective, Plan
 from isobatch.profiles.exits import carried
 from isobatch.profiles.lengths import Lengths, rescaled
 from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import (
-    improvable,
     EASY,
     HARD,
     MEDIUM,
     Fluid,
-    batches,
     control_loop,
     first_plan,
+    improvable,
     moves,
     question,
     run,
@@ -251,11 +250,13 @@ def test_few_inputs_move_nothing():
     assert f"a change needs {Patience().enough_inputs}" in events[-1].why
 
 
+def at_10_000_s(plan: Plan | None = None) -> Controller:
+    asked = question(MEDIUM)
+    return Controller(asked, Patience(), History(None), Events(None), plan or first_plan(asked), 10_000.0)
+
+
 def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
-    asked, now_s = question(MEDIUM), 10_000.0
-    patience = Patience()
-    controller = Controller(asked, patience, History(None), Events(None), first_plan(asked), now_s)
-    decided = []
+    controller, now_s, patience, decided = at_10_000_s(), 10_000.0, Patience(), []
     for look in range(80):
         before_s, now_s = now_s, now_s + patience.look_every_s - (3600.0 if look == 30 else 0.0)
         seen = Observed(before_s, now_s - before_s, 1000, 1000, (300, 200, 200, 300), devices={"v100": 4})
@@ -268,8 +269,7 @@ def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
 
 
 def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_application_busy():
-    asked = question(MEDIUM)
-    controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 10_000.0)
+    controller = at_10_000_s()
     looks = (10_000.0, 5.0, 900), (10_005.0, -3595.0, 900), (6410.0, 5.0, 90), (6415.0, 5.0, 0)
     for started_s, seconds, arrivals in looks:
         seen = Observed(started_s, seconds, arrivals, arrivals, (0, 0, 0, arrivals))
@@ -280,9 +280,7 @@ def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_applicatio
 
 
 def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_failed_roll_out():
-    asked = question(MEDIUM)
-    few = batches(first_plan(asked), 4)
-    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    controller = at_10_000_s(improvable().running)
     controller.failed(controller.force(10_000.0), "its node has gone", 10_000.0, blameless=True)
     refused = Observed(10_000.0, 1.0, 100, 50, (0, 0, 0, 50), refused=50)
     assert not controller.must_look(refused, 10_001.0)
@@ -292,9 +290,7 @@ def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_f
 
 @pytest.mark.parametrize("took_s", [-3600.0, 1e9])
 def test_a_clock_that_is_set_during_a_roll_out_makes_no_start_take_less_than_no_time_nor_years(took_s: float):
-    asked = question(MEDIUM)
-    few = batches(first_plan(asked), 4)
-    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    controller = at_10_000_s(improvable().running)
     step = controller.force(10_000.0)
     controller.rolled_out(replace(step, event=replace(step.event, starts=1)), took_s, 10_000.0 + took_s)
     assert 0 <= controller.record.start_s < 600
