@@ -48,9 +48,8 @@ def profile(*more: LatencyTable) -> Profile:
 
 
 def planned_file(folder: Path, given: Profile, *options: str) -> str:
-    save(given, folder / "profile.json")
-    out = str(folder / "plan.json")
-    asked = ("--profile", str(folder / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--out", out)
+    save(given, path := folder / "profile.json")
+    asked = ("--profile", path, "--devices", "v100=2", "--slo-ms", "100", "--out", folder / "plan.json")
     ran("plan", *asked, *(options or ("--believed",)))
     return (folder / "plan.json").read_text()
 
@@ -105,16 +104,6 @@ def test_only_ways_to_share_that_have_a_plan_are_searched() -> None:
         given_on = given if backend == "torch" else replace(given, tables=given.tables[-1:])
         with LivePlan() as live:
             assert most_promising(options, given_on, objective_of(options), ways, live) == kept_ways
-
-
-def test_the_choice_of_a_way_to_share_counts_in_the_seconds_of_a_plan() -> None:
-    now_s = 0.0
-    with LivePlan(40.0, clock=lambda: now_s) as live:
-        assert live.left_s == 40
-        now_s = 15.0
-        assert live.left_s == 25
-        signal.raise_signal(signal.SIGINT)
-        assert live.left_s == 0
 
 
 def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
