@@ -144,11 +144,6 @@ def test_what_cannot_be_done_is_one_sentence(here: Path, arguments: tuple[str, .
     assert sentence in str(run(*arguments).exception)
 
 
-def test_labelled_words_are_no_table(here: Path) -> None:
-    result = run("--model", word_network(), "--out", "a.csv")
-    assert "the network gives many labels to each row: write .jsonl or .parquet" in str(result.exception)
-
-
 def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes, run_blocks = load(place / "my-bert"), defaultdict[int, list[int]](list), TorchModel.run
 

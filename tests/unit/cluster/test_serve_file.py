@@ -60,15 +60,6 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
     serve_file(tmp_path, {})
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"), [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")]
-)
-def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
-    (tmp_path / "config.json").write_text(broken)
-    with pytest.raises(UserError, match=rf"config.json {said}"):
-        serve_file(tmp_path, {})
-
-
 DEMO = ROOT / "cluster" / "demo"
 DEEP = "[" * 100_000
 RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
@@ -81,6 +72,8 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("profile.json", DEEP, load, "is not JSON: it is nested too deeply"),
         ("profile.json", DEEP, load_text_profile, "nested too deeply"),
         ("config.json", DEEP, lambda path: serve_file(path.parent, {}), "is not JSON: it is nested too deeply"),
+        ("config.json", "[]", lambda path: serve_file(path.parent, {}), "config.json must be a JSON object, got list"),
+        ("config.json", '{"a": ', lambda path: serve_file(path.parent, {}), "is not JSON: Expecting value"),
         ("exits.json", DEEP, read_rules, "is nested too deeply"),
         ("exits.json", "[]", read_rules, "Input should be an object"),
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
@@ -136,8 +129,6 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
     (tmp_path / "plan.json").write_text(published.to_json())
     config = checked(AppConfig, application["args"])
     assert (config.backend, config.dtype) == ("torch", "float32")
-    with pytest.raises(UserError, match="a plan needs its profile too"):
-        serve_file(tmp_path, {"plan": files["plan"]})
 
 
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
@@ -206,7 +197,6 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one(deployments="[{name: split}]"), "reaches front and"),
         (one(deployments="front"), "deployments: must be a list"),
         (one(deployments="{front: 1}"), "deployments: must be a list"),
-        (one(args="{max_bach: 3}"), "no field 'max_bach'"),
         (one(args="{model: /nowhere}"), "'/nowhere': no such"),
         (one(args='{plan: "a\\0b"}'), "is not a path"),
         (one(args="{links: {v100: 1}}"), "args: links.v100 = 'v100': "),
