@@ -121,7 +121,7 @@ def test_outcomes_are_distinguished_and_refusals_keep_their_reason() -> None:
 
     def ask(url: str) -> Awaitable[LoadRecord]:
         sources.append(LoadGenerator(url, [b"{}"], 1))
-        return sources[0].at(np.arange(4) / 20)
+        return sources[-1].at(np.arange(4) / 20)
 
     record = measured(lambda n: (0.0, replies[n]), ask)
     assert record.status.tolist() == [200, 503, 200, BROKEN]
