@@ -86,7 +86,6 @@ def serving(
         preexec_fn=_heeds_signals,
     ) as process:
         try:
-            assert process.stdout
             assert "ready at" in process.stdout.readline()
             yield process, f"http://127.0.0.1:{port}", mark
         finally:

@@ -20,9 +20,7 @@ ASKED = question(MEDIUM, **FLEET)
 def sustained(budget: Budget) -> float:
     if not any(budget.values()):
         return 0.0
-    plan = ASKED.best(MEDIUM, Corrections(), budget)
-    assert plan.promise
-    return plan.promise.goodput_per_s
+    return ASKED.best(MEDIUM, Corrections(), budget).promise.goodput_per_s
 
 
 EACH_PER_S = sustained(OWN["a"])

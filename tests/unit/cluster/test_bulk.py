@@ -24,7 +24,6 @@ from isobatch.deployments.prepare.data import Row
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
-from tests.helpers.tiny_words import word_network
 
 ROWS = 120  # of the material
 DATA = Path("others.csv")

@@ -78,7 +78,6 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
     for kind, count in {"v100": 2, "k80": 3}.items():
         assert sum(each.devices().get(kind, 0) for each in plans) <= count
     assert all(each.promise is not None for each in plans)
-    assert plans[0].promise is not None
     assert plans[0].promise.goodput_per_s >= 3000
     assert f"{plans[0].promise.goodput_per_s:,.0f}" in output
     for words in ("equal share", "all devices", "weighted goodput", "no division is better"):
@@ -295,7 +294,6 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
 
     def halved(*asked: Any) -> Any:
         result = searched(*asked)
-        assert result.plan.promise is not None
         promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
         return replace(result, plan=replace(result.plan, promise=promise))
 

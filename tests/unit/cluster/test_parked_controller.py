@@ -57,7 +57,6 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert app.rolled == rolled, "nothing is granted yet"
     granted(loop, Grant(FLEET, "a gets all"))
     event = loop.controller.record.events.last
-    assert event
     assert (event.what, event.after, event.starts, app.wakes_in_s) == ("woken", before, 4, None)
     assert event.took_s == START_S + 303
     assert run(app, loop, 120), "decisions go on"
@@ -97,7 +96,6 @@ def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
     granted(loop, Grant(FLEET, ""))
     last = loop.controller.record.events.last
-    assert last
     assert "the budget has shrunk meanwhile" in last.why
     granted(loop, Grant(FLEET, ""))
     assert app.wakes_in_s is None
@@ -139,7 +137,6 @@ def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes()
     granted(loop, Grant(NOTHING, "a is parked", parked=True))
     granted(loop, Grant(FLEET, "a gets all"))
     last = loop.controller.record.events.last
-    assert last
     assert (last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
 
 

@@ -89,7 +89,6 @@ def test_profile_writes_a_table_per_length_and_says_how_steady_it_was(measured: 
     profile = load_profile(out)
     assert [(table.kind, table.length) for table in profile.tables] == [("cpu", 6), ("cpu", 12)]
     assert all(table.batch_sizes[0] == 1 and table.batch_sizes[-1] <= 4 for table in profile.tables)
-    assert profile.exits is not None
     assert set(profile.exits.survival) == {1.0}  # a network without ramps
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
     assert "rounds spread by" in output
@@ -147,7 +146,6 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     folder = demo_directory()
     rules = load(folder).ramps.rules
     counted = exits_from_rules([(rule.block, rule.survival) for rule in rules.ramps], 8)
-    assert counted is not None
     told = with_sure(counted, folder, rules)
     assert told.survival == counted.survival == told.survival_with(range(7))
     assert told.survival_with({6})[7] > told.survival[7], "some would have left at a closed ramp only"

@@ -338,7 +338,6 @@ def body_for(folder: Path, config: dict[str, Any]) -> Any:
 
 def test_the_demo_is_asked_about_a_digit() -> None:
     request = example(serve_file(None, {}))
-    assert request is not None
     (image,) = json.loads(request[1])["inputs"]
     assert [len(row) for row in image] == [8] * 8
     assert max(map(max, image)) == 16

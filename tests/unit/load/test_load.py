@@ -110,7 +110,6 @@ def test_a_slow_server_is_told_from_a_slow_generator() -> None:
     found = summary(record, slo_ms=100).lateness
     assert found.generator_share > 0.5
     assert found.late_by_generator >= 10
-    assert found.warning is not None
     assert found.warning.startswith("WARNING: the generator itself was late")
 
 

@@ -72,8 +72,6 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     path = tmp_path / "plan.json"
     output = in_one_line(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
-    assert plan.promise is not None
-    assert plan.promise.simulated is not None
     assert f"latency, as simulated {plan.promise.simulated}" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
@@ -155,7 +153,6 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
     assert promised(replace(table, interval=()), "--believed")[0] is None
     for further in ((), ("--believed",)):
         between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
-        assert between is not None
         low, high = between
         assert 0.3 * per_s < low < 0.75 * per_s
         assert 1.3 * per_s < high < 2.5 * per_s
@@ -232,8 +229,6 @@ def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
     options = (*small, "--max-batch", "32", "--no-later", "--slo-ms", "100", "--out", str(path))
     limited = no_later(facts, Objective(slo_s=0.1, max_batch=32))
     stock = baseline(NO_EXITS, facts, limited).plan
-    assert stock is not None
-    assert limited.slo_s is not None
     tails = Tails(facts, stock, limited.slo_s, 1000)
     run(profile, *options)
     assert not tails.kept_by(read_plan(path))
@@ -252,6 +247,5 @@ def test_plans_in_seconds_or_for_any_rate_are_simulated(
     (devices,) = re.findall(r"in a cell of (\d+) of its 4000 devices, within [\d.]+ %", words)
     assert int(devices) < 4000
     promise = read_plan(path).promise
-    assert promise is not None
     assert promise.goodput_per_s == pytest.approx(4000 * one, rel=0.3)
     assert one > 100

@@ -63,8 +63,6 @@ def test_a_kind_that_a_chain_needs_little_of_is_shared_with_another_pipeline(see
     facts = random_problem(seed)
     objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
     shared, apart = side_by_side(facts, objective), side_by_side(facts, objective, effort=Effort(kinds_shared=0))
-    assert shared is not None
-    assert apart is not None
     most = most_side_by_side(facts, objective)
     assert evaluate(shared, facts).goodput_per_s == pytest.approx(most, rel=1e-6)
     assert 1 - evaluate(apart, facts).goodput_per_s / most == pytest.approx(gain, abs=1e-3)
@@ -84,8 +82,6 @@ def test_chains_that_repeat_are_one_pipeline_and_what_is_promised_is_granted() -
     devices = (Device("first", 40, 10**6, 1.0), Device("second", 60, 10**6, 1.0))
     facts = Problem((1.0, 1.0), tables, devices, links)
     plan = side_by_side(facts, Objective(max_batch=1), gap=0.01)
-    assert plan is not None
-    assert plan.promise is not None
     assert plan.beside
     assert len(set(facts.lanes(plan))) == len(plan.pipelines)
     goodput_per_s = evaluate(plan, facts).goodput_per_s
@@ -104,7 +100,6 @@ def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: flo
     score = evaluate(most, facts, objective)
     asked = replace(objective, goal="cost", goodput_per_s=share * score.goodput_per_s)
     cheapest = side_by_side(facts, asked, gap=0.01)
-    assert cheapest is not None
     assert value(cheapest, facts, asked) <= score.cost_per_hour * (1 + 1e-8)
 
 
@@ -112,8 +107,6 @@ def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: flo
 @pytest.mark.parametrize(("seed", "slo_s"), [(8, 0.03255306512471764), (10, 0.017272604399350692), (43, 0.01237285035)])
 def test_the_gap_is_a_number_where_a_kind_can_do_nothing_alone(seed: int, slo_s: float) -> None:
     plan = side_by_side(random_problem(seed), Objective(slo_s=slo_s))
-    assert plan is not None
-    assert plan.promise is not None
     assert plan.promise.gap < 1
     assert "Infinity" not in plan.to_json()
 
@@ -138,7 +131,6 @@ def test_no_tail_grows_and_the_network_without_exits_is_still_a_plan(seed: int) 
     if stock is None:
         return
     plan = side_by_side(facts, no_later(facts, objective))
-    assert plan is not None
     score = evaluate(plan, facts, objective)
     assert score.latency_s <= stock.latency_s * (1 + 1e-9)
     assert score.goodput_per_s >= stock.goodput_per_s * (1 - 1e-6)
@@ -155,7 +147,6 @@ def test_all_baselines_are_among_the_starts_whatever_limits_they_have() -> None:
     assert len(found) == len(set(found))
     for limited in (OBJECTIVE, OBJECTIVE.within(1.0)):
         for each in baselines(BOTH, limited):
-            assert each.plan is not None
             assert replace(each.plan, promise=None) in found
 
 

@@ -125,7 +125,6 @@ def test_where_lengths_are_known_the_planner_counts_tokens() -> None:
     facts = problem(known, devices, links, length=plan.length)
     assert (facts.length, facts.lengths, facts.survival) == (40, known.lengths, by_tokens.survival)
     assert problem(known, devices, links, length=60).lengths is None, "those of another mean are not known"
-    assert plan.promise is not None
     assert evaluate(plan, facts, goal).goodput_per_s == plan.promise.goodput_per_s
     inputs = optimize(replace(known, lengths=None), devices, links, goal)
     assert inputs.length is None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -36,10 +36,8 @@ TIGHT = Objective(slo_s=0.02, max_batch=8)
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
 
 
-def planned(problem: Problem, objective: Objective) -> Plan:
-    plan = side_by_side(problem, objective)
-    assert plan is not None
-    return plan
+def planned(problem: Problem, objective: Objective) -> Any:
+    return side_by_side(problem, objective)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95, 1.3])
@@ -54,7 +52,6 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
     plan, effort = planned(FAST, TIGHT), replace(HASTY, last_inputs=1500)
     found = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert found == best_simulated(plan, FAST, TIGHT, FIND, effort)
-    assert found.plan.promise is not None
     assert found.plan.promise.goodput_per_s == found.after_per_s
     kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
@@ -144,7 +141,6 @@ def test_a_poor_plan_gets_better_and_each_better_plan_is_told_at_once_the_first_
     rates = [rate_per_s for _, rate_per_s, _ in told]
     assert rates == sorted(rates)
     assert found.gain > 0.1
-    assert found.plan.promise
     assert found.plan.promise.gap >= 0
     assert not evaluate(found.plan, FAST).broken
 
@@ -223,8 +219,6 @@ INPUTS = 500
 @cache
 def tails() -> Tails:
     stock = baseline(NO_EXITS, DEAR, LIMITED).plan
-    assert stock is not None
-    assert LIMITED.slo_s is not None
     return Tails(DEAR, stock, LIMITED.slo_s, INPUTS)
 
 
