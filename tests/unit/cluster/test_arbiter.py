@@ -110,9 +110,7 @@ def test_lost_devices_are_those_of_the_lowest_priority() -> None:
 
 
 @pytest.mark.parametrize("weight", [1.0, 10.0])
-def test_where_the_least_goodput_of_one_is_out_of_reach_each_keeps_what_it_needs_of_its_own_devices(
-    weight: float,
-) -> None:
+def test_where_the_least_goodput_is_out_of_reach_each_keeps_what_it_needs_of_its_own_devices(weight: float) -> None:
     """As after a burst, from which its controller learned that plans keep less than was estimated."""
     fleet = arbiter(a={"least_per_s": 0.95 * EACH_PER_S, "weight": weight})
     flooded = {name: standing(9.0, OWN[name], refuses=True) for name in OWN} | {

@@ -91,9 +91,8 @@ def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
     assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
     assert terms_of(opened).exits == "recompute"
     off = question(way(8), replace(GOAL, exits="off"))
-    assert served_alike(off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8)), way(8)), (
-        "there is none to open"
-    )
+    opened = off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
+    assert served_alike(opened, way(8)), "there is none to open"
 
 
 def test_what_a_running_replica_cannot_change_stays() -> None:

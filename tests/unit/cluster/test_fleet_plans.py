@@ -97,9 +97,7 @@ def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: 
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
 
-def test_the_serve_file_serves_every_application_with_its_controller(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_serves_every_application_with_its_controller(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(planned)
     content = serve_file("serve.yaml", {})
     assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]

@@ -198,9 +198,7 @@ def test_ports_are_looked_for_at_addresses_of_ipv6_too() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "one_line", "new_lines"), [(True, STEPS, []), (False, [], NEW)])
-def test_a_terminal_has_one_line_that_changes_and_a_log_one_for_everything_that_is_new(
-    terminal: bool, one_line: list[str], new_lines: list[str]
-) -> None:
+def test_a_terminal_has_one_line_and_a_log_all_new(terminal: bool, one_line: list[str], new_lines: list[str]) -> None:
     shown, log = list[str](), list[str]()
     show_progress = progress_printer(Console(file=StringIO(), force_terminal=terminal), shown.append, log.append)
     for step in STEPS:
@@ -210,9 +208,7 @@ def test_a_terminal_has_one_line_that_changes_and_a_log_one_for_everything_that_
 
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applications, "_applications", dict)
-    with pytest.raises(
-        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* need more time \(--patience-s\)"
-    ):
+    with pytest.raises(UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* more time \(--patience-s\)"):
         applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
 
 

@@ -192,9 +192,8 @@ def test_an_arbiter_that_starts_again_knows_which_applications_have_no_replicas(
     a = replace(quiet(standing(0.0, budget, NOTHING), 60.0), standby=None, parked=True, had_inputs=budget == NOTHING)
     fleet, b = arbiter(**PARKS), quiet(standing(9.0, FLEET), 0.0)
     grants = fleet.look({"a": a, "b": b}, FLEET, 0.0)
-    assert {name: (grant.budget, grant.parked) for name, grant in grants.items()} == (
-        {} if budget == NOTHING else {"a": (NOTHING, True)}
-    )
+    granted = {name: (grant.budget, grant.parked) for name, grant in grants.items()}
+    assert granted == ({} if budget == NOTHING else {"a": (NOTHING, True)})
     assert (list(fleet.parked), list(fleet.asleep), fleet.budgets["b"]) == (["a"], ["a"], FLEET)
     woken = replace(a, budget=NOTHING, quiet_s=0.0, had_inputs=True)
     assert list(fleet.look({"a": woken, "b": b}, FLEET, 1.0)) == ["b"]

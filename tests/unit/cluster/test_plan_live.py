@@ -76,9 +76,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.Captur
     assert capsys.readouterr().err == line
 
 
-def test_ctrl_c_ends_the_searches_of_tune_and_candidates_of_simulations_need_no_proof(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_ends_searches_of_tune_and_simulated_candidates_need_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps, ended = list[float](), list[bool]()
 
     def search(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:

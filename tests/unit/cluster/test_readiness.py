@@ -77,9 +77,7 @@ def test_the_keys_of_controllers_and_arbiters_are_looked_for_too() -> None:
     assert wanted.variables == ["HERS", "HIS"]
 
 
-def test_a_node_that_cannot_answer_is_named_and_fronts_on_several_cannot_listen_on_loopback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_does_not_answer_is_named_and_loopback_is_for_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import GetTimeoutError, NodeDiedError
 
     monkeypatch.setattr(readiness, "look", lambda _: HERE)

@@ -50,9 +50,7 @@ def steps(*arguments: str) -> list[str]:
     return ["before" if "done before" in line else "made" for line in ends]
 
 
-def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps() == ["made"] * 3
     assert steps() == ["before"] * 3
     notes = load(Path("my-bert-up/profile.json")).notes
@@ -94,6 +92,5 @@ def test_what_cannot_be_done_is_one_sentence_and_earlier_steps_are_kept(here: Pa
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     assert "mine exists, and is not of isobatch up" in str(run("--out", "mine").exception)
-    assert "is a decoder" in str(
-        CliRunner().invoke(app, ["up", "llm-demo", *("--data", "others.csv"), *("--slo-ms", "9")]).exception
-    )
+    decoder = CliRunner().invoke(app, ["up", "llm-demo", "--data", "others.csv", "--slo-ms", "9"])
+    assert "is a decoder" in str(decoder.exception)

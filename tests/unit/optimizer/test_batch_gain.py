@@ -49,10 +49,7 @@ def test_where_a_batch_saves_nothing_early_exit_in_one_split_does_as_well() -> N
 def test_an_slo_that_early_exit_in_one_split_cannot_keep_is_said() -> None:
     found = gain(network(eight_s=1.0), Objective(slo_s=0.5))
     assert found.at_most is None
-    assert (
-        str(found)
-        == "a: this device gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit"
-    )
+    assert str(found).endswith("gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit")
 
 
 @pytest.mark.parametrize("slo_s", [0.015, 0.02, 0.1, None])

@@ -210,9 +210,7 @@ def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path) -> N
         assert ("slack included" in str(error.value)) == slack
 
 
-def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
+def test_a_simulated_plan_is_no_later_than_without_exits(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
     path, kinds, known = tmp_path / "plan.json", fleet("v100=1"), load(profile)
     facts = problem(known, kinds, links_between(kinds))
     options = (*small, "--max-batch", "32", "--no-later", "--slo-ms", "100", "--out", str(path))

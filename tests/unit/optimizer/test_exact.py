@@ -119,9 +119,7 @@ def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan 
     ("hidden_bytes", "memory_bytes", "local"),
     [(10**4, 10**10, [False]), (4 * 10**6, 10**10, [True]), (4 * 10**6, 10**6, [])],
 )
-def test_large_survivors_stay_where_they_are_if_there_is_room(
-    hidden_bytes: int, memory_bytes: int, local: list[bool]
-) -> None:
+def test_large_survivors_stay_where_they_are(hidden_bytes: int, memory_bytes: int, local: list[bool]) -> None:
     """A turn costs 1 ms, four survivors of 4 MB 13 ms on the link: `local`, of the placements behind a cut."""
     block_s = ((4e-3,) * 2, (5e-3,) * 2)
     table = LatencyTable("a", (1, 4), block_s, ((0.0,) * 2,) * 2, 0.0, (hidden_bytes, 0), (1, 1), "test")

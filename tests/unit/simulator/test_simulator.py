@@ -58,9 +58,7 @@ def test_every_input_ends_exactly_once(load: float, jitter: float, seed: int) ->
 @given(
     load=st.floats(0.3, 2.0), full_share=st.sampled_from([0.0, 0.3]), audited=st.booleans(), seed=st.integers(0, 1000)
 )
-def test_exits_are_counted_although_some_inputs_ask_for_the_whole_network(
-    load: float, full_share: float, audited: bool, seed: int
-) -> None:
+def test_exits_are_counted_although_some_ask_for_all(load: float, full_share: float, audited: bool, seed: int) -> None:
     random, seconds = np.random.default_rng(seed), 4000 / (load * evaluate(TWO, FAST).goodput_per_s)
     times_s, sure_after = np.sort(random.random(4000)) * seconds, random.choice(BLOCKS, 4000, p=[0.3, 0.2, 0.3, 0.2])
     limits = Limits(backlog=200, audit_share=0.1 if audited else 0.0)
