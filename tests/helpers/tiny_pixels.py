@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from experiments.shared.scenes import GRID, NAMES, SIDE, drawn, on_grid, scene_network
+from experiments.shared.scenes import GRID, NAMES, SIDE, drawn, on_grid, scene_network  # noqa: F401 (tests use them)
 from tests.helpers.made_once import made_once
 
 
@@ -24,34 +24,28 @@ def upernet(folder: Path, over: str) -> None:
     """A UperNet over ConvNeXt, ResNet or Swin with random weights, for the same pictures."""
     import transformers
 
-    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-        "convnext": (
-            transformers.ConvNextConfig,
-            {"hidden_sizes": [8, 12, 16, 20], "layer_scale_init_value": 0.5, "drop_path_rate": 0.0},
-        ),
-        "resnet": (transformers.ResNetConfig, {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 20]}),
-        "swin": (
-            transformers.SwinConfig,
-            {
-                "embed_dim": 8,
-                "num_heads": [1, 2, 2, 4],
-                "window_size": 3,
-                "image_size": SIDE,
-                "patch_size": 4,
-                "drop_path_rate": 0.0,
-            },
-        ),
+    sizes = {"hidden_sizes": [8, 12, 16, 20]}
+    windows = {"num_heads": [1, 2, 2, 4], "window_size": 3, "image_size": SIDE, "patch_size": 4}
+    own: dict[str, dict[str, Any]] = {
+        "convnext": {**sizes, "layer_scale_init_value": 0.5, "drop_path_rate": 0.0},
+        "resnet": {**sizes, "embedding_size": 8},
+        "swin": {**windows, "embed_dim": 8, "drop_path_rate": 0.0},
     }
-    kind, own = kinds[over]
-    backbone = kind(num_channels=1, depths=[2, 1, 2, 1], out_features=["stage1", "stage2", "stage3", "stage4"], **own)
+    stages = {"depths": [2, 1, 2, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
+    backbone = transformers.AutoConfig.for_model(over, num_channels=1, **stages, **own[over])
     torch.manual_seed(0)
     config = transformers.UperNetConfig(
         backbone_config=backbone, hidden_size=16, pool_scales=[1, 2], num_labels=len(NAMES), auxiliary_channels=8
     )
-    transformers.UperNetForSemanticSegmentation(config).save_pretrained(folder)
-    transformers.SegformerImageProcessorPil(
-        size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
-    ).save_pretrained(folder)
+    _save(transformers.UperNetForSemanticSegmentation(config), folder)
+
+
+def _save(model: Any, folder: Path) -> None:
+    from transformers import SegformerImageProcessorPil
+
+    model.save_pretrained(folder)
+    size = {"height": SIDE, "width": SIDE}
+    SegformerImageProcessorPil(size=size, image_mean=[0.25], image_std=[0.25]).save_pretrained(folder)
 
 
 @made_once
@@ -66,10 +60,7 @@ def beit(folder: Path, shared: bool) -> None:
         use_relative_position_bias=not shared, use_shared_relative_position_bias=shared, use_auxiliary_head=False,
         initializer_range=0.1, layer_scale_init_value=0.5,
     )  # fmt: skip
-    transformers.BeitForSemanticSegmentation(config).save_pretrained(folder)
-    transformers.SegformerImageProcessorPil(
-        size={"height": SIDE, "width": SIDE}, image_mean=[0.25], image_std=[0.25]
-    ).save_pretrained(folder)
+    _save(transformers.BeitForSemanticSegmentation(config), folder)
 
 
 @cache
@@ -94,21 +85,6 @@ def reference_logits(pictures: np.ndarray, folder: Path | None = None) -> torch.
 def rows_of(logits: torch.Tensor) -> torch.Tensor:
     """A row for each pixel."""
     return logits.permute(0, 2, 3, 1).flatten(0, 2)
-
-
-__all__ = [
-    "GRID",
-    "NAMES",
-    "SIDE",
-    "beit",
-    "drawn",
-    "hugging_face",
-    "on_grid",
-    "pixel_network",
-    "reference_logits",
-    "rows_of",
-    "upernet",
-]
 
 
 def png(picture: np.ndarray) -> bytes:

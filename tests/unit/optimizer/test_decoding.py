@@ -129,12 +129,6 @@ def test_a_context_that_is_cut_has_room_in_whole_pages(megabytes: int, has_encod
     assert needed <= config.pages(8 * table.kv_bytes)
 
 
-def test_a_context_that_memory_does_not_hold_is_cut() -> None:
-    facts = DecodingFacts(paper_decoder(reads=100_000), CPU)
-    terms = plan_of(DecodingWay(8, 1, 1, 64), facts, DecodingGoal(kv_megabytes=8), 1).decoding
-    assert terms.max_context * 8 * 1024 <= 8 * 2**20
-
-
 def test_what_has_no_room_is_said() -> None:
     profile = paper_decoder()
     assert "the weights need 0.001 GB" in str(misfit(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
