@@ -35,7 +35,7 @@ from isobatch.deployments.front.stats import export
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.planning import has_room_beside
-from isobatch.deployments.ray_facts import application_name, cluster_state, free_resources, labelled, nodes
+from isobatch.deployments.ray_facts import application_name, cluster_state, drained_s, free_resources, labelled, nodes
 from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from isobatch.deployments.resources import declared, devices_of_a_node, requested_amounts
@@ -106,7 +106,7 @@ async def _tidy_later(drain_s: float) -> None:
 
     Its deployer does this, unless it never started: then nobody else would.
     """
-    await asyncio.sleep(2 * drain_s)
+    await asyncio.sleep(drained_s(drain_s))
     await asyncio.to_thread(delete_left, application_name())
 
 
@@ -136,8 +136,8 @@ def _deployer(config: AppConfig) -> Application:
         name=DEPLOYER,
         max_ongoing_requests=1000,  # each front replica holds a lease, which is one request
         ray_actor_options={"num_cpus": 0, "runtime_env": WITHOUT_PROXY},
-        # It logs each plan, and ends after the fronts.
-        **process_options(config.log_format, 2 * config.drain_s, quiet=False),
+        # It logs each plan, and ends after the fronts: their leases keep it, and only its end ends the replicas.
+        **process_options(config.log_format, drained_s(config.drain_s), quiet=False),
     )
     return deployment(Deployer).bind(config, partial(build_fleet, config))
 

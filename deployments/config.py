@@ -173,7 +173,8 @@ class AppConfig(ServedConfig):
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
         "float32",
         description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime. If not given: that "
-        "of the plan's file; without one, on a GPU, that of the ramps or of the checkpoint.",
+        "of the plan's file, or of the profile's times for a plan that is made at the start; on a GPU without a plan, "
+        "that of the ramps or of the checkpoint.",
     )
     answers: Literal["leaving", "early"] = Field(
         "leaving",

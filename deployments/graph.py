@@ -13,6 +13,7 @@ from isobatch.deployments.dispatch.route import Route, named_groups, route_of
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import first_plan
+from isobatch.deployments.precision import in_precision, named_dtype
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, opened, read_plan
 from isobatch.optimizer.problem import Problem, problem
@@ -147,13 +148,13 @@ def graph_of(
 
 
 def profile_of(config: AppConfig) -> Profile:
-    """The configuration's profile, with the launch tables that its plan was made from, or those of its backend."""
+    """The configuration's profile, with the launch tables that its plan was made from, or those of what computes."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = load(local(config.profile))
     if config.plan:
         plan = read_plan(local(config.plan))
-        return profile.on(plan.backend, plan.dtype)
-    return profile if config.backend in (VIRTUAL, AUTO) else profile.on(config.backend, config.dtype)
+        return profile.on("", named_dtype(config)).on("", plan.dtype).on(plan.backend, "")
+    return in_precision(profile, config).on("" if config.backend in (VIRTUAL, AUTO) else config.backend, "")
 
 
 def check_depth(config: AppConfig, num_blocks: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.precision import check_precision
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
@@ -108,6 +109,7 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # raises if it has no table for this kind
+            check_precision(profile, config, kind)
         return [device(kind, count) for kind, count in config.devices.items()]
     counts = dict(has() if has else resources.devices_on(ray_facts.nodes()))
     if config.cpus_per_replica:  # each front takes a CPU, and each replica on the CPU its share
@@ -118,6 +120,8 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
             f"devices: auto: this Ray has {as_text(counts) or 'nothing'}, {config.profile} has times of "
             f"{', '.join(profile.kinds)}: profile these devices, or name the devices to use"
         )
+    for each in devices:
+        check_precision(profile, config, each.kind)
     return devices
 
 

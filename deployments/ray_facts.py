@@ -53,13 +53,13 @@ def free_resources() -> list[Resources]:
     return [by_label(free[node], alive[node]) for node in free if node in alive]
 
 
-def nodes_beside_others(application: str) -> list[Resources]:
-    """The resources of each node, used or not, without those that replicas of other applications hold.
+def nodes_beside_others(*applications: str) -> list[Resources]:
+    """The resources of each node, used or not, without those that replicas of other applications than these hold.
 
     From these an application that has lost a device plans for fewer, and not for a device of another application.
     """
     by_node = {node["NodeID"]: by_label(node["Resources"], node) for node in _alive()}
-    others = [other for name, other in _applications().items() if front_of(name) != application]
+    others = [other for name, other in _applications().items() if front_of(name) not in applications]
     for deployment in (each for other in others for each in other["deployments"].values()):
         held = requested_amounts(deployment["deployment_config"].get("ray_actor_options") or {})
         for node in (replica.get("node_id") for replica in deployment["replicas"]):
@@ -238,6 +238,16 @@ def is_gone(application: str, deployment: str) -> bool:
 
 
 # Calls to Serve's controller
+
+
+def drained_s(drain_s: float) -> float:
+    """The time until fronts that begin to drain now have ended, and `drain_s` more. Serve gives load balancers time to
+    remove a front, however short `drain_s` is."""
+    from ray.serve._private import constants as by_ray
+
+    reachable_s: float = by_ray.RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+    closing_s: float = by_ray.RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S
+    return max(drain_s, reachable_s + closing_s) + drain_s
 
 
 def serve_client() -> Any:

@@ -5,7 +5,8 @@ written to `experiments/results/NAME.json` with the machine, the date and the co
 command.
 
 A part of one is run by naming what is smaller, as `measure()` calls it: `python -m experiments.bench replan changes=6`.
-Its figures are printed, not kept.
+Its figures are printed, not kept. `on=zen4` keeps the figures of another machine beside those that are there
+(`NAME@zen4.json`).
 """
 
 import json
@@ -109,17 +110,19 @@ def main(arguments: list[str]) -> int:
         print(f"usage: {usage}: {', '.join(claims())}", file=sys.stderr)
         return 2
     conditions = Conditions()
+    options = smaller(parts)
+    claim = f"{name}@{machine}" if (machine := options.pop("on", "")) else name
     try:
-        figures = import_module(f"experiments.{name}.run").measure(**smaller(parts))
+        figures = import_module(f"experiments.{name}.run").measure(**options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     console = Console()
-    console.print(table(name, figures))
-    if parts:
-        print(f"not written to {RESULTS.name}/{name}.json: {' '.join(parts)} makes this a part of the benchmark")
+    console.print(table(claim, figures))
+    if options:
+        print(f"not written to {RESULTS.name}/{claim}.json: {' '.join(parts)} makes this a part of the benchmark")
         return 0
-    console.print(f"written to {write(name, figures, conditions)}")
+    console.print(f"written to {write(claim, figures, conditions)}")
     results_page.write()
     return 0
 

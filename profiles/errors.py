@@ -123,7 +123,8 @@ def first_wrong(error: "ValidationError") -> Wrong:
     Wrong(place='gpus.1', reason='Input should be a valid integer', value='two', kind='int_type')
     """
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "[key]")  # a wrong key is named itself
+    # A wrong key is named itself, and of a union only the field.
+    place = ".".join(part for part in map(str, first["loc"]) if "[" not in part)
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])
 
 

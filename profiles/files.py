@@ -104,11 +104,19 @@ class Profile:
                 "now: write it to another file"
             )
 
-    def on(self, backend: str, dtype: str) -> "Profile":
-        """The profile with the tables of this backend and precision only, for kinds that have any ("": any will do)."""
-        chosen = {table.kind for table in self.tables if _fits(table, backend, dtype)}
+    def on(self, backend: str, dtype: str, kind: str = "") -> "Profile":
+        """The profile with the tables of this backend and precision only, for kinds that have any ("": any will do).
+
+        `kind`: leave the others as they are.
+        """
+        fitting = (table.kind for table in self.tables if _fits(table, backend, dtype))
+        chosen = {each for each in fitting if each == (kind or each)}
         tables = (table for table in self.tables if table.kind not in chosen or _fits(table, backend, dtype))
         return replace(self, tables=tuple(tables))
+
+    def dtypes(self, kind: str) -> set[str]:
+        """The precisions of this kind's tables, where they were noted."""
+        return {table.dtype for table in self.tables if table.kind == kind and table.dtype}
 
     def check_has(self, kind: str, backend: str, dtype: str) -> None:
         """Raise UserError if this kind has tables, but none of the requested backend and precision."""
@@ -150,7 +158,8 @@ class Profile:
         tables = [table for table in self.tables if table.kind == kind]
         if not tables:
             raise UserError(
-                f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
+                f"no table for device kind {kind!r} in the profile of {self.model}, only for {', '.join(self.kinds)}: "
+                f"add one with 'isobatch profile ... --devices {kind}', or measure there"
             )
         return [table for table in tables if not table.derived] or _plainest(tables)
 

@@ -118,7 +118,10 @@ class RunningApplication:
             raise ConnectionError("no front of the application answers")
         observed = merged(self._news.of(now))
         self._benched = {name: kind for each in now.values() for name, kind in each.benched}
-        return replace(observed, devices=without(self.inventory(), self._benched)) if devices else observed
+        if not devices:
+            return observed
+        present = await asyncio.to_thread(self.inventory)  # it waits while Ray or Serve's controller starts again
+        return replace(observed, devices=without(present, self._benched))
 
     async def config(self) -> ServedConfig:
         config: ServedConfig = await self._deployer.config.remote()

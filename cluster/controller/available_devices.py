@@ -163,7 +163,7 @@ class Inventory:
 
     A node may declare devices as a resource with the name of the kind (`ray start --resources '{"v100": 2}'`). So
     virtual devices belong to a node and are lost with it. Nodes that may still join declare the kinds in `known`.
-    Each of `sharers` applications has a replica on every device.
+    Each of `sharers` applications has a replica on every device. The application has `fronts`.
     """
 
     def __init__(
@@ -173,8 +173,9 @@ class Inventory:
         nodes: Callable[[], list[Resources]],
         known: Collection[str] = (),
         sharers: int = 1,
+        fronts: int = 1,
     ) -> None:
-        self._most, self._needs, self._nodes, self._sharers = dict(most), needs, nodes, sharers
+        self._most, self._needs, self._nodes, self._sharers, self._fronts = dict(most), needs, nodes, sharers, fronts
         self._declared: dict[str, Resources] = {kind: of_declared(kind) for kind in known}  # kept when nodes are gone
 
     def __call__(self) -> dict[str, int]:
@@ -183,18 +184,20 @@ class Inventory:
             if amounts := declared(kind, nodes):
                 self._declared[kind] = {name: amount / self._sharers for name, amount in amounts.items()}
         needs = {kind: {**self._needs(kind), **self._declared.get(kind, {})} for kind in self._most}
-        return fitting(self._most, needs, nodes)
+        return fitting(self._most, needs, nodes, self._fronts)
 
 
-def fitting(most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iterable[Resources]) -> dict[str, int]:
-    """How many devices of each kind fit on the nodes beside a front, if nothing else runs there.
+def fitting(
+    most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iterable[Resources], fronts: int = 1
+) -> dict[str, int]:
+    """How many devices of each kind fit on the nodes beside the fronts, if nothing else runs there.
 
     >>> gpu = {"GPU": 1.0, "accelerator_type:V100": 0.001}
     >>> fitting({"v100": 4}, {"v100": gpu}, [{"CPU": 8, "GPU": 2, "accelerator_type:V100": 1}, {"CPU": 8, "GPU": 4}])
     {'v100': 2}
     """
     wanted = [(kind, needs[kind]) for kind, count in most.items() for _ in range(count)]
-    _, *fit = first_fit([FRONT, *(need for _, need in wanted)], nodes)
+    fit = first_fit([*[FRONT] * fronts, *(need for _, need in wanted)], nodes)[fronts:]
     counts = Counter(kind for (kind, _), fits in zip(wanted, fit, strict=True) if fits)
     return {kind: counts[kind] for kind in most}
 

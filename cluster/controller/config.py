@@ -175,7 +175,12 @@ class ControllerConfig(WatcherConfig, Patience):
         None, gt=0, allow_inf_nan=False, description="The SLO of plans; none: the application's slo_ms."
     )
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
-    max_batch: int = Field(64, ge=1, le=MOST_BATCH, description="The largest batch of a plan.")
+    max_batch: int = Field(
+        64,
+        ge=1,
+        le=MOST_BATCH,
+        description="The largest batch of a plan. If not given: that of the application, where it has one.",
+    )
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
     memory: str | None = Field(

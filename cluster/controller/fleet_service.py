@@ -34,7 +34,7 @@ log = logging.getLogger("ray.serve")
 
 
 class FleetDevices:
-    """Counts the devices of a fleet that are present. Virtual ones that no node ever declared are all present.
+    """Counts the devices of a fleet on nodes. Virtual ones that no node ever declared are all present.
 
     >>> count = FleetDevices({"v100": 2, "k80": 3})
     >>> count([{"v100": 2.0}, {"CPU": 4.0}], virtual=True), count([{"CPU": 4.0}], virtual=True)
@@ -90,7 +90,7 @@ class FleetService:
         standings = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, Standing)}
         self.note(standings)
         virtual = any(each.virtual for each in self._standings.values())
-        present = self._count(await asyncio.to_thread(ray_facts.nodes), virtual)
+        present = self._count(await asyncio.to_thread(ray_facts.nodes_beside_others, *names), virtual)
         before = self.arbiter.decisions[-1:]
         grants = await asyncio.to_thread(self.arbiter.look, standings, present, time.time())
         for decision in self.arbiter.decisions[-1:]:

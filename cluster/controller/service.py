@@ -102,9 +102,8 @@ class ControllerService:
         most, room = allowed(self.config, app_config, profile), app_config.room_for
         self._virtual = app_config.backend == VIRTUAL
         known = self.config.grow_to if self._virtual else ()
-        deployed.inventory = Inventory(
-            most, app_config.replica_needs, partial(nodes_beside_others, name), known, app_config.sharers
-        )
+        nodes, fronts = partial(nodes_beside_others, name), app_config.front_cpus
+        deployed.inventory = Inventory(most, app_config.replica_needs, nodes, known, app_config.sharers, fronts)
 
         def request(devices: Mapping[str, int]) -> None:
             ask_autoscaler(name, [room(kind) for kind in devices for _ in range(devices[kind])])

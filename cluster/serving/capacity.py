@@ -75,7 +75,7 @@ def gpu_label() -> dict[str, str] | None:
 def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     """Raise UserError about the first resource of which the nodes have too little."""
     configs = {name_of(application): config_of(application) for application in served(content)}
-    planned = {name: each for name, each in configs.items() if isinstance(each, AppConfig) and each.planned}
+    planned = {name: each for name, each in configs.items() if each.plan or _devices(each)}
     settings = [each.get("args") or {} for each in controllers(content)]
     budgets = _budgets(planned, settings)
     _check_budgets(planned, budgets, nodes)
@@ -112,11 +112,18 @@ def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]
     return amounts | {"CPU": config.front_cpus + amounts["CPU"]}
 
 
-def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _devices(config: ServedConfig) -> dict[str, int] | str:
+    """The devices that an application may use by its `devices:`; a decoder has no such field."""
+    return (config.devices if isinstance(config, AppConfig) else None) or {}
+
+
+def _budgets(
+    planned: Mapping[str, ServedConfig], controllers: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, int]]:
     """The most devices of each kind that each application may use, by its own and its controller's `args:`."""
     budgets: dict[str, dict[str, int]] = {}
     for name, config in planned.items():
-        granted = dict(config.devices) if isinstance(config.devices, dict) else {}
+        granted = dict(devices) if isinstance(devices := _devices(config), dict) else {}
         budgets[name] = read_plan(local(config.plan)).devices() if config.plan else granted
     for arguments in controllers:
         if (budget := budgets.get(arguments.get("application", "isobatch"))) is not None:
@@ -126,11 +133,11 @@ def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str
 
 
 def _check_budgets(
-    planned: Mapping[str, AppConfig], budgets: Mapping[str, Mapping[str, int]], nodes: Sequence[Resources]
+    planned: Mapping[str, ServedConfig], budgets: Mapping[str, Mapping[str, int]], nodes: Sequence[Resources]
 ) -> None:
     """Raise UserError if the applications of a cluster may together use more devices of a kind than it has."""
     for name, config in planned.items():
-        if config.devices == "auto" and len(planned) > 1:
+        if _devices(config) == "auto" and len(planned) > 1:
             others = ", ".join(sorted(planned.keys() - {name}))
             raise UserError(f"devices: auto of {name} would count what {others} may use: name how many of each kind")
     for whole in {whole_kind(kind)[0]: None for budget in budgets.values() for kind in budget}:
@@ -158,11 +165,12 @@ def _check_growth(growth: Mapping[str, dict[str, int]], budgets: Mapping[str, di
                 raise UserError(f"grow_to: {kind} may come for {name}, so {other} cannot use that kind too")
 
 
-def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
+def _available(kind: str, config: ServedConfig, nodes: Sequence[Resources]) -> float:
     """The number of Ray's devices of a kind; unlimited for kinds on CPUs and for virtual ones that no node declares."""
     if declared(kind, nodes):
         return sum(node.get(kind, 0) for node in nodes)
-    return devices_on(nodes).get(kind, 0) if config.replica_needs(kind)["GPU"] else inf
+    needs = {group: each for group, _, each in config.replica_groups()}.get(kind, config.replica_needs(kind))
+    return devices_on(nodes).get(kind, 0) if needs["GPU"] else inf
 
 
 def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]:

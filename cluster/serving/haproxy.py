@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from isobatch.deployments.front.headers import DEADLINE_HEADER, LONGEST_MS, OPEN_PATHS
+from isobatch.deployments.front.headers import DEADLINE_HEADER, KERNEL_FILE, LONGEST_MS, OPEN_PATHS, trusted_proxies
 from isobatch.deployments.front.proxy import (
     CUT_MS,
     FEW,
@@ -65,6 +65,7 @@ for word in "$@"; do
   fi
   before=$word
 done
+export ISOBATCH_KERNEL="$(cat {kernel_file} 2>/dev/null)"  # of this machine, where another one may write this file
 exec {binary} "$@"
 """
 _EDITS = r"""s/^( *bind +)[*]?:({ports})$/\1127.0.0.1:\2/
@@ -81,7 +82,7 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     timeout client {silent_s}s\
 {clients}\
     {answer} 405 {json}/405.json if !{{ method {methods} }}\
-    http-request set-header X-Request-Start t=%[date(0,us)]\
+    http-request set-header X-Request-Start t=%[date(0,us)];%[env(ISOBATCH_KERNEL)]\
     # isobatch: Serve would compute on for clients that send this and disconnect\
     http-request del-header X-Request-Disconnect-Disabled\
     acl large req.hdr_val(content-length) gt {most_bytes}\
@@ -163,6 +164,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
     (folder / SLO_MAP).touch()
     words = {"answer": "http-request return status", "json": f"content-type application/json file {folder}"}
     deadlines = list(_deadlines(folder / SLO_MAP))
+    health = f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}"
     edits = _EDITS.format(
         **words,
         ports="|".join(ports),
@@ -176,7 +178,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         most_bytes=MOST_BYTES,
         methods=" ".join(METHODS),
         silent_s=SILENT_S,
-        clients=_added(of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}")),
+        clients=_added(of_clients(connections, health, trusted_proxies())),
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         retry_s=RETRY_S,
@@ -197,7 +199,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
     if not (program := haproxy_program()):
         raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
     paths = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(program)}
-    script.write_text(_SCRIPT.format(**paths, starting=_STARTING, stopping=_STOPPING))
+    script.write_text(_SCRIPT.format(**paths, kernel_file=KERNEL_FILE, starting=_STARTING, stopping=_STOPPING))
     script.chmod(0o700)
     return str(script)
 

@@ -1,10 +1,11 @@
 """Runs the launches that the scheduler chooses, one after the other: on a network, or in simulations on one that
 computes nothing, whose table says how long launches take and how many tokens leave."""
 
+import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from random import Random
 from typing import Protocol
 
@@ -19,12 +20,22 @@ from isobatch.deployments.decoding.scheduler import (
     Scheduler,
     by_size,
 )
-from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import (
+    FAILURES,
+    Finish,
+    LaunchFailedError,
+    Splits,
+    TextRequest,
+    TokenPrediction,
+)
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """A network that runs launches."""
+    """A network that runs launches. After a `LaunchFailedError` it can run others."""
 
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]: ...
 
@@ -38,6 +49,7 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, network: Runner, clock: Callable[[], float]) -> None:
         self.scheduler, self.network, self._clock = scheduler, network, clock
+        self._suspects = set[int]()  # sequences that run alone up to their next token, as a launch with them has failed
 
     def open(self, request: TextRequest, age_s: float = 0.0) -> int | ReplicaFull:
         """Add a sequence that was requested `age_s` ago and return its name, or refuse it."""
@@ -45,6 +57,7 @@ class Engine:
 
     def cancel(self, name: int) -> None:
         self.scheduler.cancel(name, self._clock())
+        self._suspects.discard(name)
         self._forget()
 
     def recut(self, splits: Splits, limits: DecodingLimits) -> None:
@@ -60,11 +73,30 @@ class Engine:
         self._forget()
         if launch is None:
             return None
-        predictions = self.network.run(launch)
+        if suspect := next((piece for piece in launch.pieces if piece.sequence.name in self._suspects), None):
+            launch = replace(launch, pieces=(suspect,))
+        try:
+            predictions = self.network.run(launch)
+        except LaunchFailedError:
+            return self._failed(launch)
         ended_s = self._clock()
         written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
+        self._suspects.difference_update(each.name for each in written)
         self._forget()
         return written
+
+    def _failed(self, launch: DecodingLaunch) -> list[NewTokens]:
+        """End the sequence that has failed alone. If there were several, each restarts, to run alone."""
+        log.exception("a launch of %d texts failed", len(launch.pieces))
+        sequences = [piece.sequence for piece in launch.pieces]
+        if len(sequences) == 1:
+            self.cancel(sequences[0].name)
+            return [NewTokens(sequences[0].name, (), (), Finish.FAILED)]
+        for sequence in sorted(sequences, key=attrgetter("name"), reverse=True):  # the oldest is the first to go on
+            self.scheduler.preempt(sequence)
+            self._suspects.add(sequence.name)
+        self._forget()
+        return []
 
     def write_all(self, requests: Iterable[TextRequest]) -> list[list[int]]:
         return [tokens for tokens, _ in self.write_with_depths(requests)]
@@ -78,6 +110,8 @@ class Engine:
             written[name] = [], []
         while (news := self.step()) is not None:
             for new_tokens in news:
+                if new_tokens.finish in FAILURES:
+                    raise UserError(FAILURES[new_tokens.finish])
                 tokens, depths = written[new_tokens.name]
                 tokens.extend(new_tokens.tokens)
                 depths.extend(new_tokens.depths)

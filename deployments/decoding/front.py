@@ -15,14 +15,14 @@ from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.decoding.anatomy import DecoderShape
-from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
+from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.grammars import Grammars
-from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
+from isobatch.deployments.decoding.loop import DecodingError, TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
 from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, ReplicaFull
-from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms, TokenLogprobs
+from isobatch.deployments.decoding.sequences import FAILURES, Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.load import RetryTimes
@@ -31,6 +31,7 @@ from isobatch.deployments.tracing import Tracing, current
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
+MOST_FAILED = 2  # replicas whose decoding may end by an error while they write a text: it may be the cause
 RETRY_AFTER_S = 0.5  # the wait before another replica is tried
 MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
@@ -98,18 +99,20 @@ class DecoderFront:
         try:
             yield
         except RefusedError as refused:
-            self._ended_early("refused", refused)
+            self.ended_early(refused)
             raise
         except Exception as error:
-            self._ended_early("failed", error)
+            self.ended_early(error)
             log.exception("a text could not be written")
             raise RefusedError(500, f"this server failed: {type(error).__name__}; its log says where") from error
         except asyncio.CancelledError:
             self.meter.ended("cancelled")
             raise
 
-    def _ended_early(self, outcome: RequestEnd, error: Exception) -> None:
-        self.meter.ended(outcome)
+    def ended_early(self, error: Exception) -> None:
+        """Count a request that is refused or fails."""
+        is_refused = isinstance(error, RefusedError) and error.status != 500
+        self.meter.ended("refused" if is_refused else "failed")
         if span := current():
             span.failed(error)
 
@@ -124,7 +127,7 @@ class DecoderFront:
         room = self.shape.room(len(prompt), self.texts.context)
         most, max_tokens = self.config.max_tokens, terms.max_tokens
         if max_tokens is None:
-            max_tokens = min(most, self.defaults.max_new_tokens or most, max(1, room))
+            max_tokens = min(most, terms.usual_tokens or self.defaults.max_new_tokens or most, max(1, room))
         if max_tokens > most:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {most} are allowed")
         if terms.min_tokens > max_tokens:
@@ -175,8 +178,9 @@ class DecoderFront:
                     yield TextPiece(new, group.depths[:taken], finish, group.tokens[:taken], group.logprobs[:taken])
                     if text.stopped:
                         return
-        except RefusedError:
-            meter.refused()
+        except RefusedError as refused:
+            if refused.retry_after_s is not None:  # otherwise the text is the reason, not the load
+                meter.refused()
             raise
         finally:
             meter.ended()
@@ -193,11 +197,14 @@ class DecoderFront:
 
     async def _by_replicas(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence, from another replica if one fails."""
-        left = request
+        left, failed = request, 0
         for attempt in range(ATTEMPTS):
             try:
                 async with aclosing(self._by_any_replica(left, begun=left is not request)) as groups:
                     async for group in groups:
+                        if group.finish in FAILURES:
+                            status = 422 if group.finish is Finish.UNDEFINED else 500
+                            raise RefusedError(status, FAILURES[group.finish])
                         yield group
                         if group.finish:
                             return
@@ -205,6 +212,10 @@ class DecoderFront:
             except RefusedError:
                 raise
             except Exception as error:
+                failed += isinstance(error, DecodingError)
+                if failed == MOST_FAILED:
+                    sentence = f"given up, since decoding ended on {failed} replicas while they wrote this text"
+                    raise RefusedError(500, f"{sentence}; their logs say where") from error
                 if attempt + 1 == ATTEMPTS:
                     raise
                 log.warning("a replica failed (%s); another one goes on", type(error).__name__)
@@ -284,7 +295,7 @@ class ReplicaGroup:
                 if request.requested_s:  # the tokens will be on their way for a while, too
                     request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
-                ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
+                ended: asyncio.Future[ReplicaFull | DecodingError | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
                 begun = finished = False
                 try:
@@ -313,14 +324,14 @@ class ReplicaGroup:
             self._refusal, self._closed_until_s = full, time.monotonic() + closed_s
 
 
-def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> None:
+def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | DecodingError | None]") -> None:
     """Pass on how a replica's call has ended. Tokens that it sent may still be on their way."""
     if ended.cancelled():
         return
     if error := ended.exception():
         stream.fail(error if isinstance(error, Exception) else ConnectionError(repr(error)))
-    elif full := ended.result():
-        stream.fail(full)
+    elif reason := ended.result():
+        stream.fail(reason)
     else:
         asyncio.get_running_loop().call_later(ARRIVES_WITHIN_S, stream.fail, ConnectionError("tokens were lost"))
 

@@ -139,17 +139,15 @@ class _TextCalls:
         # Triton's clients send parameters about empty responses, which this server never sends.
         parameters = [parameter for parameter in request.parameters if not parameter.key.startswith("triton_")]
         body = _tensors(request) | {parameter.key: _value(parameter.value) for parameter in parameters}
-        if "prompt" not in body:
+        prompt = body.pop("text_input", None)
+        if "prompt" in body:
+            raise RefusedError(400, "prompt is not a parameter: it is given as the tensor text_input")
+        if prompt is None:
             raise RefusedError(400, "the tensor text_input is missing")
-        completion = request_of(CompletionRequest, {"stream": stream} | body)
+        completion = request_of(CompletionRequest, {"stream": stream, "prompt": prompt} | body)
         for field in ("n", "echo", "logprobs"):
             if (value := getattr(completion, field)) not in (None, CompletionRequest.model_fields[field].default):
                 raise RefusedError(400, f"{field} = {shown(value)}: over gRPC it is not served, over HTTP it is")
-        match completion.prompt:
-            case [str(prompt)]:
-                pass
-            case _:
-                raise RefusedError(400, "prompt is given as text_input")
         text = self._front.request(await self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
         return _InferRequest(request, text, completion.stop, completion.stream)
 
@@ -187,7 +185,7 @@ def _tensors(request: Any) -> grpc_server.Fields:
         if tensor.name == "sampling_parameters":
             body |= _json_object(value)
         else:
-            body["prompt" if tensor.name == "text_input" else "stream"] = value
+            body[tensor.name] = value
     return body
 
 

@@ -71,6 +71,10 @@ class TokenStream:
         return group
 
 
+class DecodingError(RuntimeError):
+    """Decoding has ended by an error while it wrote a text, which may be the cause."""
+
+
 class EngineLoop:
     """Runs an engine until `end`. The engine is used on its thread only, each stream in one event loop only."""
 
@@ -153,7 +157,7 @@ class EngineLoop:
             log.exception("decoding failed")
             self._failed = f"decoding failed: {error}"
             for stream, loop in self._streams.values():
-                _call_soon(loop, partial(stream.fail, RuntimeError(self._failed)))
+                _call_soon(loop, partial(stream.fail, DecodingError(self._failed)))
             self._streams.clear()
             while self._carry_out_orders():
                 pass

@@ -21,7 +21,15 @@ from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
-from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest, TokenLogprobs, TokenPrediction
+from isobatch.deployments.decoding.sequences import (
+    UNDEFINED,
+    LaunchFailedError,
+    Sampling,
+    Splits,
+    TextRequest,
+    TokenLogprobs,
+    TokenPrediction,
+)
 from isobatch.deployments.models.ramps import check_forgets, policy_at
 from isobatch.deployments.models.spans import MIN_STEP, compiles_shapes, rows_for
 from isobatch.deployments.transport.device_copies import to_device
@@ -121,7 +129,7 @@ class AskedLogprobs:
         """Those of the chosen tokens, by row."""
         if not self._counts:
             return {}
-        own = self._rows.gather(1, tokens[self._places].unsqueeze(1))[:, 0].tolist()
+        own = self._rows.gather(1, tokens[self._places].clamp(min=0).unsqueeze(1))[:, 0].tolist()
         values, best = self._rows.topk(min(max(self._counts.values()), self._rows.shape[1]), dim=1)
         pairs = (zip(*row, strict=True) for row in zip(best.tolist(), values.tolist(), strict=True))
         return {
@@ -131,12 +139,14 @@ class AskedLogprobs:
 
 
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
+    """A token for each row, `UNDEFINED` where the largest logit is not finite (what is no number counts as that)."""
     tokens = logits.argmax(dim=1)
+    finite = logits.gather(1, tokens.unsqueeze(1))[:, 0].isfinite()
     rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if rows:
         (drawn,) = to_device([rows], logits.device)
         tokens[drawn] = _drawn(logits[drawn], [draws[row] for row in rows])
-    return tokens
+    return tokens.where(finite, UNDEFINED)
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
@@ -191,7 +201,14 @@ class CutDecoder:
 
     @torch.inference_mode()
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
-        """The predictions of a ramp or the head for each piece."""
+        """The predictions of a ramp or the head for each piece; raises `LaunchFailedError` while the device works."""
+        try:
+            return self._run(launch)
+        except Exception as error:
+            self._anatomy.weights.flatten()[0].item()  # a lost device raises its error again
+            raise LaunchFailedError from error
+
+    def _run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         split, blocks = launch.split, self._splits.blocks(launch.split)
         self._read_sources(launch)
         states = self._embedded(launch) if split == 0 else self._pending_states(launch)

@@ -13,6 +13,7 @@ from isobatch.deployments.front.schemas import Schema
 _FINISH = Literal["stop", "length"]
 _PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {
     429: "There is no place for another sequence; try again later.",
+    422: "The network's numbers are too large for this text.",
     500: "A replica, or this server, failed.",
     503: "There are too many requests now, or no replica is running; try again later.",
 }

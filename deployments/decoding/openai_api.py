@@ -185,7 +185,7 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
     except RefusedError as refused:
         if not reply.written:  # the handler that answers instead counts it
             raise
-        front.meter.ended("refused")
+        front.ended_early(refused)
         yield _event(error_body(refused))
     except BaseException as error:
         if reply.written:
@@ -357,6 +357,7 @@ class _Writers:
             return StreamingResponse(with_first(), media_type="text/event-stream")
         texts = await whole_texts(self._front, reply)
         reply.written = sum(len(piece.depths) for piece in texts)
-        self._front.meter.answered(reply.begun_s)
         choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
-        return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
+        answer = JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
+        self._front.meter.answered(reply.begun_s)
+        return answer

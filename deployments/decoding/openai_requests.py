@@ -209,7 +209,7 @@ class _Generation(_RequestFields):
             self._alternatives,
             self.response_format.grammar if self.response_format else "",
         )
-        return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos)
+        return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos, self._usual_tokens)
 
     @field_validator("response_format")
     @classmethod
@@ -221,6 +221,11 @@ class _Generation(_RequestFields):
     @property
     def _most_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def _usual_tokens(self) -> int | None:
+        """The most tokens where the client says nothing, and there is room for them; None: there is no such limit."""
+        return None
 
     @property
     def echoed(self) -> Sequence[str | tuple[int, ...]]:
@@ -244,6 +249,14 @@ class CompletionRequest(_Generation):
         None, description=f"{_EXPERIMENTAL}log probabilities of the tokens, and of as many of the most probable ones."
     )
     suffix: None = Field(None, description=_NEUTRAL)
+
+    @property
+    def _most_tokens(self) -> int | None:
+        return None if self._usual_tokens else self.max_tokens
+
+    @property
+    def _usual_tokens(self) -> int | None:
+        return None if "max_tokens" in self.model_fields_set else self.max_tokens
 
     @property
     def echoed(self) -> Sequence[str | tuple[int, ...]]:

@@ -146,14 +146,12 @@ class PagedKv:
     ) -> None:
         self._page_tokens, self._shared, self._width = page_tokens, shared, width
         self.device, self._dtype = weights.device, weights.dtype
-        # Masked values are multiplied by 0, so they must be numbers from the start: 0 * nan is nan.
         memory = torch.zeros(num_blocks, pages * 2 * heads, page_tokens, width, dtype=weights.dtype, device=self.device)
+        self._by_page = memory.view(num_blocks, pages, -1)
         self._heads, self._by_run = heads, [block.flatten(1) for block in memory]
         self._by_row = [block.flatten(0, 1) for block in memory]
 
     def write(self, block: int, places: Tensor, kv: Tensor) -> None:
-        if self._dtype == torch.float16:  # what overflows there must not reach other texts, which mask it
-            kv = kv.nan_to_num(0.0, 0.0, 0.0)
         self._by_row[block].index_copy_(0, places, kv.reshape(len(places), -1))
 
     def read(self, block: int, band: PieceBand) -> Tensor:
@@ -187,7 +185,16 @@ class PagedKv:
         """The places of the KV of sources, one source after the other."""
         lengths = [(each.sequence.source_pages, len(each.sequence.request.source)) for each in pieces]
         places = [self._places(np.array(pages), np.arange(length)) for pages, length in lengths]
-        return to_device([np.concatenate(places)], self.device)[0]
+        taken = [page for pages, _ in lengths for page in pages]
+        written, cleared = to_device([np.concatenate(places), taken], self.device)
+        self._clear(cleared)
+        return written
+
+    def _clear(self, pages: Tensor) -> None:
+        """Forget what the last texts have left in these pages. Masked values are multiplied by 0, and so must be
+        numbers, or at least this text's own: 0 * nan is nan."""
+        if len(pages):
+            self._by_page.index_fill_(1, pages, 0.0)
 
     def _band(self, pieces: list[Piece]) -> tuple[Tensor, Tensor, PieceBand]:
         """The positions of the rows, the places where each block writes them, and the band that they read.
@@ -203,13 +210,19 @@ class PagedKv:
         counts = np.array([piece.running for piece in pieces])
         owner, place = np.nonzero(np.arange(rows) < counts[:, None])  # of each row: its piece, and its index there
         positions = last_seen[owner, place]
-        arrays = [positions, self._places(pages[owner], positions), pages, last_seen]
+        arrays = [positions, self._places(pages[owner], positions), pages, last_seen, self._taken(pieces)]
         if len(owner) < len(pieces) * rows:
             arrays.append(owner * rows + place)
-        own_positions, places, tables, seen, *real_rows = to_device(arrays, self.device)
+        own_positions, places, tables, seen, taken, *real_rows = to_device(arrays, self.device)
+        self._clear(taken)
         mask = self._mask(seen, pages.shape[1], self._shared if rows > 1 else 1)
         band = PieceBand(len(pieces), rows, self._runs(tables), mask, real_rows[0] if real_rows else None)
         return own_positions, places, band
+
+    def _taken(self, pieces: Listed[Piece]) -> Ints:
+        """The pages that no split has written for these texts."""
+        begun = ((piece.sequence.pages, pages_for(piece.sequence.filled[0], self._page_tokens)) for piece in pieces)
+        return np.array([page for pages, count in begun for page in pages[count:]], np.int64)
 
     def _source(self, pieces: list[Piece], band: PieceBand) -> PieceBand:
         """The band by which the rows of another band read all of their sources."""
@@ -240,8 +253,8 @@ class PagedKv:
 
 
 def _padded(tables: Listed[Listed[int]], count: int) -> Ints:
-    """The first pages of each table, as rows of one length; a mask hides the padding."""
-    pages = np.zeros((len(tables), count), np.int64)
+    """The first pages of each table, as rows of one length. A mask hides the padding, which is the text's own page."""
+    pages = np.repeat(np.array([[table[0]] for table in tables], np.int64), count, axis=1)
     for row, table in zip(pages, tables, strict=True):
         own = table[:count]
         row[: len(own)] = own

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.profiles.errors import UserError, read_model
@@ -17,6 +17,13 @@ BY_LENGTH = {"longrope", "su", "dynamic"}
 
 
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, int) else value or []
+
+
+EndTokens = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)]
 
 
 class DecoderRamp(FilePart):
@@ -101,6 +108,8 @@ class _DecoderConfig(BaseModel):
     rope_scaling: dict[str, Any] | None = None
     layer_types: tuple[str, ...] | None = None
     use_bidirectional_attention: bool | str | None = None
+    vocab_size: int | None = None
+    eos_token_id: EndTokens = ()
 
     @property
     def num_blocks(self) -> int:
@@ -125,7 +134,7 @@ class GenerationDefaults(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     max_new_tokens: int | None = Field(None, ge=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    eos_token_id: int | tuple[int, ...] | None = None
+    eos_token_id: EndTokens = ()
 
     @property
     def drawn_at(self) -> float:
@@ -171,7 +180,9 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
     if config.use_bidirectional_attention:
         raise UserError(f"{folder}: use_bidirectional_attention is true: such networks are not served")
     rules = rules_of(folder, config.num_blocks)
-    generation_defaults(folder)
+    ends = (generation_defaults(folder) or config).eos_token_id
+    if config.vocab_size and (last := max(ends, default=0)) >= config.vocab_size:
+        raise UserError(f"{folder}: eos_token_id is {last}: the model knows {config.vocab_size} tokens")
     if cuts:
         rules.at(cuts)
     if project:

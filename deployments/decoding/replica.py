@@ -18,7 +18,7 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
-from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
+from isobatch.deployments.decoding.loop import DecodingError, EngineLoop, TokenAddress, TokenOutlets
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -178,9 +178,9 @@ class DecoderReplica(ReplicaProcess):
 
     async def write(
         self, request: TextRequest, front: TokenAddress, number: int, trace: str = ""
-    ) -> ReplicaFull | None:
-        """Send the tokens of a sequence to a front, which has this number for it; returns after the last one, or with a
-        refusal. `trace`: the traceparent of its spans."""
+    ) -> ReplicaFull | DecodingError | None:
+        """Send the tokens of a sequence to a front, which has this number for it; returns after the last one, or with
+        the reason why it ends before. `trace`: the traceparent of its spans."""
         outlet = await self._outlets.to(front)
         outlet.put(number, NewTokens(0, (), ()))  # the front knows that there is a replica
         try:
@@ -188,8 +188,8 @@ class DecoderReplica(ReplicaProcess):
                 async for group in groups:
                     self._depths.update(group.depths)
                     outlet.put(number, group)
-        except ReplicaFull as full:
-            return full
+        except (ReplicaFull, DecodingError) as reason:
+            return reason
         return None
 
     async def drain(self) -> None:

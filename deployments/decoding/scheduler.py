@@ -227,7 +227,7 @@ class Scheduler:
             return
         self.splits = splits
         for sequence in reversed(list(self.residents.values())):
-            self._preempt(sequence)
+            self.preempt(sequence)
         for sequence in self.waiting:
             sequence.recut(splits)
         self.pace.launch_s.clear()
@@ -284,7 +284,7 @@ class Scheduler:
             tokens = sequence.tokens[given + before : given + sequence.confirmed]
             if finish := sequence.finish:
                 del self.residents[sequence.name]
-                self._release(sequence)
+                self._release(sequence, keep=finish is not Finish.UNDEFINED)
                 self.pace.sequence_ended(now_s - sequence.entered_s)
             if tokens or finish:
                 logprobs = tuple(each for each in sequence.logprobs[new] if each)
@@ -354,7 +354,7 @@ class Scheduler:
         needs = [(piece, piece.sequence.missing(piece.start + piece.rows)) for piece in self._pieces(split)]
         while sum(missing for _, missing in needs) > self.pool.free:
             youngest = next(reversed(self.residents.values()))
-            self._preempt(youngest)
+            self.preempt(youngest)
             self.preempted += 1
             needs = [(piece, missing) for piece, missing in needs if piece.sequence is not youngest]
         for piece, missing in needs:
@@ -388,13 +388,13 @@ class Scheduler:
         self.pool.asked += len(sequence.tokens)
         self.pool.shared += sequence.filled[0]
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Take a resident's pages. It restarts from the tokens that it has written, as the first waiting sequence."""
         del self.residents[sequence.name]
         self._release(sequence)
         sequence.restart()
         self.waiting.appendleft(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.give(sequence.give_pages())
+    def _release(self, sequence: Sequence, keep: bool = True) -> None:
+        self.pool.give(sequence.give_pages(), keep)
         self._dropped.append(sequence.name)

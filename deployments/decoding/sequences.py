@@ -48,12 +48,14 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class TextTerms:
-    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit."""
+    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit, and the usual
+    one, if there is one, holds where there is room for it."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     min_tokens: int = 0
     ignore_eos: bool = False
+    usual_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ class TokenLogprobs:
     block: int
 
 
+UNDEFINED = -1  # in place of a token: the logits are not finite
+
+
 @dataclass(frozen=True)
 class TokenPrediction:
     """The token that a ramp or the head predicts after a position, and whether it is sure enough to be written."""
@@ -113,11 +118,23 @@ class TokenPrediction:
     logprobs: TokenLogprobs | None = None
 
 
+class LaunchFailedError(Exception):
+    """The network raised an error in a launch, and can run others."""
+
+
 class Finish(StrEnum):
-    """Why a sequence ended, in OpenAI's words."""
+    """Why a sequence ended: in OpenAI's words, or by a failure of this sequence alone."""
 
     STOP = "stop"
     LENGTH = "length"
+    UNDEFINED = "undefined"  # the logits of its next token are not finite
+    FAILED = "failed"  # the network raised an error when it ran alone
+
+
+FAILURES = {
+    Finish.UNDEFINED: "the text has no next token: the network's numbers are too large",
+    Finish.FAILED: "the network failed on this text; the log of its process says where",
+}
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,7 @@ class Sequence:
         self.confirmed = 0
         self.entered_s = arrived_s  # the time at which it became a resident
         self.corrected = 0  # the number of drafts with which the full network disagreed
+        self._undefined = False  # whether its next token is
         self.restart()
 
     def restart(self) -> None:
@@ -323,6 +341,9 @@ class Sequence:
             self._enter()
 
     def _write(self, prediction: TokenPrediction, split: int) -> None:
+        if prediction.token == UNDEFINED:
+            self._undefined = True
+            return
         self.tokens.append(prediction.token)
         self.logprobs.append(prediction.logprobs)
         self.depths.append(self._splits.ends[split] - 1)
@@ -339,6 +360,8 @@ class Sequence:
         return self._finish() if self.confirmed == len(self.depths) else None
 
     def _finish(self) -> Finish | None:
+        if self._undefined:
+            return Finish.UNDEFINED
         if self.depths and self.tokens[-1] in self.request.stop:
             return Finish.STOP
         return Finish.LENGTH if len(self.depths) >= self.request.max_tokens else None

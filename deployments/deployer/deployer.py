@@ -177,11 +177,16 @@ class Deployer:
             await asyncio.to_thread(self._scale)
 
     async def _lead(self, plan: Plan, wakes_in_s: float | None = None) -> None:
-        """Send all fronts the plan. It is stored first, so that a restarted deployer continues with it."""
+        """Send all fronts the plan."""
         self._wakes_in_s = wakes_in_s
-        self._graph = self._graph_of(plan, self._graph.version + 1)
-        self._remember(plan, self._graph.version)
-        await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
+        graph = self._graph_of(plan, self._graph.version + 1)
+        await self._send(graph, plan, graph.version)
+
+    async def _send(self, graph: Graph, stored: Plan, version: int) -> None:
+        """Send all fronts a graph. A plan is stored first, with which a restarted deployer continues."""
+        await asyncio.to_thread(self._remember, stored, version)  # Ray's store may be away for a while
+        self._graph = graph
+        await self._fronts.ask(graph, FOLLOW_WITHIN_S)
 
     async def _meanwhile(self, counts: Mapping[str, int]) -> None:
         """Send all fronts the best plan for the devices that remain while others are freed, if there is one.
@@ -191,9 +196,8 @@ class Deployer:
         before, version = self._graph.plan, self._graph.version
         smaller = await asyncio.to_thread(plan_for_fewer, before, counts, self._config, self._profile)
         if smaller:
-            self._graph = self._graph_of(replace(smaller, thresholds=before.thresholds), version + 1)
-            self._remember(before, version + 2)
-            await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
+            graph = self._graph_of(replace(smaller, thresholds=before.thresholds), version + 1)
+            await self._send(graph, before, version + 2)
 
     # Start and end
 
@@ -237,7 +241,8 @@ class Deployer:
                 raise
             if self._config.standby:
                 await asyncio.to_thread(self._scale)
-        self._remember(self._graph.plan, self._graph.version)
+        async with self._moving:  # or an older plan could be stored last
+            await asyncio.to_thread(self._remember, self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         own_task(self._tidy_later(left), self._tasks)
@@ -265,13 +270,13 @@ class Deployer:
         """
 
         def tidy() -> None:
-            self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._counts)
-            delete_fleets(left)
-
-        await asyncio.sleep(2 * self._config.drain_s)
-        async with self._moving:
             if self._leadership.of_application():
-                await asyncio.to_thread(tidy)
+                self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._counts)
+                delete_fleets(left)
+
+        await asyncio.sleep(ray_facts.drained_s(self._config.drain_s))
+        async with self._moving:
+            await asyncio.to_thread(tidy)
 
     def __del__(self) -> None:
         """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""

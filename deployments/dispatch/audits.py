@@ -125,6 +125,9 @@ class Audits:
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
+            if queue.stage.local and ticket.kept_by and queue.keeper is None:  # its replica left the group meanwhile
+                ticket.place = NOWHERE
+                continue
             self._waiting.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
             self._count += 1
 

@@ -223,7 +223,7 @@ class Dispatcher:
         """
         launch = self._come_back(launch_id, now_s)
         if fault is not Fault.STATE:
-            launch.queue.owner.group.distrust(launch.runner, now_s)
+            launch.runner.home.distrust(launch.runner, now_s)
         tickets = launch.tickets
         blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
         again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.keeper is not None))
@@ -267,10 +267,11 @@ class Dispatcher:
         the application is parked, and its replicas run so long after its next input.
         """
         waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
-        benched = {name: it for group in self._groups.values() for name, it in group.benched_replicas.items()}
+        members = [each for group in self._groups.values() for each in group.members.values()]
+        moving = {each.name: each for each in members if each.name not in groups.get(each.home.name, ())}
         self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}
         for name, group in self._groups.items():
-            group.follow(groups[name], benched)
+            group.follow(groups[name], moving)
         if not self._lanes or route != self.route:
             lanes = [Lane(pipeline, self._groups, self.limits) for pipeline in route.pipelines]
             self.route, self._lanes = route, lanes

@@ -1,7 +1,7 @@
 """Which replica can run a launch: a group orders its replicas by load, and benches stragglers."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -21,6 +21,7 @@ class Replica:
     """One replica as the dispatcher sees it."""
 
     name: str
+    home: "Group"  # which has it, or had it last
     pending_s: deque[float] = field(default_factory=deque)  # the planned times of its launches, the running one first
     ends_s: deque[float] = field(default_factory=deque)  # when each of them is expected to end
     taken_s: float = 0.0  # the time of recent launches
@@ -41,20 +42,12 @@ class Replica:
         waited = self.last_end_s > 0.0 and started_s <= self.last_end_s + _FOLLOWS_S
         return now_s - self.last_end_s if waited else None
 
-    def take_over(self, other: "Replica") -> None:
-        """Copy the history of the same replica, which was benched in another group."""
-        self.taken_s, self.expected_s, self.launches = other.taken_s, other.expected_s, other.launches
-        self.benched_until_s, self.benched_since_s = other.benched_until_s, other.benched_since_s
-
     def learn(self, taken_s: float, expected_s: float) -> None:
         """Count a launch. A launch on the bench replaces the history, which is why the replica was benched."""
         remembered = 0.0 if self.benched_until_s is not None else _REMEMBERED
         self.taken_s = remembered * self.taken_s + taken_s
         self.expected_s = remembered * self.expected_s + expected_s
         self.launches += 1
-
-
-NO_REPLICAS: Mapping[str, Replica] = {}
 
 
 class Group:
@@ -87,32 +80,39 @@ class Group:
         self.early_s = limits.early_s if self._ahead else 0.0  # no launch is sent early where none may wait
         self._update()
 
-    def follow(self, names: Collection[str], benched: Mapping[str, Replica] = NO_REPLICAS) -> None:
-        """Set the members. A replica that stays keeps its history; so does one that was `benched` in another group."""
+    def follow(self, names: Collection[str], moving: dict[str, Replica] | None = None) -> None:
+        """Set the members. A replica that stays keeps its history; so does one that comes from another group, out of
+        those that are `moving`."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)
             self._benched.discard(replica)
             self.may_run_kept.discard(replica)
         for name in sorted(set(names) - self.members.keys()):
-            self.members[name] = self._by_load[0][name] = replica = Replica(name)
-            if name in benched:
-                replica.take_over(benched[name])
-                self._benched.add(replica)
+            self._adopt(moving.pop(name) if moving and name in moving else Replica(name, self))
         if not self.working:
             for replica in self.members.values():
                 self._bench(replica, 0.0, benched=False)
         self._update()
+
+    def _adopt(self, replica: Replica) -> None:
+        """Take a replica with its launches, which it may still run for the group that it comes from."""
+        before, launches, ends_s = replica.home, len(replica.pending_s), sum(replica.ends_s)
+        before.running -= launches
+        before._ends_s = before._ends_s - ends_s if before.running else 0.0
+        self.running += launches
+        self._ends_s += ends_s
+        replica.home, replica.keeps_inputs = self, False
+        self.members[replica.name] = replica
+        self._enter_level(replica)
+        if replica.benched_until_s is not None:
+            self._benched.add(replica)
 
     def forget_kept(self) -> None:
         """Begin with another plan, under which no replica keeps any input yet."""
         self.may_run_kept.clear()
         for replica in self.members.values():
             replica.keeps_inputs = False
-
-    @property
-    def benched_replicas(self) -> dict[str, Replica]:
-        return {replica.name: replica for replica in self._benched}
 
     def benched(self, now_s: float) -> list[str]:
         """The replicas that have been benched for so long that plans should not count on them."""
@@ -276,6 +276,6 @@ class Group:
 
     def _enter_level(self, replica: Replica) -> None:
         load = len(replica.pending_s)
-        if load == len(self._by_load):
+        while load >= len(self._by_load):
             self._by_load.append({})
         self._by_load[load][replica.name] = replica

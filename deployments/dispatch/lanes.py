@@ -294,8 +294,11 @@ class Lane:
 
     def forget_gone(self) -> None:
         """Remove the queues of replicas that have left their group."""
-        members = {replica for group in self.groups for replica in group.members.values()}
-        self.kept_queues = {replica: queues for replica, queues in self.kept_queues.items() if replica in members}
+        self.kept_queues = {
+            replica: queues
+            for replica, queues in self.kept_queues.items()
+            if not any(queue.is_gone for queue in queues.values())
+        }
 
     def queue(self, cursor: int, kept_by: str | None) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""

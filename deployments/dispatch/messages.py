@@ -217,11 +217,11 @@ class Launch:
     def end(self, now_s: float) -> None:
         """It is over, whether it failed or not."""
         self.queue.launched(-self.owed)
-        self.queue.owner.group.end(self.runner, now_s)
+        self.runner.home.end(self.runner, now_s)
 
     def judge(self, now_s: float) -> None:
         """Learn the replica's speed from this launch, which returned now and ran as far as its last input needed."""
         stage, planned_s = self.queue.stage, self.planned_s
         if self.cursor == stage.start:  # not so for inputs of an earlier plan, which stood inside the stage
             planned_s = stage.until_s(self.weight)[stage.exit_at((self.ran_to or self.stop) - 1)]
-        self.queue.owner.group.judge(self.runner, self.started_s, planned_s, now_s)
+        self.runner.home.judge(self.runner, self.started_s, planned_s, now_s)

@@ -31,6 +31,7 @@ from isobatch.deployments.front.openapi import corrected, documented, in_json, r
 from isobatch.deployments.front.page import explain, files
 from isobatch.deployments.front.proxy import Burden, ProxyLimit, WatchedProxies, servers_at
 from isobatch.deployments.front.schemas import Alive, Ready, StatsBody
+from isobatch.deployments.ray_facts import node_address
 from isobatch.deployments.ray_settings import haproxy_socket
 from isobatch.deployments.tracing import PARENT
 
@@ -220,7 +221,8 @@ def api_of(
 def limit_http(served: GuardedNetwork, slo_ms: float | None = None) -> None:
     """Let Serve's HAProxy, if there is one, refuse requests beyond a limit that follows the load of this front."""
     if socket := haproxy_socket():
-        limit = ProxyLimit(socket, served.burden, lambda: servers_at(socket, shortcut.port), slo_ms)
+        node = node_address()
+        limit = ProxyLimit(socket, served.burden, lambda: servers_at(socket, shortcut.port, node), slo_ms)
         ARRIVING.places = lambda: limit.value
         limit.start()
         served.proxies.watch(limit)

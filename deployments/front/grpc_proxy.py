@@ -19,11 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
-from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, LONGEST_MS, STARTED
+from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, KERNEL, LONGEST_MS, STARTED, trusted_proxies
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -113,7 +113,7 @@ class RefusedCalls(Refusals):
         super().__init__()
         self.add(REFUSED, 0)  # this HAProxy starts with the front
 
-    def read(self, table: str, servers: Collection[str]) -> None:
+    def read(self, table: str, servers: Sequence[str]) -> None:
         count = re.search(r"gpc0=(\d+)", table)
         self.add(REFUSED, int(count[1]) if count else 0)
 
@@ -217,7 +217,7 @@ def _configuration(folder: Path, host: str, port: int, slo_ms: float | None) -> 
     address = f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}"
     http_error = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
     errors = "\n".join(http_error.format(status, *error) for status, error in _ERRORS.items())
-    clients = "\n".join(f"    {line}" for line in of_clients(connections, _HEALTH))
+    clients = "\n".join(f"    {line}" for line in of_clients(connections, _HEALTH, trusted_proxies()))
     deadlines = "" if slo_ms is None else "\n".join(f"    {line}" for line in _deadlines(slo_ms))
     ends = f"http-request set-timeout server var(txn.within_ms),add({CUT_MS}) if {{ var(txn.within_ms) -m found }}"
     return f"""# isobatch: complete, where the program is a script that edits what Serve writes
@@ -257,12 +257,12 @@ frontend calls
     acl hangs nbsrv({QUESTIONS}) eq 0
     acl hangs nbsrv(streams) eq 0
     http-request del-header {started}
-    http-request set-header {started} t=%[date(0,us)] if infers
-    http-request set-header {CLIENT.decode()} %[src] if streams
+    http-request set-header {started} t=%[date(0,us)];{KERNEL} if infers
+    http-request set-header {CLIENT.decode()} %[var(txn.client)] if streams
     http-request track-sc2 int(0) table {REFUSED} if infers || streams
-    http-request track-sc1 src,ipmask(32,64) table streams if streams
+    http-request track-sc1 var(txn.client),ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
-    http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request track-sc1 var(txn.client),ipmask(32,64) table inferences if infers
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place

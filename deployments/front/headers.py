@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.answers import RefusedError, shown
@@ -14,11 +15,15 @@ from isobatch.profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
 DEADLINE = DEADLINE_HEADER.encode()
-STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECONDS since 1970
+STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECONDS since 1970;KERNEL of its clock
 FULL = b"x-full"
 PRIORITY = b"x-priority"
 CLIENT = b"x-client-address"  # the address of a stream's client, as our HAProxy saw it
-_MOST_WAITED_S = 60.0  # a request that seems to have waited longer comes from a machine with another clock
+TRUSTED_PROXIES = "ISOBATCH_TRUSTED_PROXIES"  # the variable with the networks of proxies before HAProxy
+KERNEL_FILE = Path("/proc/sys/kernel/random/boot_id")  # names the kernel, and so the clock, of a machine
+KERNEL = KERNEL_FILE.read_text().strip() if KERNEL_FILE.exists() else ""
+_OWN_CLOCK = f";{KERNEL}".encode()
+_MOST_WAITED_S = 60.0  # a request that seems to have waited longer comes from a clock that was set meanwhile
 LONGEST_MS = 86_400_000.0  # the longest deadline, a day: timers have limits, and no client waits longer
 # Paths for load balancers, which need no key even where one is set.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -61,6 +66,20 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         and hmac.compare_digest(key, value[len(_BEARER) :])
         for name, value in headers
     )
+
+
+def trusted_proxies(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The networks of proxies whose X-Forwarded-For names the client.
+
+    >>> trusted_proxies({"ISOBATCH_TRUSTED_PROXIES": "10.0.0.0/8, fd00::/8"}), trusted_proxies({})
+    (['10.0.0.0/8', 'fd00::/8'], [])
+    """
+    networks = variables.get(TRUSTED_PROXIES, "")
+    try:
+        return [str(ip_network(each.strip())) for each in networks.split(",") if networks]
+    except ValueError:
+        form = "must be networks separated by commas, such as 10.0.0.0/8,fd00::/8"
+        raise UserError(f"{TRUSTED_PROXIES} is {networks!r}: it {form}") from None
 
 
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have
@@ -115,14 +134,18 @@ def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str
 
 
 def waited_s_by(started: bytes | None, clock: Callable[[], float] = time.time) -> float:
-    """The time since a proxy on this machine received the request; 0 without a proxy, or with another clock.
+    """The time since a proxy on this machine received the request; 0 without a proxy, or with another machine's clock.
 
-    >>> waited_s_by(b"t=1500000", lambda: 2.0), waited_s_by(None), waited_s_by(b"t=1e99", lambda: 2.0)
-    (0.5, 0.0, 0.0)
+    >>> own, other = f"t=1500000;{KERNEL}".encode(), b"t=1500000;another"
+    >>> waited_s_by(own, lambda: 2.0), waited_s_by(other, lambda: 2.0), waited_s_by(None), waited_s_by(b"t=1e99")
+    (0.5, 0.0, 0.0, 0.0)
     """
-    if started is None or not started.startswith(b"t=") or not started[2:18].isdigit() or len(started) > 18:
+    if started is None or not started.startswith(b"t=") or not started.endswith(_OWN_CLOCK):
         return 0.0
-    waited_s = clock() - int(started[2:]) / 1e6
+    at_us = started[2 : -len(_OWN_CLOCK)]
+    if not at_us.isdigit() or len(at_us) > 16:
+        return 0.0
+    waited_s = clock() - int(at_us) / 1e6
     return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
 
 

@@ -16,8 +16,7 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import ceil, inf
 from pathlib import Path
@@ -54,6 +53,7 @@ ADDED_PER_S = 0.2  # how fast the added places grow with the time since the limi
 DOUBLES_S = 5.0  # the time in which a limit that is not reached doubles
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
+LOOPBACK = ("127.0.0.1", "::1")  # the addresses by which Ray names HAProxy's own node
 # HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
@@ -116,18 +116,26 @@ def allowed_connections(most: int) -> int:
     return min(most, int((files - FILES_BESIDE) / FILES_OF_ONE))
 
 
-def of_clients(connections: int, health: str) -> list[str]:
+def of_clients(connections: int, health: str, proxies: Collection[str] = ()) -> list[str]:
     """HAProxy's rules for clients: a share of the connections for each, and the least frequent client goes first.
 
     The more connections all clients have, the fewer one client gets, so some remain for clients that come later. A
     client is an IPv4 address, or an IPv6 network of 64 bits, since one customer has all addresses of it. `health`:
-    HAProxy's condition for a health check.
+    HAProxy's condition for a health check. `proxies`: networks without such a share, since their X-Forwarded-For names
+    the client. `txn.client` becomes its address.
     """
+    trusted = f"if {{ src {' '.join(proxies)} }}"
+    exempt = [f"tcp-request connection accept {trusted}"]
+    named = [f"http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) {trusted}"]
+    named += [f"http-request track-sc0 var(txn.client),ipmask(32,64) {trusted}"]
     return [
+        *(exempt if proxies else ()),
         f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s),gpc0_rate({SLOW_WITHIN_S}s)",
         "tcp-request connection track-sc0 src,ipmask(32,64)",
         "tcp-request connection set-var(sess.all) fe_conn",
         f"tcp-request connection reject if {{ sc0_conn_cur,mul({FREE_FOR_ONE}),add(sess.all) gt {connections} }}",
+        "http-request set-var(txn.client) src",
+        *(named if proxies else ()),
         "http-after-response sc-inc-gpc0(0) if { status 408 }",
         f"http-request set-priority-offset {_DELAY_BY_RATE}",
         f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",
@@ -205,11 +213,13 @@ class Limit:
 class Refusals:
     """Counts the requests for a front that HAProxy itself has answered with an error, from the first reading on.
 
-    Each front counts its share of a backend that several fronts use. A restarted HAProxy counts from 0.
+    Each front counts its share of a backend that several fronts of this node use: fronts of other nodes ask their own
+    HAProxy. A restarted HAProxy counts from 0.
 
-    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck", Refusals()
+    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck,addr", Refusals()
     >>> for errors in (100, 120, 8):
-    ...     rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", f"app,BACKEND,{10 + errors},1", "other,BACKEND,7,0"
+    ...     rows = [f"app,BACKEND,{10 + errors},0,", "other,BACKEND,7,0,", "app,spare,0,1,127.0.0.1:5"]
+    ...     rows += ["app,r1,5,0,127.0.0.1:3", "app,r2,5,0,127.0.0.1:4", "app,far,0,0,10.0.0.7:4"]
     ...     refusals.read("\\n".join((head, *rows)), ["app/r2"])
     >>> refusals.total
     14
@@ -225,17 +235,18 @@ class Refusals:
     def total(self) -> int:
         return int(self._share)
 
-    def read(self, stats: str, servers: Collection[str]) -> None:
-        """Read HAProxy's reply to `command`; `servers` are its names for the front."""
-        servers_of = Counter(server.partition("/")[0] for server in servers)
-        rows: dict[str, list[dict[str, str]]] = {name: [] for name in servers_of if not name.endswith(f":{QUESTIONS}")}
+    def read(self, stats: str, servers: Sequence[str]) -> None:
+        """Read HAProxy's reply to `command`; `servers` are its names for the front, and then for others."""
+        own = dict(server.split("/") for server in reversed(servers))
+        rows: dict[str, list[dict[str, str]]] = {name: [] for name in own if not name.endswith(f":{QUESTIONS}")}
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
             rows.get(row["pxname"], []).append(row)
         for backend, backend_rows in rows.items():
             # The errors that come from HAProxy itself, and not from a server of the backend.
             signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
-            fronts = sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in backend_rows)  # without backups
-            self.add(backend, sum(signed), servers_of[backend] / max(1, fronts))
+            hosts = {row["svname"]: row["addr"].rpartition(":")[0] for row in backend_rows if row["bck"] != "1"}
+            fronts = list(hosts.values()).count(hosts.get(own[backend], ""))  # of this node, without backups
+            self.add(backend, sum(signed), 1 / max(1, fronts))
 
     def add(self, backend: str, errors: int, share: float = 1.0) -> None:
         """Add this front's share of the errors that are new since the last reading."""
@@ -367,11 +378,20 @@ def haproxy_reply(path: Path, command: str) -> str:
             return reply.read()
 
 
-def servers_at(path: Path, port: int | None) -> list[str]:
-    """HAProxy's names for the servers at this port; none while the port is not known."""
+def servers_at(path: Path, port: int | None, node: str) -> list[str]:
+    """HAProxy's names for the servers at this port of its own node, at address `node`; none before the port is known.
+
+    Fronts of other nodes have the same ports. Ray writes the loopback address for a front of HAProxy's own node. The
+    first front of a node also names those of other nodes that get what exceeds its limit: they cannot reach HAProxy's
+    socket, and without any limit a flood through one node would reach their processes.
+    """
     if not port:
         return []
     state = haproxy_reply(path, "show servers state")
     lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
-    rows = csv.DictReader(lines, delimiter=" ")
-    return [f"{row['be_name']}/{row['srv_name']}" for row in rows if row.get("srv_port") == str(port)]
+    rows = list(csv.DictReader(lines, delimiter=" "))
+    near = [row for row in rows if row["srv_addr"] in (*LOOPBACK, node)]
+    first = {row["be_name"]: row["srv_port"] for row in reversed(near)}
+    own = [row for row in near if row["srv_port"] == str(port)]
+    far = [row for row in rows if row not in near and first.get(row["be_name"]) == str(port)]
+    return [f"{row['be_name']}/{row['srv_name']}" for row in own + far]

@@ -23,7 +23,8 @@ _OF_SERVE = ("/-/healthz", "/-/routes")  # Serve's own questions
 
 port: int | None = None  # the HTTP port of this process, learned from the proxy's first health check
 _front: ASGIApp | None = None  # the front of this process, once it exists
-_paths: Collection[str] = ()  # that it answers; only without a route prefix of the application
+_prefix = ""  # the route prefix of the application, learned like the port
+_paths: Collection[str] = ()  # that the front answers, with the prefix
 
 
 def middlewares() -> list[Middleware]:
@@ -32,8 +33,16 @@ def middlewares() -> list[Middleware]:
 
 
 def apply(front: ASGIApp, paths: Collection[str]) -> None:
-    global _front, _paths
-    _front, _paths = front, frozenset(paths)
+    """Let the front of this process answer POST to these paths, below the application's route prefix."""
+    global _front, _prefix, _paths
+    _front, _prefix, _paths = front, "", frozenset(paths)
+
+
+def _learn_prefix(prefix: str) -> None:
+    global _prefix, _paths
+    if prefix != _prefix:
+        _paths = frozenset(prefix + path.removeprefix(_prefix) for path in _paths)
+        _prefix = prefix
 
 
 async def _refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,11 +59,14 @@ class Shortcut:
         if port is None and scope.get("server"):
             port = scope["server"][1]
         if _front and scope["type"] == "http" and scope["path"] in _paths and scope["method"] == "POST":
+            scope["root_path"] = _prefix
             await _CancellableRequest(receive).run(_front, scope, send)
         elif serve_process.is_replica and scope["type"] == "http" and scope["path"] not in _OF_SERVE:
             await _refused(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+            if scope["type"] == "http":
+                _learn_prefix(scope.get("root_path", ""))  # Serve writes it there
 
 
 class _CancellableRequest:

@@ -219,13 +219,14 @@ def block_ranges(model: SplitModel, start: int, stop: int, ramps: Collection[int
         begin = end
 
 
-def warn_of_other_backend(table: LatencyTable, served: str) -> None:
-    """Warn when the plan was made from the times of another backend than the one that serves."""
-    if table.backend and table.backend != served:
-        log.warning(
-            f"the times of {table.kind} are {table.origin} on {table.backend}, but {served} serves, and takes other "
-            f"times: measure again with 'isobatch profile --backend {served}'"
-        )
+def warn_of_other_times(table: LatencyTable, backend: str, dtype: str) -> None:
+    """Warn when the plan was made from the times of another backend or precision than the one that serves."""
+    for name, timed, served in (("backend", table.backend, backend), ("dtype", table.dtype, dtype)):
+        if timed and timed != served:
+            log.warning(
+                f"the times of {table.kind} are {table.origin} with {name} {timed}, but {served} serves, and takes "
+                f"other times: measure again with 'isobatch profile --{name} {served}'"
+            )
 
 
 def warn_of_ramp_dtype(directory: str | Path, ramps: str, blocks: str, prepared: bool = True) -> None:

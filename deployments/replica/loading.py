@@ -10,8 +10,9 @@ from pathlib import Path
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.graph import profile_of
-from isobatch.deployments.named import LOADER, VIRTUAL, function_at
+from isobatch.deployments.named import VIRTUAL, function_at
 from isobatch.deployments.planning import first_plan
+from isobatch.deployments.precision import named_dtype
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.devices import is_cpu
@@ -32,17 +33,19 @@ def load_model(config: AppConfig, kind: str, directory: str, warm: Warm | None =
         keep_freed_memory,
         make_ready,
         planned_block_ranges,
-        warn_of_other_backend,
+        warn_of_other_times,
     )
 
     keep_freed_memory()
-    model = _load(config, directory, "cpu" if is_cpu(kind) else "cuda")
-    plan = known_plan(config, kind)
     table = profile_of(config).table(kind) if config.profile else None
+    device = "cpu" if is_cpu(kind) else "cuda"
+    dtype = named_dtype(config) or (table and table.dtype) or _usual_dtype(directory, device)
+    model = _load(config, directory, device, dtype)
+    plan = known_plan(config, kind)
     if plan:
         make_ready(model, directory, planned_block_ranges(model, plan, kind))
     if table:
-        warn_of_other_backend(table, backend_of(model))
+        warn_of_other_times(table, backend_of(model), dtype)
         compile_shapes(model, table)
     if plan:
         for run in cold_launches(config, kind, directory, model, {} if warm is None else warm)(plan):
@@ -97,7 +100,8 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
         return _made(config, directory, "cpu", "float32")
     from isobatch.deployments.models.backends import block_ranges, make_ready
 
-    model = _load(config, directory, config.device)
+    dtype = named_dtype(config) or _usual_dtype(directory, config.device)
+    model = _load(config, directory, config.device, dtype)
     make_ready(model, directory, [*block_ranges(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model
 
@@ -110,10 +114,9 @@ def weights_in(config: AppConfig, directory: str) -> str:
     return sha256(local(config.profile).read_bytes()).hexdigest()[:16]
 
 
-def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
+def _load(config: AppConfig, directory: str, device: str, dtype: str) -> SplitModel:
     from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 
-    dtype = _dtype(config, directory, device)
     model = _made(config, directory, device, weights_dtype(dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
     return on_backend(model, directory, config.backend, int8=dtype == INT8)
@@ -128,10 +131,10 @@ def _made(config: AppConfig, directory: str, device: str, dtype: str) -> SplitMo
     return model
 
 
-def _dtype(config: AppConfig, directory: str, device: str) -> str:
-    """The precision that the user or the plan names; none on a GPU: as a profile that was measured there."""
-    if device == "cpu" or "dtype" in config.model_fields_set or config.loader != LOADER:
-        return config.dtype
+def _usual_dtype(directory: str, device: str) -> str:
+    """The precision where neither the user nor the plan nor its times name one: as in a profile of this device."""
+    if device == "cpu":
+        return "float32"
     from isobatch.deployments.models.checkpoint import usual_dtype
     from isobatch.deployments.models.loading import resolve_device
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
@@ -43,6 +43,7 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
+RATES = ("promised_per_s", "live_", "machine_slower", "constant_over", "chosen_over")  # and ratios of them
 console = Console(stderr=True, width=140)
 
 
@@ -71,8 +72,21 @@ def measure(
         measure_part, options = partial(in_own_process, part.figures), f"{slo_ms} {turns} {seconds}"
         for name, value in kept_part("real", part.name, options, bool(again), measure_part, console).items():
             seen[f"{name}{part.suffix}"].append(value)
-    figures = {name: median(values) for name, values in seen.items()}
+    figures = {name: value for of_name in seen.items() for name, value in of_rounds(*of_name).items()}
     return figures | over_peers(figures)
+
+
+def of_rounds(name: str, values: list[float]) -> dict[str, float]:
+    """A figure of several rounds: rates and their ratios by geometric means, so that they fit each other, others by
+    medians; and of the ratios between systems the lowest and the highest round.
+
+    >>> of_rounds("constant_over_no_exits", [1.0, 4.0])
+    {'constant_over_no_exits': 2.0, 'constant_over_no_exits_low': 1.0, 'constant_over_no_exits_high': 4.0}
+    """
+    if not name.startswith(RATES):
+        return {name: median(values)}
+    combined = {name: geometric_mean(values) if min(values) > 0 else 0.0}
+    return combined | ({f"{name}_low": min(values), f"{name}_high": max(values)} if "_over_" in name else {})
 
 
 def _parts(

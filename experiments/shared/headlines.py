@@ -101,7 +101,13 @@ FOUND = (
 
 
 def command(claim: str) -> str:
-    return claim if claim in ("chaos", "fuzz", "soak") else f"bench-{claim}"
+    """
+    >>> command("real"), command("real@zen4"), command("soak")
+    ('bench-real', 'bench-real on=zen4', 'soak')
+    """
+    name, _, machine = claim.partition("@")
+    target = name if name in ("chaos", "fuzz", "soak") else f"bench-{name}"
+    return f"{target} on={machine}" if machine else target
 
 
 def _short(value: float) -> str:

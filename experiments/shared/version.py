@@ -28,9 +28,10 @@ def from_tree(path: str) -> str | None:
 
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of each module that a benchmark depends on, by its path."""
-    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / claim).glob("test_*.py"))
-    return code_behind(f"experiments/{claim}/run.py", *tests, read=read)
+    """The hash of each module that a benchmark depends on, by its path. "real@zen4" is `real` on another machine."""
+    name = claim.partition("@")[0]
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / name).glob("test_*.py"))
+    return code_behind(f"experiments/{name}/run.py", *tests, read=read)
 
 
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:

@@ -215,6 +215,25 @@ def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refus
     assert config.replica_options("cpu") == {"num_cpus": 3.0, "num_gpus": 0}
 
 
+def test_devices_of_a_decoder_are_no_other_applications(tmp_path: Path) -> None:
+    """There are enough GPUs, but not of this kind."""
+    (tmp_path / "film").mkdir()
+    both = content(tmp_path / "film", "l4", 1)
+    both["applications"][0]["args"] |= {"plan": None, "devices": {"l4": 2}}
+    nodes = [{"CPU": 9.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "T4")]
+    check_capacity(both, nodes)
+    both["applications"] += planned_decoder(tmp_path, "l4", 1)["applications"]
+    with pytest.raises(UserError, match=r"^l4: this Ray has 2, but a may use 2 l4, llm may use 1 l4: name fewer under"):
+        check_capacity(both, nodes)
+    check_capacity(both, [*nodes, nodes[0]])
+    both["applications"][-1]["args"]["device"] = "cpu"  # its plan is rehearsed on processors
+    check_capacity({"applications": both["applications"][-1:]}, nodes)
+    both["applications"][-1]["args"].pop("device")
+    both["applications"][0]["args"]["devices"] = "auto"
+    with pytest.raises(UserError, match="devices: auto of a would count what llm may use"):
+        check_capacity(both, [*nodes, nodes[0]])
+
+
 CPU = {"CPU": 1.0, "GPU": 0.0}
 
 
@@ -242,6 +261,14 @@ def test_several_replicas_fit_on_a_shared_device():
     assert Inventory({"t4/2": 4, "cpu/2": 9}, needs, lambda: nodes)() == {"t4/2": 2, "cpu/2": 7}, "beside the front"
     declared = Inventory({"v100/2": 9}, lambda kind: {"CPU": 0.1}, lambda: [{"CPU": 4.0, "v100": 3.0}])
     assert declared() == {"v100/2": 6}
+
+
+def test_each_front_takes_a_processor():
+    nodes = [{"CPU": 3.0}, {"CPU": 2.0}]
+    inventory = Inventory({"cpu": 4}, lambda kind: CPU, lambda: nodes, fronts=2)
+    assert inventory() == {"cpu": 3}
+    nodes.pop(0)
+    assert inventory() == {"cpu": 0}
 
 
 def test_gpus_are_counted_by_what_they_are_and_no_more_than_may_be_used():

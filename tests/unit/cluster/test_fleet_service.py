@@ -1,14 +1,14 @@
 """The service of a fleet asks controllers for their standing, and sends them grants."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.arbiter import Arbiter, Grant
 from isobatch.cluster.controller.fleet_division import Standing
 from tests.helpers.asking import until
 from tests.helpers.two_applications import OWN, arbiter, by_ids, standing
@@ -18,6 +18,7 @@ def looking(
     monkeypatch: pytest.MonkeyPatch,
     answer: Callable[[str], Awaitable[Standing]],
     take: Callable[[str, Grant], Awaitable[None]] | None = None,
+    beside_others: Callable[..., list[dict[str, float]]] = lambda *applications: [],
 ) -> asyncio.Task[None]:
     """The service at work, with controllers that answer and take grants so, by the names of their applications."""
     from isobatch.cluster.controller.fleet_service import FleetService
@@ -30,7 +31,7 @@ def looking(
         )
 
     monkeypatch.setattr("ray.serve.get_deployment_handle", handle)
-    monkeypatch.setattr("isobatch.deployments.ray_facts.nodes", list)
+    monkeypatch.setattr("isobatch.deployments.ray_facts.nodes_beside_others", beside_others)
     return asyncio.create_task(FleetService(arbiter().config.model_copy(update={"look_every_s": 0.1})).run())
 
 
@@ -50,6 +51,26 @@ async def test_a_grant_that_does_not_arrive_is_sent_again(monkeypatch: pytest.Mo
     await asyncio.sleep(0.5)  # some more looks
     running.cancel()
     assert grants == [("a", first)] * 3
+
+
+async def test_devices_that_others_hold_are_not_the_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[Mapping[str, int]]()
+
+    def look(self: Arbiter, standings: object, present: Mapping[str, int], now_s: float) -> dict[str, Grant]:
+        counts.append(present)
+        return {}
+
+    def beside_others(*applications: str) -> list[dict[str, float]]:
+        return [{"CPU": 4.0, "v100": 1.0, "k80": 2.0}] if sorted(applications) == [*OWN] else []
+
+    async def answer(name: str) -> Standing:
+        return standing(0.5, OWN[name])
+
+    monkeypatch.setattr(Arbiter, "look", look)
+    running = looking(monkeypatch, answer, beside_others=beside_others)
+    await until(lambda: counts, 5.0)
+    running.cancel()
+    assert counts[0] == {"v100": 1, "k80": 2}
 
 
 async def test_a_silent_controller_holds_up_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:

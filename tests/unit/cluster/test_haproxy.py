@@ -15,8 +15,9 @@ from select import select
 
 import pytest
 
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.haproxy import REQUEST_S, RETRY_S, ready, stopping, write_script
-from isobatch.deployments.front.headers import waited_s_by
+from isobatch.deployments.front.headers import trusted_proxies, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
@@ -27,9 +28,11 @@ from isobatch.deployments.front.proxy import (
     SLOW,
     Burden,
     ProxyLimit,
+    Refusals,
     haproxy_reply,
     servers_at,
 )
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
 
@@ -46,11 +49,14 @@ def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch:
     assert [line.split()[1] for line in config.read_text().splitlines()] == binds
 
 
+NODE = "192.0.2.1"  # the address of HAProxy's node for others
+
+
 def allow(folder: Path, front: int, requests: int, slo_ms: float | None = None) -> None:
     """As a front that HAProxy reaches at this port tells it."""
     orders = folder / "node" / "admin.sock"
-    assert servers_at(orders, None) == []
-    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front), slo_ms)._send(requests)
+    assert servers_at(orders, None, NODE) == []
+    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front, NODE), slo_ms)._send(requests)
 
 
 def end(folder: Path) -> None:
@@ -163,6 +169,44 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert len(told) > 1, "not all come back at once"
 
 
+def test_a_front_takes_no_time_from_the_clock_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tmp_path / "kernel"
+    kernel.write_text("of another node\n")
+    monkeypatch.setattr("isobatch.cluster.serving.haproxy.KERNEL_FILE", kernel)
+    with crowd(tmp_path, 1) as clients:
+        clients.ask()
+        came = clients.arrived()[1].lower().partition(b"x-request-start: ")[2].partition(b"\r\n")[0]
+    assert came.endswith(b";of another node")
+    assert waited_s_by(came) == 0
+
+
+def test_a_front_knows_its_servers_from_those_of_other_nodes_with_the_same_port(tmp_path: Path) -> None:
+    """By whatever address HAProxy reaches its own node. It counts all that is refused there.
+
+    Nothing listens at the other addresses.
+    """
+    orders, far = tmp_path / "node" / "admin.sock", ("127.0.0.9", "::1", NODE)
+
+    def own(port: int) -> list[str]:
+        return [each for each in servers_at(orders, port, NODE) if not each.endswith("/fallback")]
+
+    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far):
+        assert [each for each in own(front) if each.startswith("app/")] == [
+            "app/front",
+            "app/far-1",
+            "app/far-2",
+            "app/far-0",
+        ]
+    orders.unlink()
+    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far[:1]) as port:
+        refusals = Refusals()
+        haproxy_reply(orders, ";".join(f"disable server app:few/{each}" for each in ("front", "far-0", "fallback")))
+        for _ in range(2):
+            refusals.read(haproxy_reply(orders, Refusals.command), own(front))
+            refused = [asked(port, said=WHOLE)[0] for _ in range(4)]
+        assert (refused, refusals.total) == ([503] * 4, 4)
+
+
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
     """All have one address, as behind a balancer. Health checks come before whatever else is asked."""
     with crowd(tmp_path, 1, questions_ms=60_000) as clients:
@@ -217,6 +261,55 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
             assert told.startswith(b"HTTP/1.1 503")
             assert b"retry-after: " in told.lower()
             assert b"there are too many requests now: try again later" in told
+
+
+def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Path) -> None:
+    """They get what exceeds its limit, and cannot reach this HAProxy."""
+    orders, one, two = tmp_path / "node" / "admin.sock", free_port(), free_port()
+    with haproxy(tmp_path, fronts=[one, two], front=two, far=["127.0.0.9"]):
+        for places, front in ((9, two), (7, one)):
+            allow(tmp_path, front, places)
+        rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
+        limits = {row["svname"]: row["slim"] for row in rows if row["pxname"] == "app"}
+    assert limits == {f"front-{one}": "7", f"front-{two}": "9", "far-0": "7", "fallback": ""}
+
+
+def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.4/30, fd00::/8")
+    with crowd(tmp_path, 1, queued_ms=60_000, queued=5, connections=500) as clients:
+
+        def refused(source: str, forwarded: str = "") -> int:
+            """How many of 20 requests are refused at once."""
+            headers = [f"X-Forwarded-For: {forwarded.format(each)}\r\n" if forwarded else "" for each in range(20)]
+            asking = [clients.ask(source=source, header=header) for header in headers]
+            time.sleep(0.2)
+            return len(select(asking, [], [], 0)[0])
+
+        assert refused("127.0.0.5", "10.0.0.{}\r\nX-Forwarded-For: 10.0.0.9, 10.0.0.1") >= 5, "the last one asks much"
+        assert refused("127.0.0.5", "10.0.0.1, 10.0.1.{}") == 0, "20 clients ask little"
+        assert refused("127.0.0.5", "fd00:0:0:{}::1") == 0
+        assert refused("127.0.0.5") >= 5, "it names nobody else"
+        assert refused("127.0.0.3", "10.0.2.{}") >= 5, "it is no proxy, whatever it sends"
+
+
+def test_idle_connections_of_a_trusted_proxy_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.2/32")
+    with haproxy(tmp_path, connections=200) as port, ExitStack() as idle:
+        for source in ("127.0.0.2", "127.0.0.3"):
+            opened = [socket.create_connection(("127.0.0.1", port), source_address=(source, 0)) for _ in range(60)]
+            for each in opened:
+                idle.enter_context(each)
+            time.sleep(0.3)
+            assert (ended(opened) > 0) == (source == "127.0.0.3")
+
+
+@pytest.mark.parametrize("networks", ["10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8,", "10.0.0.0/8 fd00::/8", "balancer"])
+def test_a_network_of_proxies_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, networks: str) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", networks)
+    with pytest.raises(UserError, match=rf"ISOBATCH_TRUSTED_PROXIES is '{networks}': it must be networks"):
+        trusted_proxies()
 
 
 @pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])

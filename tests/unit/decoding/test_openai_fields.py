@@ -268,6 +268,37 @@ def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp
         check_decoder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "sentence"),
+    [
+        (
+            "{}",
+            '{"eos_token_id": -1}',
+            r"generation_config.json: eos_token_id.0: Input should be greater than or equal",
+        ),
+        ('{"eos_token_id": [2, -1]}', "", r"config.json: eos_token_id.1: Input should be greater than or equal to 0"),
+        ("{}", '{"eos_token_id": [1, 32]}', r"eos_token_id is 32: the model knows 32 tokens"),
+        ('{"eos_token_id": 32}', "", r"eos_token_id is 32: the model knows 32 tokens"),
+    ],
+)
+def test_an_end_that_no_text_can_have_is_refused(tmp_path: Path, config: str, generation: str, sentence: str) -> None:
+    about = {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32} | json.loads(config)
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    if generation:
+        (tmp_path / "generation_config.json").write_text(generation)
+    with pytest.raises(UserError, match=sentence):
+        check_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_without_a_limit_a_text_ends_where_the_model_reads_no_further(world: World, path: str) -> None:
+    prompt = {"prompt": "1" * 60} if path == "completions" else {"messages": [{"role": "user", "content": "1" * 59}]}
+    reply = world.client().post(f"/v1/{path}", json=prompt | {"ignore_eos": True})
+    assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 4), reply.text
+    reply = world.client().post(f"/v1/{path}", json=prompt | {"max_tokens": 16})
+    assert (reply.status_code, "max_tokens is 16: the model reads 64" in reply.text) == (400, True), reply.text
+
+
 def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignored(world: World) -> None:
     _, _, count = world.plain("3+4=", 40)
     assert count < 40, "this prompt shows nothing: its text does not end by itself"

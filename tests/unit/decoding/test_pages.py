@@ -18,6 +18,7 @@ from isobatch.deployments.decoding.pages import PagePool, page_names
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
 from isobatch.deployments.transport.device_copies import to_device
+from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens
@@ -202,7 +203,8 @@ def test_a_text_that_overflows_spoils_no_later_one_on_its_pages(kind: Callable[.
     overflows, other = shape.request((22,) * 3, 1), shape.request((4,), 3)  # a page that is not full is not kept
     running = engine(model, {0: 0.3})
     alone = running.write_all([other])
-    running.write_all([overflows])
+    with pytest.raises(UserError, match="numbers are too large"):
+        running.write_all([overflows])
     assert running.write_all([other]) == alone
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event as Signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,11 @@ from isobatch.deployments.front.messages import FrontMessage, Question
 from isobatch.deployments.graph import Graph, read_graph
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.files import save
+from tests.helpers.asking import until
 from tests.helpers.toy_model import Toy
 
 PASS_S = 0.3
+PATIENCE_S = 5.0
 
 
 @dataclass
@@ -207,5 +210,62 @@ def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deploye
         assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
         for front in fronts:
             front.cancel()
+
+    asyncio.run(live())
+
+
+def test_a_deployer_answers_while_rays_store_does_not(
+    begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments import ray_facts
+
+    recall, waits, back = ray_facts.recall, Signal(), Signal()
+
+    def recall_later(key: str) -> str | None:
+        waits.set()
+        assert back.wait(PATIENCE_S)
+        return recall(key)
+
+    async def live() -> None:
+        graphs, one = list[Graph](), begin(config)
+        monkeypatch.setattr(ray_facts, "recall", recall_later)
+        front = asyncio.create_task(followed(one, config, graphs))
+        assert await asyncio.to_thread(waits.wait, PATIENCE_S)
+        assert isinstance(await one.apply(await one.plan()), Undone), "it is not running yet"
+        back.set()
+        await until(lambda: graphs)
+        waits.clear()
+        back.clear()
+        parking = asyncio.create_task(one.park(7.0))
+        assert await asyncio.to_thread(waits.wait, PATIENCE_S)
+        assert await one.plan()
+        assert len(graphs) == 1, "what is not stored yet is sent to no front"
+        back.set()
+        await parking
+        assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
+        front.cancel()
+
+    asyncio.run(live())
+
+
+def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve lets these drain for longer than they ask for."""
+    from ray.serve._private import constants
+
+    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", 0.1)
+    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 0.4)
+    quick = config.model_copy(update={"drain_s": 0.01})
+
+    async def live() -> None:
+        graphs, one = list[Graph](), begin(quick)
+        replicas.counts["k80"] = 1
+        front = asyncio.create_task(followed(one, quick, graphs))
+        await until(lambda: graphs)
+        await asyncio.sleep(0.2)
+        assert replicas.counts == {"v100": 2, "k80": 1}
+        await until(lambda: replicas.counts == {"v100": 2, "k80": 0}, PATIENCE_S)
+        front.cancel()
 
     asyncio.run(live())

@@ -112,7 +112,11 @@ def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
     ("told", "sentence"),
     [
         ({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"),
-        ({"devices": {"k80": 3}}, "no table for device kind 'k80'"),
+        (
+            {"devices": {"k80": 3}},
+            "no table for device kind 'k80' .*'isobatch profile ... --devices k80', or measure there",
+        ),
+        ({"devices": {"v100": "two"}}, r"^args: devices\.v100 = 'two': Input should be a valid integer"),
         ({"devices": {"v100": 0}}, "counts of at least one"),
         ({"devices": {}}, "counts of at least one"),
         ({"devices": {"v100": 1}, "device": "cpu"}, "device cannot be set beside a plan"),
@@ -142,6 +146,18 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
             checked(AppConfig, told | {"links": {wrong: 0.08}})
     with pytest.raises(UserError, match="links"):
         checked(AppConfig, told | {"links": {"v100>oddity": 0}})
+
+
+def test_a_controller_keeps_to_the_largest_batch_of_its_application(profile: str) -> None:
+    fields = {"profile": profile, "devices": {"v100": 1}}
+    whole, limited = checked(AppConfig, fields), checked(AppConfig, fields | {"max_batch": 4})
+
+    def largest(controller: ControllerConfig, config: AppConfig) -> int:
+        return classifier_problem(controller, config, load(Path(profile))).objective.max_batch
+
+    assert largest(ControllerConfig(), limited) == 4
+    assert largest(ControllerConfig(max_batch=8), limited) == 8
+    assert largest(ControllerConfig(), whole) == 64
 
 
 def test_replicas_stand_by_on_whole_devices() -> None:

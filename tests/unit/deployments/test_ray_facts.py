@@ -53,6 +53,13 @@ INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
         ("deployment_id", "target_num_replicas"),
         "ray_facts.scale",
     ),
+    (
+        "ray.serve._private.constants",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+        (),
+        "ray_facts.drained_s",
+    ),
+    ("ray.serve._private.constants", "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", (), "ray_facts.drained_s"),
     ("ray.serve.handle", "DeploymentHandle.broadcast", ("method_name",), "ray_facts.ask_all"),
     (
         "ray.serve.handle",
@@ -173,6 +180,8 @@ def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray_facts, "_applications", lambda: running)
     of_others = [{"CPU": 3.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 2.5, "GPU": 1.0}]
     assert ray_facts.nodes_beside_others("a") == of_others
+    assert ray_facts.nodes_beside_others("a", "c") == of_others
+    assert ray_facts.nodes_beside_others("a", "a.b") == [{"CPU": 4.0, "GPU": 2.0, "k80": 4.0}, {"CPU": 4.0, "GPU": 2.0}]
     assert ray_facts.nodes_beside_others("a.b") == [{"CPU": 2.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 4.0, "GPU": 2.0}]
 
 

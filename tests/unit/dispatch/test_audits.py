@@ -206,3 +206,20 @@ def test_another_plan_forgets_the_shadows_of_the_one_before() -> None:
     dispatcher.admit(0.2, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.2)
     assert launch.shadows == 0
+
+
+def test_a_shadow_whose_replica_has_left_the_group_is_given_up() -> None:
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "a", local=True))))
+    dispatcher = Dispatcher(route, {"a": ["a0"]}, replace(AUDITED, audit_cost=0.9), lambda: 0.0)
+    for second in range(6):  # each earns time for audits
+        dispatcher.admit(float(second), 99.0, Place("x", 0))
+        (launch,) = dispatcher.tick(float(second))
+        if second < 5:
+            dispatcher.completed(launch.id, second + 0.1, {})
+    dispatcher.released(launch.id, 5.0, [0], [3], [1])
+    dispatcher.reroute(route, {"a": ["a1"]})
+    dispatcher.completed(launch.id, 5.1, {0: Place("shadow", 0)})
+    dispatcher.admit(6.0, 99.0, Place("x", 0))
+    (launch,) = dispatcher.tick(6.0)
+    dispatcher.completed(launch.id, 6.2, {})
+    assert dispatcher.tick(6.3) == []

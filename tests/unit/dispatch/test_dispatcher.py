@@ -164,6 +164,39 @@ def test_an_input_that_hangs_replicas_is_given_up_before_it_has_hung_all() -> No
     assert len(set(hung)) == 3
 
 
+def moved_while_busy() -> tuple[Dispatcher, Launch]:
+    """A replica that has run one launch, and runs the second one while it moves to the first group."""
+    dispatcher = Dispatcher(TWO_SPLITS, {"front": ["f1"], "back": ["b1"]}, Limits(ahead=0))
+    for second in (0.0, 1.0):
+        dispatcher.admit(second, 60.0, Place("input", 0))
+        (first,) = dispatcher.tick(second)
+        dispatcher.completed(first.id, second + 0.01, {0: Place("state", 0)})
+        (running,) = dispatcher.tick(second + 0.01)
+        if second == 0.0:
+            dispatcher.completed(running.id, 0.02, {})
+    dispatcher.reroute(TWO_SPLITS, {"front": ["f1", "b1"], "back": ["b2"]})
+    return dispatcher, running
+
+
+def test_a_replica_that_moves_to_another_group_is_known_to_be_warm_and_busy() -> None:
+    dispatcher, running = moved_while_busy()
+    for number in range(16):
+        dispatcher.admit(1.02, 60.0, Place("input", number))
+    assert [launch.replica for launch in dispatcher.tick(1.02)] == ["f1"], "the other one still runs its launch"
+    dispatcher.completed(running.id, 1.03, {})
+    (after,) = dispatcher.tick(1.03)
+    assert after.replica == "b1"
+    assert after.timeout_s < 2.0, "its first launch was long ago"
+
+
+def test_a_replica_that_hung_while_it_moved_is_benched_where_it_is_now() -> None:
+    dispatcher, running = moved_while_busy()
+    dispatcher.failed(running.id, 3.0, "it hangs", Fault.REPLICA)
+    for number in range(16):
+        dispatcher.admit(3.0, 60.0, Place("input", number))
+    assert {launch.replica for launch in dispatcher.tick(3.0) if launch.cursor == 0} == {"f1"}
+
+
 def test_if_the_last_working_replica_hangs_benched_ones_are_used_again() -> None:
     dispatcher = alone(["g1", "g2"])
     (first,) = dispatcher.tick(0.0)

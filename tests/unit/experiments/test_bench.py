@@ -23,6 +23,7 @@ TREE = {
 
 def test_all_that_a_benchmark_reaches_counts_and_nothing_else() -> None:
     assert list(code_of("claim", TREE.get)) == sorted(set(TREE) - {"deployments/unused.py"})
+    assert code_of("claim@othermachine", TREE.get) == code_of("claim", TREE.get)
 
 
 def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -> None:

@@ -94,8 +94,14 @@ async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, fre
             assert await each.read() is grpc.aio.EOF
 
 
-async def test_streams_are_told_apart_by_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
-    """Whatever they say of themselves."""
+@pytest.mark.parametrize(
+    ("proxies", "clients"), [("", [b"127.0.0.1"] * 2), ("127.0.0.0/8", [b"127.0.0.1", b"10.0.0.8"])]
+)
+async def test_streams_are_told_apart_by_clients_addresses(
+    monkeypatch: pytest.MonkeyPatch, free_port: int, proxies: str, clients: list[bytes]
+) -> None:
+    """Whatever they say of themselves, unless a proxy says it that is trusted."""
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", proxies)
     seen: list[bytes] = []
     take = Places.take
 
@@ -106,10 +112,10 @@ async def test_streams_are_told_apart_by_clients_addresses(monkeypatch: pytest.M
     monkeypatch.setattr(Places, "take", noted)
 
     async with front_at(free_port) as (channel, _):
-        for told in ((), ((CLIENT.decode(), "10.0.0.7"),)):
+        for told in ((), ((CLIENT.decode(), "10.0.0.7"), ("x-forwarded-for", "10.0.0.8"))):
             call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
             assert len(await everything(call)) == 1
-    assert seen == [b"127.0.0.1"] * 2
+    assert seen == clients
 
 
 async def test_a_stream_with_an_unfinished_message_ends_after_what_came_before(

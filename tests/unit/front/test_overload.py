@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.headers import KERNEL
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.load import SLICE_S
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
@@ -58,18 +59,17 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
 def test_a_request_past_its_deadline_is_refused_before_it_is_read(client: TestClient, path: str) -> None:
-    def ask(waited_s: float) -> Any:
-        came_us = (time.time() - waited_s) * 1e6
-        return client.post(
-            path, content=b"{", headers={"X-Request-Start": f"t={came_us:.0f}", "X-Deadline-Ms": "30000"}
-        )
+    def ask(waited_s: float, kernel: str = KERNEL) -> Any:
+        started = f"t={(time.time() - waited_s) * 1e6:.0f};{kernel}"
+        return client.post(path, content=b"{", headers={"X-Request-Start": started, "X-Deadline-Ms": "30000"})
 
     assert ask(0.1).status_code == 400
+    assert ask(31.0, "of another node").status_code == 400, "its clock may be half a minute behind"
     refused = ask(31.0)
     assert (refused.status_code, "deadline" in refused.json()["error"]) == (503, True)
     assert int(refused.headers["Retry-After"]) >= 1
     assert client.encoded == []
-    assert client.get("/stats").json()["requests"]["refused"] == 2
+    assert client.get("/stats").json()["requests"]["refused"] == 3
 
 
 async def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:

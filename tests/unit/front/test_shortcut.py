@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from isobatch.deployments.front import shortcut
+from isobatch.deployments.front.headers import path_below
 from isobatch.deployments.front.shortcut import Shortcut
 
 
@@ -40,6 +41,11 @@ async def serve(scope: Any, receive: Any, send: Any) -> None:
     await send("Serve")
 
 
+async def serve_below_a(scope: Any, receive: Any, send: Any) -> None:
+    scope["root_path"] = "/a"  # as Serve does before it answers
+    await send("Serve")
+
+
 async def front(scope: Any, receive: Any, send: Any) -> None:
     body = b""
     while (message := await receive()).get("more_body"):
@@ -61,6 +67,21 @@ async def test_only_the_most_frequent_request_bypasses_serve() -> None:
     assert client.sent == ["Serve"] * 5
     await ask(client)
     assert client.sent[5:] == [b"ab"]
+
+
+async def test_the_route_prefix_is_learned_from_what_serve_answers() -> None:
+    client, paths = Client(), []
+
+    async def front_below(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(path_below(scope))
+
+    shortcut.apply(front_below, {"/predict"})
+    below = Shortcut(serve_below_a)
+    for path in ("/-/healthz", "/a/predict", "/predict", "/a/predict"):
+        scope = {"type": "http", "method": "POST", "path": path}
+        await below(scope, client.receive, client.send)
+    assert paths == ["/predict"] * 2
+    assert client.sent == ["Serve"] * 2, "the check, and a path that is not below the prefix"
 
 
 def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:

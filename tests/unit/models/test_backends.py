@@ -19,7 +19,7 @@ from isobatch.deployments.models.backends import (
     make_ready,
     on_backend,
     planned_block_ranges,
-    warn_of_other_backend,
+    warn_of_other_times,
 )
 from isobatch.deployments.models.checkpoint import usual_dtype
 from isobatch.deployments.models.onnx_model import OnnxModel, fingerprint
@@ -220,13 +220,16 @@ def test_auto_leaves_what_it_cannot_run_on_torch(folder: Path) -> None:
         on_backend(virtual, folder, "onnx")
 
 
-def test_a_profile_of_another_backend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_other_backend(replace(table(), backend="torch"), "torch")
+def test_a_profile_of_another_backend_or_precision_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_other_times(replace(table(), backend="torch"), "torch", "float32")
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        warn_of_other_backend(replace(table(), backend="torch"), "onnx")
-    assert "the times of v100 are measured on torch, but onnx serves" in caplog.text
+        warn_of_other_times(replace(table(), backend="torch"), "onnx", "float32")
+        warn_of_other_times(replace(table(), dtype="float16"), "torch", "bfloat16")
+    assert "the times of v100 are measured with backend torch, but onnx serves" in caplog.text
     assert "isobatch profile --backend onnx" in caplog.text
+    assert "the times of v100 are measured with dtype float16, but bfloat16 serves" in caplog.text
+    assert "isobatch profile --dtype bfloat16" in caplog.text
 
 
 def test_ramps_that_were_made_for_another_dtype_are_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

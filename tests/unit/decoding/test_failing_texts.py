@@ -1,0 +1,179 @@
+"""A text that the network fails on ends alone, by one sentence; others write what they write without it."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.demos.sums import tokenizer
+from isobatch.deployments.decoding import front
+from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.loop import DecodingError
+from isobatch.deployments.decoding.network import Draw, choose
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.sequences import UNDEFINED, Finish, Sampling, TextRequest
+from isobatch.profiles.errors import UserError
+from tests.helpers.decoder_world import RAMPS, World
+from tests.helpers.tiny_decoders import decoder, engine, plainly, t5
+
+BAD = 22  # a token
+PROMPTS = ((3, BAD, 5), (4,), tuple(range(1, 10)), (7, 8))
+GOOD = Sampling(bias=((BAD, -100.0),))  # no text writes it
+WAYS = ("recompute", "verified", "project")
+
+
+def poisoned(kind: Callable[..., Any] = decoder, value: float = math.nan) -> Any:
+    """A network in which a token's embedding is no number."""
+    model = deepcopy(kind(seed=6))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BAD] = value
+    return model
+
+
+def raising() -> Any:
+    """A network that raises an error where a token is in a launch."""
+    model = deepcopy(decoder(seed=7))
+    anatomy = anatomy_of(model)
+    embed = anatomy.embed
+
+    def fail(tokens: torch.Tensor) -> torch.Tensor:
+        if BAD in tokens.tolist():
+            raise ValueError("this token is not known")
+        return embed(tokens)
+
+    anatomy.embed = fail
+    return model
+
+
+def written(running: Engine, asked: list[TextRequest]) -> list[tuple[list[int], Finish | None]]:
+    """The tokens of texts that come together, and why each has ended."""
+    found: dict[Any, tuple[list[int], Finish | None]] = {running.open(each): ([], None) for each in asked}
+    while (news := running.step()) is not None:
+        for each in news:
+            found[each.name] = found[each.name][0] + list(each.tokens), each.finish
+    return list(found.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "row", [[math.nan] * 3, [-math.inf] * 3, [1.0, math.nan, 0.0], [1.0, math.inf, 0.0], [-math.inf, math.nan, 1.0]]
+)
+def test_no_token_is_chosen_of_logits_that_are_no_numbers(row: list[float], temperature: float) -> None:
+    logits = torch.tensor([row, [0.0, -math.inf, -math.inf]])
+    assert choose(logits, [Draw(Sampling(temperature), 1)] * 2).tolist() == [UNDEFINED, 0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [decoder, t5])
+def test_a_text_whose_numbers_overflow_ends_alone(kind: Callable[..., Any], way: str) -> None:
+    """Whoever runs with it, and whoever has its pages after it."""
+    model = poisoned(kind)
+    shape, verified, project = anatomy_of(model).shape, way == "verified", way == "project"
+    asked = [shape.request(prompt, 6, sampling=GOOD) for prompt in PROMPTS]
+    for pages in (9, 40):
+        running = engine(model, RAMPS, verified, pages, project=project)
+        plain = [plainly(model, one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
+        for order in (asked, asked[::-1], asked):
+            found = written(running, order)[:: 1 if order is asked else -1]
+            assert found[0] == ([], Finish.UNDEFINED)
+            assert found[1:] == [(tokens, Finish.LENGTH) for tokens in plain]
+        assert running.scheduler.pool.free == pages
+
+
+def test_a_shorter_text_reads_no_page_of_it_as_padding() -> None:
+    model = poisoned()
+    running = engine(model, {}, pages=8)
+    running.write_all([TextRequest(tuple(range(1, 21)), 12, sampling=GOOD)])  # fills all pages: they are used in turn
+    asked = [TextRequest((BAD,) * 9, 6), TextRequest((4, 5, 6, 7, 8), 6, sampling=GOOD)]
+    assert written(running, asked)[1] == (plainly(model, asked[1], {})[0], Finish.LENGTH)
+
+
+def test_nobody_shares_pages_of_a_text_that_has_overflowed() -> None:
+    running = engine(poisoned(), RAMPS)
+    for _ in range(2):
+        assert written(running, [TextRequest((BAD,) * 9, 6)]) == [([], Finish.UNDEFINED)]
+    assert running.scheduler.pool.shared == 0
+
+
+@pytest.mark.parametrize(("make", "sentence"), [(poisoned, "numbers are too large"), (raising, "failed on this text")])
+def test_a_command_that_has_texts_written_ends_with_the_sentence(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        engine(make(), RAMPS).write_all([TextRequest((1, 2), 4, sampling=GOOD), TextRequest((BAD,), 4)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_text_at_which_a_launch_fails_is_found_and_ends_alone(way: str) -> None:
+    model, verified, project = raising(), way == "verified", way == "project"
+    asked = [TextRequest(prompt, 6, sampling=GOOD) for prompt in PROMPTS]
+    plain = [plainly(decoder(seed=7), one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
+    running = engine(model, RAMPS, verified, 40, project=project)
+    for order in (asked, asked[::-1]):
+        found = written(running, order)[:: 1 if order is asked else -1]
+        assert found == [([], Finish.FAILED), *((tokens, Finish.LENGTH) for tokens in plain)]
+    assert running.scheduler.pool.free == 40
+
+
+@pytest.fixture(
+    params=[(poisoned, 422, "refused", "numbers are too large"), (raising, 500, "failed", "failed on this")]
+)
+def failing(request: pytest.FixtureRequest) -> Iterator[tuple[World, int, str, str]]:
+    make, status, outcome, sentence = request.param
+    world = World(make(), tokenizer())
+    yield world, status, outcome, sentence
+    world.loop.end()
+
+
+@pytest.mark.parametrize("others", [{}, {"logprobs": 2}, {"stream": True}])
+def test_its_request_has_one_answer_and_is_counted_once(failing: Any, others: dict[str, Any]) -> None:
+    world, status, outcome, sentence = failing
+    asked = {"prompt": [1, BAD, 2], "max_tokens": 4, "logit_bias": {str(BAD): -100}} | others
+    reply = world.client().post("/v1/completions", json=asked)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
+    counts = {name: count for name, count in world.front.meter.requests.items() if count}
+    assert (counts, world.asked) == ({outcome: 1}, 1)
+    assert world.front.meter.burden() == (0, 0, 0), "it says nothing about the load"
+    assert world.client().post("/v1/completions", json={**asked, "prompt": [1, 2]}).status_code == 200
+    assert world.loop.alive
+
+
+def test_a_stream_that_has_begun_ends_with_the_sentence(world: World) -> None:
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        yield NewTokens(1, (5,), (3,))
+        yield NewTokens(1, (), (), Finish.FAILED)
+
+    world.front.write_tokens = ask
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": True})
+    *_, last = (line for line in reply.text.split("\n\n") if line)
+    assert "failed on this text" in last
+    assert world.front.meter.requests["failed"] == 1
+
+
+def test_a_device_that_is_lost_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(raising(), tokenizer())
+    monkeypatch.setattr(anatomy_of(world.model), "weights", None)  # that cannot be read
+
+    async def ask() -> None:
+        async for _ in world.loop.write(TextRequest((BAD,), 1)):
+            pass
+
+    with pytest.raises(DecodingError, match="decoding failed"):
+        asyncio.run(ask())
+    world.loop.end()
+
+
+def test_a_text_that_ends_replicas_ends_two_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        world.asked += 1
+        raise DecodingError("decoding failed: the device is lost")
+        yield
+
+    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
+    world.front.write_tokens = ask
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1="})
+    assert (reply.status_code, world.asked) == (500, front.MOST_FAILED)
+    assert "decoding ended on 2 replicas while they wrote this text" in reply.json()["error"]["message"]
