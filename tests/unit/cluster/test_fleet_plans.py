@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from experiments.planner.networks import bert_base, distilbert
-from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
 from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
@@ -91,8 +89,8 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
 @pytest.mark.parametrize("cost", [False, True])
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
     asked = ("--rate", "13000", "--goal", "cost") if cost else ()
-    options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100")
-    CliRunner().invoke(app, [*options, *asked, "--believed", "--out", "plan.json"], catch_exceptions=False)
+    options = ("--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--out", "plan.json")
+    ran("plan", *options, *asked, "--believed")
     plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
@@ -118,10 +116,9 @@ def test_the_file_serves_every_application_with_its_controller(planned: Path, mo
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
     asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
-    simulated = CliRunner().invoke(app, [*asked, "queries", "--replan"], catch_exceptions=False)
-    assert simulated.exit_code == 0, simulated.output
+    ran(*asked, "queries", "--replan")
     with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
-        CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
+        ran(*asked, "other")
 
 
 def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder: Path) -> None:
@@ -207,17 +204,17 @@ def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict
     refused(content, r"fleet: .* reviews-controller is no controller of reviews with shared: ")
 
 
-def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
+def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
     asked = ("simulate", "--config", "serve.yaml", "--hours", "0.003", "--load")
     for options in ((), ("--replan",)):
         loads = "queries=200@bursts.csv", "--rate", "100"
-        result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*asked, *loads, *options])
-        assert result.exit_code == 0, result.output
-        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", result.stdout)
+        output = ran(*asked, *loads, *options)
+        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", output)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
         assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
-        assert ("devices moved" in result.stdout) == bool(options)
+        assert ("devices moved" in output) == bool(options)
     assert Path("simulation-queries.png").exists()
 
 
@@ -234,7 +231,7 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
 )
 def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        CliRunner().invoke(app, ["simulate", "--config", "serve.yaml", *options], catch_exceptions=False)
+        ran("simulate", "--config", "serve.yaml", *options)
 
 
 def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:

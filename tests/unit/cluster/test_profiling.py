@@ -35,6 +35,7 @@ from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.model import Batch, SplitModel
 from tests.helpers.clock import Clock
+from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import hugging_face
 from tests.helpers.tiny_tokenizers import save_tokenizer
 
@@ -52,10 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
-    command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "0.2", "--largest", "4"]
-    result = RUNNER.invoke(app, [*command, *more], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return ran("profile", checkpoint, "--out", out, "--device", "cpu", "--budget", "0.2", "--largest", "4", *more)
 
 
 @pytest.fixture(scope="module")
