@@ -239,6 +239,12 @@ def batches(plan: Plan, batch_size: int) -> Plan:
     return replace(plan, placements=placements)
 
 
+def improvable(survival: tuple[float, ...] = MEDIUM) -> Fluid:
+    """An application whose batches are smaller than those of its best plan."""
+    asked = question(survival)
+    return Fluid(asked, batches(first_plan(asked), 4))
+
+
 async def until_it_moves(app: Fluid, loop: ControlLoop, grant: Callable[[], Awaitable[None]]) -> None:
     """Run the loop, and grant, until the application runs on other devices."""
 

@@ -53,10 +53,8 @@ class PaperApplication:
         self._luck, self._asked, self._due_s, self._before = Random(seed), 0, 0.0, None
         self._config = DecoderConfig(model="").with_plan(plan)
         self._replica = _Metered(question.profile, plan.placements[0].kind, self._config, Random(seed))
-        terms = question.goal
-        self._meter = ClientMeter(
-            MetricSeries(TEXT_FRONT, NotedMetrics()), self._replica.clock, terms.ttft_s, terms.tpot_s
-        )
+        metrics, terms = MetricSeries(TEXT_FRONT, NotedMetrics()), question.goal
+        self._meter = ClientMeter(metrics, self._replica.clock, terms.ttft_s, terms.tpot_s)
         self._replica.meter_by(self._meter)
 
     @property
@@ -98,14 +96,8 @@ class PaperApplication:
         self.rolled.append(plan)
 
     def loop(self, **patience: float) -> ControlLoop:
-        controller = Controller(
-            self.question,
-            Patience(**{"look_every_s": 0.5, **patience}),
-            History(None),
-            Events(None),
-            self.running,
-            self.now_s,
-        )
+        terms = Patience(**{"look_every_s": 0.5, **patience})
+        controller = Controller(self.question, terms, History(None), Events(None), self.running, self.now_s)
         return ControlLoop(self, controller, lambda: self.now_s, lambda: 0.0, report=lambda event: None)
 
 

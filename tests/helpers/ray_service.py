@@ -1,9 +1,11 @@
 """What KubeRay 1.7 reads of a RayService: its fields, and no others. To be compared with its types at each release."""
 
+import copy
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+KUBERNETES = "1.33"
 Pod = dict[str, Any]  # a PodTemplate: checked by Kubernetes' own schema
 
 
@@ -82,3 +84,11 @@ class RayService(_Strict):
     kind: Literal["RayService"]
     metadata: dict[str, Any]
     spec: Spec
+
+
+def check_pod(template: Pod) -> None:
+    """As Kubernetes does; it knows every field."""
+    import kubernetes_validate
+
+    pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}, "template": copy.deepcopy(template)}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)

@@ -20,8 +20,7 @@ ASKED = question(MEDIUM, **FLEET)
 def sustained(budget: Budget) -> float:
     if not any(budget.values()):
         return 0.0
-    plan = ASKED.best(MEDIUM, Corrections(), budget)
-    return plan.promise.goodput_per_s
+    return ASKED.best(MEDIUM, Corrections(), budget).promise.goodput_per_s
 
 
 EACH_PER_S = sustained(OWN["a"])
@@ -29,7 +28,7 @@ EACH_PER_S = sustained(OWN["a"])
 
 def arbiter(own: Mapping[str, Budget] = OWN, goal: FleetGoal = "goodput", **terms: Mapping[str, float]) -> Arbiter:
     members = tuple(
-        MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller", **terms.get(name, {}))
+        MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller", **terms.get(name, {}))  # type: ignore[arg-type]
         for name, devices in own.items()
     )
     return Arbiter(ArbiterConfig(devices=FLEET, goal=goal, applications=members))

@@ -131,7 +131,6 @@ def test_a_rate_is_found_by_bisection(limit: float) -> None:
         return DeviceTrial(rate, 1.0, offered=100, latencies_s=[0.5 if rate <= limit else 1.5] * 100)
 
     found = sustained(at, 0.0, 100.0)
-    assert found is not None
     assert min(limit, 100.0) * 0.9 < found.seconds <= min(limit, 100.0)
     assert sustained(at, limit, 600.0) is None, "3 % more is not possible"
 
@@ -174,36 +173,30 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("with_data", [True, False])
-def test_it_prints_json(checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("with_data", "backend"), [(True, "torch"), (False, "tests.helpers.toy_backend:TOY")])
+def test_it_prints_json(
+    checkpoint: Path, tmp_path: Path, with_data: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any backend of a server."""
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
-    command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
+    command = ["bench", str(checkpoint), "--backend", backend, "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
     columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
     data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
     out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]
     found = json.loads(ran(*command, *data, *out))
     assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
+    assert f"cpu, {'torch' if with_data else 'toy'}, float32" in found["measured"]
     assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
     (gain,) = found["batch_gains"]
     assert (gain["slo_ms"], gain["kind"]) == (200.0, "cpu")
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
 
 
-def test_it_takes_any_backend_of_a_server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "STEPS", 1)
-    command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
-    few = ["--seconds", "0.1", "--budget", "0.1", "--largest", "2", "--device", "cpu", "--json", "--out"]
-    assert "cpu, toy, float32" in json.loads(ran(*command, *few, tmp_path / "bench.json"))["measured"]
-
-
-def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
+        ran("bench", checkpoint, "--out", "/nonexistent/bench.json")
     bare = Path(copytree(checkpoint, tmp_path / "bare"))
     (bare / "exits.json").unlink()
     with pytest.raises(UserError, match="give it some with 'isobatch prepare'"):
         ran("bench", bare, "--device", "cpu")
-
-
-def test_where_nothing_can_be_written_is_found_before_anything_is_measured(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
-        ran("bench", checkpoint, "--out", "/nonexistent/bench.json")

@@ -16,13 +16,13 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.fleet_division import Budget
 from isobatch.cluster.controller.record import NextStep
-from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
+from isobatch.cluster.controller.rehearsal import Member, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.simulation import World
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
-from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, moves, run, until_it_moves
+from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, control_loop, moves, run
 from tests.helpers.two_applications import (
     ASKED,
     EACH_PER_S,
@@ -40,7 +40,8 @@ from tests.helpers.two_applications import (
 def test_the_giver_shrinks_before_the_taker_grows() -> None:
     fleet = arbiter()
     both = {"a": standing(0.1, OWN["a"]), "b": standing(1.9, OWN["b"], refuses=True)}
-    assert fleet.look(both | {"b": standing(1.9, OWN["b"])}, FLEET, 0.0) == {}
+    for at_s in (0.0, 2.5):
+        assert fleet.look(both | {"b": standing(1.9, OWN["b"])}, FLEET, at_s) == {}, "no input is refused yet"
     first = fleet.look(both, FLEET, 5.0)
     assert list(first) == ["a"], "at once, though the window has not ended"
     shrunk = first["a"].budget
@@ -81,16 +82,6 @@ def test_a_device_that_its_owner_does_not_use_is_granted_once_the_owner_has_hear
     assert list(fleet.look({"a": standing(0.1, kept), "b": b}, FLEET, 20.0)) == ["b"]
 
 
-def test_no_device_moves_before_inputs_are_refused_or_the_window_ends() -> None:
-    fleet = arbiter()
-    both = {"a": standing(0.1, OWN["a"]), "b": standing(0.9, OWN["b"])}
-    quick = {name: replace(each, start_s=1.0) for name, each in both.items()}
-    assert fleet.look(quick, FLEET, 0.0) == {}
-    more = quick | {"b": replace(quick["b"], expected_per_s=1.9 * EACH_PER_S)}
-    assert fleet.look(more, FLEET, 10.0) == {}
-    assert list(fleet.look(more | {"b": replace(more["b"], refuses=True)}, FLEET, 20.0)) == ["a"]
-
-
 def test_what_nobody_asks_for_moves_no_device() -> None:
     fleet = arbiter()
     for at_s in (0.0, WINDOW_S, 2 * WINDOW_S):
@@ -108,21 +99,18 @@ def test_lent_devices_return_when_their_owner_expects_inputs() -> None:
 
 
 def test_lost_devices_are_those_of_the_lowest_priority() -> None:
+    standings = {name: standing(1.0, OWN[name]) for name in OWN}
     for first, last in (("a", "b"), ("b", "a")):
         fleet = arbiter(**{first: {"priority": 1}})
-        standings = {name: standing(1.0, OWN[name]) for name in OWN}
         fleet.look(standings, FLEET, 0.0)
-        left = {"v100": 1, "k80": 2}
-        grants = fleet.look(standings, left, 5.0)
+        grants = fleet.look(standings, {"v100": 1, "k80": 2}, 5.0)
         assert grants[last].budget["v100"] == 0
         assert f"1 v100 are gone: not all have what they need; devices are missing: {last} may" in grants[last].why
         assert fleet.budgets[first]["v100"] == 1
 
 
 @pytest.mark.parametrize("weight", [1.0, 10.0])
-def test_where_the_least_goodput_of_one_is_out_of_reach_each_keeps_what_it_needs_of_its_own_devices(
-    weight: float,
-) -> None:
+def test_where_the_least_goodput_is_out_of_reach_each_keeps_what_it_needs_of_its_own_devices(weight: float) -> None:
     """As after a burst, from which its controller learned that plans keep less than was estimated."""
     fleet = arbiter(a={"least_per_s": 0.95 * EACH_PER_S, "weight": weight})
     flooded = {name: standing(9.0, OWN[name], refuses=True) for name in OWN} | {
@@ -170,7 +158,6 @@ def test_each_keeps_a_device_while_there_is_one_for_each() -> None:
     fleet.look(standings, FLEET, 0.0)
     fleet.look(standings, {"v100": 1, "k80": 1}, 5.0)
     aims = fleet.decisions[-1].budgets
-    assert aims
     assert aims["a"]["v100"] == 1
     assert sum(aims["b"].values()) == 1
     assert "a may get less than agreed" in fleet.decisions[-1].why
@@ -274,16 +261,6 @@ def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
     assert loop.decided["granted"] == 1, "which is what Grafana counts"
 
 
-def test_a_controller_follows_a_grant_at_once() -> None:
-    """Its next look is due in an hour."""
-    app = Fluid(ASKED)
-    loop = control_loop(app, react_every_s=3600.0)
-    run(app, loop, 240)
-
-    asyncio.run(until_it_moves(app, loop, lambda: loop.grant(Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))))
-    assert app.running.devices() == {"v100": 1, "k80": 2}
-
-
 def test_no_plan_begins_to_use_a_device_that_left_the_budget_meanwhile() -> None:
     """The grant arrives between the decision and its roll-out."""
     app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), OWN["a"]))
@@ -309,11 +286,11 @@ def test_one_application_alone_changes_as_without_a_fleet() -> None:
     decided = []
     for budget in (None, FLEET):
         app = Fluid(ASKED)
-        app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 1200 else (1.0, 1.0, 0.95, 0.9)
+        app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 600 else HARD
         loop = control_loop(app)
         if budget:
             loop.controller.present.limit(budget)
-        decided.append([replace(event, took_s=None) for event in run(app, loop, 2400)])
+        decided.append([replace(event, took_s=None) for event in run(app, loop, 1200)])
     assert decided[0] == decided[1]
     assert moves(decided[0])
 
@@ -328,24 +305,23 @@ def member(rates: list[float], seconds: float, seed: int, **patience: float) -> 
     ]
     times_s = np.concatenate(times)
     inputs = times_s, exit_blocks(ExitProfile(MEDIUM), len(times_s), random)
-    assert ASKED.objective.slo_s
     return Member(World(plan, facts, ASKED.objective.slo_s), ASKED, [inputs], Patience(**patience))
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
     seconds, rates = 80.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
     members = {name: member(rates[name], seconds, seed, start_s=2.0) for seed, name in enumerate(rates, 1)}
-    good = {}
-    for name, fleet in {"divided": None, "shared": arbiter()}.items():
-        runs = replan_fleet(members, seconds, fleet)
-        good[name] = {each: run.report.good for each, run in runs.applications.items()}
-    assert sum(good["shared"].values()) > 1.1 * sum(good["divided"].values())
-    assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
+    divided, shared = (
+        {name: each.report.good for name, each in replan_fleet(members, seconds, fleet).applications.items()}
+        for fleet in (None, arbiter())
+    )
+    assert sum(shared.values()) > 1.1 * sum(divided.values())
+    assert all(shared[name] > 0.98 * divided[name] for name in OWN)
 
 
 def test_in_the_simulator_an_application_without_inputs_lends_its_last_device() -> None:
     """With replicas that stand by on each device, and with replicas that must start first."""
-    seconds, rates = 80.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
+    seconds, rates = 40.0, {"a": [0.5, 0.0, 0.0, 0.5], "b": [1.9, 1.9, 1.9, 1.9]}
 
     def good_shares(stands_by: bool, **terms: float) -> dict[str, float]:
         members = {
@@ -356,17 +332,7 @@ def test_in_the_simulator_an_application_without_inputs_lends_its_last_device() 
         return {name: each.report.good / each.report.arrived for name, each in runs.applications.items()}
 
     alone = good_shares(stands_by=True)
-    for stands_by, gained, kept in ((True, 0.05, 0.92), (False, 0.03, 0.85)):
-        lent = good_shares(stands_by, park_after_s=10.0)
+    for stands_by, gained, kept in ((True, 0.04, 0.92), (False, 0.03, 0.7)):
+        lent = good_shares(stands_by, park_after_s=5.0)
         assert lent["b"] > alone["b"] + gained
         assert lent["a"] > kept
-
-
-def test_in_the_simulator_one_application_runs_as_alone() -> None:
-    seconds = 100.0
-    alone = member([0.5, 1.2], seconds, 1, replan_every_s=40.0)
-    whole = replace(alone, world=replace(alone.world, plan=ASKED.best(MEDIUM, Corrections(), {})))
-    together = replan_fleet({"a": whole}, seconds, None).applications["a"]
-    by_itself = replan(whole.world, whole.problem, whole.inputs, seconds, patience=whole.patience)
-    assert together.plans == by_itself.plans
-    assert together.report.good == by_itself.report.good

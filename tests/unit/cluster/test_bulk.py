@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,7 +24,6 @@ from isobatch.deployments.prepare.data import Row
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
-from tests.helpers.tiny_words import word_network
 
 ROWS = 120  # of the material
 DATA = Path("others.csv")
@@ -88,10 +88,10 @@ def test_answers_have_the_number_of_their_row_in_every_format(here: Path, alone:
 
 def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.models.predict.AT_ONCE", BATCH)
-    encode, encoded = TorchModel.encode, list[int]()
+    encode, encoded, stops_at = TorchModel.encode, list[int](), 2
 
     def interrupted(model: TorchModel, inputs: Any) -> Any:
-        if len(encoded) == 2:
+        if len(encoded) == stops_at:
             raise KeyboardInterrupt
         encoded.append(len(inputs))
         return encode(model, inputs)
@@ -102,9 +102,7 @@ def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkey
     with Path("b.csv.part").open("a") as part:
         part.write('{"digest": "torn')
     encoded.clear()
-    monkeypatch.setattr(
-        TorchModel, "encode", lambda model, inputs: (encoded.append(len(inputs)), encode(model, inputs))[1]
-    )
+    stops_at = ROWS
     answered("--out", "b.csv")
     assert sum(encoded) == ROWS - 2 * BATCH
     with Path("b.csv").open() as file:
@@ -145,41 +143,33 @@ def test_what_cannot_be_done_is_one_sentence(here: Path, arguments: tuple[str, .
     assert sentence in str(run(*arguments).exception)
 
 
-def test_labelled_words_are_no_table(here: Path) -> None:
-    result = run("--model", word_network(), "--out", "a.csv")
-    assert "the network gives many labels to each row: write .jsonl or .parquet" in str(result.exception)
-
-
 def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sizes, run_blocks = load(place / "my-bert"), list[tuple[int, int]](), TorchModel.run
+    model, sizes, run_blocks = load(place / "my-bert"), defaultdict[int, list[int]](list), TorchModel.run
 
     def noted(self: TorchModel, batch: Any, *rest: Any) -> Any:
-        sizes.append((batch.cursor, len(batch)))
+        sizes[batch.cursor].append(len(batch))
         return run_blocks(self, batch, *rest)
 
     monkeypatch.setattr(TorchModel, "run", noted)
-    with (place / "others.csv").open() as file:
-        texts = [row["text"] for row in csv.DictReader(file)]
-    answers = predict(model, texts)
-    assert len(answers) == len(texts)
-    for cursor in {cursor for cursor, _ in sizes}:
-        here = [size for at, size in sizes if at == cursor]
+    assert len(predict(model, ["a good film", "a bad film", "the film was not dull"] * 40)) == 120
+    for here in sizes.values():
         assert sum(size < BATCH for size in here) <= 1, "only the last batch is not full"
 
 
+def finished(out: Path, answers: list[Any]) -> Path:
+    """The file of so many rows with these answers."""
+    rows = [Row(number, "text", None) for number, _ in enumerate(answers)]
+    answer_rows(DATA, rows, lambda values: answers, part_of(out), {}, len(rows))
+    finish(part_of(out), out)
+    return out
+
+
 def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) -> None:
-    listed = {"first": [0, 2], "second": [1, 2]}
-
-    def answer(values: Any) -> list[Any]:
-        return [
-            {"name": "c", "scores": [{"label": label, "name": "abc"[label], "score": 0.5} for label in listed[value]]}
-            for value in values
-        ]
-
-    part, out = tmp_path / "a.csv.part", tmp_path / "a.csv"
-    answer_rows(DATA, [Row(1, "first", None), Row(2, "second", None)], answer, part, {}, 1)
-    finish(part, out)
-    with out.open() as file:
+    answers = [
+        {"name": "c", "scores": [{"label": "abc".index(name), "name": name, "score": 0.5} for name in listed]}
+        for listed in ("ac", "bc")
+    ]
+    with finished(tmp_path / "a.csv", answers).open() as file:
         rows = list(csv.DictReader(file))
     assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
 
@@ -188,13 +178,9 @@ def test_a_parquet_file_has_the_columns_and_types_of_later_rows(tmp_path: Path) 
     """The first row group has no label in any row, and whole numbers."""
     answers: list[Any] = [{"labels": [], "score": 1}] * ROWS_PER_GROUP
     answers += [{"labels": [], "score": 0.5}, {"labels": [{"label": 2, "name": "c"}], "score": 0.5, "runs": [3, 4]}]
-    part, out = tmp_path / "a.parquet.part", tmp_path / "a.parquet"
-    rows = [Row(number, "text", None) for number in range(len(answers))]
-    answer_rows(DATA, rows, lambda values: answers, part, {}, len(rows))
-    finish(part, out)
-    first, *_, last = parquet.read_table(out).to_pylist()
+    first, *_, last = parquet.read_table(finished(tmp_path / "a.parquet", answers)).to_pylist()
     assert first == {"row": 0, "labels": [], "score": 1.0, "runs": None, "truncated": False}
-    assert last == {**answers[-1], "row": len(rows) - 1, "truncated": False}
+    assert last == {**answers[-1], "row": len(answers) - 1, "truncated": False}
 
 
 def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Path) -> None:

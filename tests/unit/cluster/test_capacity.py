@@ -36,9 +36,7 @@ def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, An
 def test_enough_is_enough(tmp_path: Path) -> None:
     check_capacity(content(tmp_path, "cpu", 3), [{"CPU": 1.0}, {"CPU": 3.0}])
     check_capacity(content(tmp_path, "a100", 2), [{"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0}])
-    check_capacity(
-        content(tmp_path, "cpu", 3, cpus_per_replica=0), [{"CPU": 1.0}]
-    )  # what the sentence below says helps
+    check_capacity(content(tmp_path, "cpu", 3, cpus_per_replica=0), [{"CPU": 1.0}])  # as the sentence below says
     check_capacity(content(tmp_path, "a100", 64, backend="virtual"), [{"CPU": 2.0}])
 
 
@@ -101,6 +99,10 @@ def two(folder: Path, kind: str, first: int, second: int, **more: Any) -> dict[s
     return {"applications": applications}
 
 
+def controller(**arguments: Any) -> dict[str, Any]:
+    return {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop"} | arguments}
+
+
 A100S = [{"CPU": 9.0, "GPU": 2.0, "accelerator_type:A100": 1.0}, {"CPU": 9.0, "GPU": 1.0, "accelerator_type:A100": 1.0}]
 PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 
@@ -108,9 +110,7 @@ PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 @pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
 def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]) -> None:
     check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
-    with pytest.raises(
-        UserError, match=r"^a100: this Ray has 3, but film may use 2 a100, shop may use 2 a100: name fewer"
-    ):
+    with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2 a100, shop may use 2 a100: name"):
         check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)
     check_capacity(two(tmp_path, "a100/2", 3, 3, **more), nodes)
     with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 3 a100/2, shop may use 4 a100/2: na"):
@@ -120,9 +120,7 @@ def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, floa
     with pytest.raises(UserError, match=r"film may use 2 a100, shop may use 3 a100/2"):
         check_capacity(whole_and_shared, nodes)
     controlled = two(tmp_path, "a100", 1, 1, **more)
-    controlled["applications"] += [
-        {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "devices": {"a100": 4}}}
-    ]
+    controlled["applications"].append(controller(devices={"a100": 4}))
     with pytest.raises(UserError, match="film may use 1 a100, shop may use 4 a100"):
         check_capacity(controlled, nodes)
 
@@ -145,13 +143,10 @@ def test_auto_is_for_an_application_that_has_the_cluster_for_itself(tmp_path: Pa
 
 
 def test_a_kind_may_come_for_one_application_only(tmp_path: Path) -> None:
-    grows = two(tmp_path, "a100", 1, 1)
-    grows["applications"].append(
-        {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "goal": "cost", "grow_to": {"t4": 4}}}
-    )
-    check_capacity(grows, A100S)
+    shared = two(tmp_path, "a100", 1, 1)["applications"]
+    check_capacity({"applications": [*shared, controller(goal="cost", grow_to={"t4": 4})]}, A100S)
     for kind in ("a100", "a100/2"):
-        grows["applications"][-1]["args"]["grow_to"] = {kind: 4}
+        grows = {"applications": [*shared, controller(goal="cost", grow_to={kind: 4})]}
         with pytest.raises(UserError, match=f"grow_to: {kind} may come for shop, so film cannot use that kind too"):
             check_capacity(grows, A100S)
 
@@ -198,10 +193,7 @@ def test_a_replica_needs_its_device_and_its_processors_on_one_node(tmp_path: Pat
     """All nodes together have enough, but not where replicas can be."""
     told = planned_decoder(tmp_path, "h100", replicas=2)
     h100, t4 = ({"CPU": 4.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4"))
-    sentence = (
-        r"needs 2 replicas on h100, each with 1 CPUs, 1 GPUs \(H100\) of one node; this Ray's nodes have room for 1"
-    )
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=r"needs 2 replicas on h100, each with 1 CPUs, 1 GPUs .H100. of one node; .*1"):
         check_capacity(told, [h100, t4])
     check_capacity(told, [h100, t4, h100])
     told = planned_decoder(tmp_path, "cpu", threads=3)
@@ -279,11 +271,8 @@ def test_each_front_takes_a_processor():
     assert inventory() == {"cpu": 0}
 
 
-def test_no_more_than_may_be_used():
+def test_gpus_are_counted_by_what_they_are_and_no_more_than_may_be_used():
     assert fitting({"cpu": 2}, {"cpu": CPU}, [{"CPU": 64.0}]) == {"cpu": 2}
-
-
-def test_gpus_are_counted_by_what_they_are():
     need = {kind: {"GPU": 1.0, f"accelerator_type:{kind.upper()}": 0.001} for kind in ("a100", "t4")}
     nodes = [{"GPU": 4.0, "accelerator_type:A100": 1.0, "CPU": 9.0}, {"GPU": 2.0, "accelerator_type:T4": 1.0}]
     assert fitting({"a100": 8, "t4": 1}, need, nodes) == {"a100": 4, "t4": 1}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,6 @@ from isobatch.cluster.commands.cascade_run import table
 from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.deployments.models import load_served
-from isobatch.deployments.models.encode import Encoded
 from isobatch.deployments.prepare.cascades import Combination
 from isobatch.optimizer import problem
 from isobatch.optimizer.plan import read_plan
@@ -26,14 +26,7 @@ from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.command_lines import material
 from tests.helpers.made_up_candidates import made_up
 from tests.helpers.simulated_fleet import HASTIER, HASTY
-
-
-class Images:
-    longest = None
-
-    def __call__(self, inputs: object) -> Encoded:
-        raise AssertionError("nothing is encoded here")
-
+from tests.helpers.tiny_networks import NoEncoder
 
 LONGER = replace(HASTY, last_inputs=2000, last_slos=20)  # a minute's search is tested where plans are chosen
 
@@ -43,7 +36,7 @@ def timed(blocks: int, block_s: float) -> Timed:
     made = LatencyTable(
         "v100", (1, 8), rows, ((0.0,) * blocks,) * 2, 1e-4, (64,) * blocks, (10**8,) * blocks, "made up"
     )
-    return Timed((made,), None, 8, Images())
+    return Timed((made,), None, 8, NoEncoder())
 
 
 def tryout(slo_s: float = 1.0, count: int = 3000) -> Tryout:
@@ -51,10 +44,15 @@ def tryout(slo_s: float = 1.0, count: int = 3000) -> Tryout:
     return Tryout(candidates, [timed(2, 0.001), timed(4, 0.005)], [None, None], terms, fleet("v100=2"), slo_s)
 
 
+def tried(here: Tryout) -> tuple[Any, Any]:
+    """All combinations, and the row of each."""
+    combinations = here.combinations(2)
+    return combinations, [here.row(each) for each in combinations]
+
+
 def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> None:
     here = tryout()
-    combinations = here.combinations(2)
-    rows = [here.row(each) for each in combinations]
+    combinations, rows = tried(here)
     assert [row.name for row in rows] == ["small", "large", "small > large"]
     small, large, both = rows
     assert not small.hopeful, "it serves most, but errs"
@@ -86,16 +84,14 @@ def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:
     here = tryout(count=120)
-    combinations = here.combinations(2)
-    rows = [here.row(each) for each in combinations]
+    combinations, rows = tried(here)
     assert here.tested(rows, combinations).made.alone
 
 
 def test_where_the_last_network_alone_is_late_and_the_best_fails_the_test_nothing_is_written() -> None:
     here = tryout(slo_s=0.01, count=120)
     here = replace(here, terms=replace(here.terms, max_loss=0.3))
-    combinations = here.combinations(2)
-    rows = [here.row(each) for each in combinations]
+    combinations, rows = tried(here)
     assert best(rows).name == "small", [(row.name, row.hopeful, row.plan) for row in rows]
     assert rows[1].plan is None
     failing = replace(here, terms=replace(here.terms, max_loss=0.001))
@@ -105,9 +101,8 @@ def test_where_the_last_network_alone_is_late_and_the_best_fails_the_test_nothin
 
 
 def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
-    here = tryout(slo_s=0.0001)
     with pytest.raises(UserError, match="--slo-ms"):
-        best([here.row(each) for each in here.combinations(2)])
+        best(tried(tryout(slo_s=0.0001))[1])
 
 
 @pytest.fixture

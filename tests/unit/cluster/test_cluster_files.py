@@ -1,13 +1,14 @@
-"""The files in cluster/ that say where isobatch runs: Ray, KubeRay and Kubernetes would take them as they are."""
+"""The files in cluster/ that say where isobatch runs: Ray, KubeRay, Kubernetes and Compose would take them so."""
 
-import copy
 import os
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from configparser import ConfigParser
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from experiments.planner import networks as shapes
 from experiments.planner.settings import BERT_BASE
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.deploy import environment
+from isobatch.cluster.commands.deploy import DASHBOARDS, environment
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.capacity import check_capacity
 from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS
@@ -43,12 +45,13 @@ from isobatch.deployments.resources import KIND, Resources
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
-from tests.helpers.ray_service import RayService
+from tests.helpers.ray_service import RayService, check_pod
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 SERVE = ["serve.yaml", "demo.yaml", "local.yaml", "two-apps.yaml"]
 UP = ["aws.yaml", "gcp.yaml"]
 RAY = "2.60.0"
+COMMAND = typer.main.get_command(app)
 
 
 def content(name: str) -> dict[str, Any]:
@@ -163,18 +166,13 @@ def test_ray_up_takes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UP)
-def test_nodes_with_gpus_say_their_kind(name: str) -> None:
+def test_nodes_say_their_kind_and_ray_has_our_settings_and_shows_its_dashboard_to_nobody(name: str) -> None:
     told = content(name)
     for kind, node in told["available_node_types"].items():
         if "GPU" in node["resources"]:
             assert node["labels"] == {KIND: kind}
             assert kind in CATALOGUE
     assert RAY in told["docker"]["image"]
-
-
-@pytest.mark.parametrize("name", UP)
-def test_ray_is_started_with_our_settings_and_shows_its_dashboard_to_nobody(name: str) -> None:
-    told = content(name)
     for commands in (told["head_start_ray_commands"], told["worker_start_ray_commands"]):
         assert commands[0] == "ray stop"
         heeds_labels = "RAY_enable_autoscaler_v2=1 "  # Ray's other autoscaler does not
@@ -186,39 +184,14 @@ def test_ray_is_started_with_our_settings_and_shows_its_dashboard_to_nobody(name
 # KubeRay
 
 
-def test_kuberay_takes_it_and_an_unknown_field_is_refused() -> None:
-    kuberay()
-    wrong = content("kuberay.yaml")
-    wrong["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["minReplica"] = 1
-    with pytest.raises(ValidationError, match="minReplica"):
-        RayService.model_validate(wrong)
-
-
 def templates() -> list[dict[str, Any]]:
     cluster = kuberay().spec.rayClusterConfig
     return [group.template for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs)]
 
 
-def as_pod_template(template: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}, "template": copy.deepcopy(template)}
-
-
-def test_kubernetes_takes_its_pods_and_refuses_an_unknown_field() -> None:
-    import kubernetes_validate
-
+def test_kubernetes_takes_its_pods() -> None:
     for template in templates():
-        kubernetes_validate.validate(as_pod_template(template), "1.33", strict=True)
-        wrong = as_pod_template(template)
-        wrong["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Always"
-        with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate(wrong, "1.33", strict=True)
-
-
-def test_the_steps_on_kubernetes_are_commands_that_there_are() -> None:
-    page = (CLUSTER.parent / "docs" / "deploy.md").read_text().partition("## Kubernetes")[2].split("```")[1]
-    (line,) = re.findall(r"^isobatch (kubernetes .*)$", page, re.M)
-    done = CliRunner().invoke(app, shlex.split(line))
-    assert str(done.exception).startswith("my-models/serve.yaml: no such directory or file")
+        check_pod(template)
 
 
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
@@ -234,10 +207,9 @@ def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
 
 
 def test_every_pod_has_the_key_that_the_applications_ask_for() -> None:
-    for application in yaml.safe_load(kuberay().spec.serveConfigV2)["applications"]:
-        name = application["args"]["api_key_variable"]
-        for template in templates():
-            assert name in [each["name"] for each in template["spec"]["containers"][0]["env"]]
+    asked = {each["args"]["api_key_variable"] for each in yaml.safe_load(kuberay().spec.serveConfigV2)["applications"]}
+    for template in templates():
+        assert asked <= {each["name"] for each in template["spec"]["containers"][0]["env"]}
 
 
 # The image
@@ -295,3 +267,61 @@ def test_a_node_may_have_as_many_open_files_as_a_server_of_one_machine(
 def test_a_folder_that_is_too_long_for_sockets_is_one_sentence(short: Path) -> None:
     with pytest.raises(UserError, match="at most 29 characters"):
         environment(short / "a-name-that-is-too-long")
+
+
+# Files for one machine: an image, Compose and systemd
+
+
+def understood(words: list[str]) -> None:
+    name, *arguments = words
+    COMMAND.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+def instructions() -> dict[str, list[str]]:
+    """Of the image for one machine, by their names."""
+    text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile.serve").read_text().replace("\\\n", " "), flags=re.M)
+    found: dict[str, list[str]] = {}
+    for line in filter(None, text.splitlines()):
+        name, _, value = line.partition(" ")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_image_runs_any_command_without_rights_and_can_be_reached() -> None:
+    given = instructions()
+    assert given["ENTRYPOINT"] == ['["isobatch"]']
+    understood(yaml.safe_load(given["CMD"][0]))
+    assert given["USER"] == ["1000"]
+    (name, value) = given["ENV"][0].split("=")
+    host = next(each for each in COMMAND.commands["serve"].params if each.name == "host")  # type: ignore[attr-defined]
+    assert (host.envvar, value) == (name, '"0.0.0.0"')
+
+
+def test_compose_names_what_it_has_and_watches_what_it_serves() -> None:
+    told: dict[str, Any] = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
+    services = told["services"]
+    understood(services["isobatch"]["command"])
+    assert (CLUSTER.parent / services["isobatch"]["build"]["dockerfile"]).is_file()
+    for service in services.values():
+        assert {each["source"] for each in service.get("configs", ())} <= set(told["configs"])
+        named = {each.partition(":")[0] for each in service.get("volumes", ())}
+        assert {name for name in named if "/" not in name} <= set(told["volumes"])
+    prometheus = yaml.safe_load(told["configs"]["prometheus"]["content"])
+    (target,) = prometheus["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == f"isobatch:{services['isobatch']['command'][-1]}"
+    assert {Path(path).name for path in prometheus["rule_files"]} <= {file.name for file in DASHBOARDS.iterdir()}
+
+
+def test_the_unit_runs_a_command_that_there_is(tmp_path: Path) -> None:
+    unit = CLUSTER / "isobatch.service"
+    parser = ConfigParser(strict=False, interpolation=None)
+    parser.read(unit)
+    program, *words = parser["Service"]["ExecStart"].split()
+    assert Path(program).name == "isobatch"
+    understood(words)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd")
+    there = unit.read_text().replace(program, shutil.which("true") or program).replace("User=isobatch", "User=root")
+    (tmp_path / unit.name).write_text(there)
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / unit.name], capture_output=True, text=True)
+    assert "isobatch.service" not in done.stderr, done.stderr

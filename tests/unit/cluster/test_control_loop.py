@@ -31,9 +31,10 @@ from tests.helpers.fluid_application import (
     run,
     until_it_moves,
 )
-from tests.helpers.two_applications import ASKED, FLEET
+from tests.helpers.two_applications import ASKED, FLEET, OWN
 
 PATIENCE_S = 10.0
+CLIENT = ContextVar("CLIENT", default="none")
 
 
 class SlowQuestion(ClassifierPlanningProblem):
@@ -74,12 +75,12 @@ def test_a_pause_while_plans_are_sought_is_kept_and_what_was_found_is_not_rolled
 
 
 def test_a_plan_that_a_client_forced_is_rolled_out_and_told_though_the_client_goes_away() -> None:
-    asked = question(MEDIUM)
-    app = SlowlyRolled(asked, batches(first_plan(asked), 4))
+    app = SlowlyRolled(ASKED, batches(first_plan(ASKED), 4))
     loop = control_loop(app)
 
     async def gone_meanwhile() -> None:
         app.begun = asyncio.Event()
+        CLIENT.set("a person")
         client = asyncio.create_task(loop.force())
         await app.begun.wait()
         client.cancel()
@@ -89,41 +90,21 @@ def test_a_plan_that_a_client_forced_is_rolled_out_and_told_though_the_client_go
 
     asyncio.run(gone_meanwhile())
     (event,) = loop.controller.record.events.all
-    assert (event.what, event.after) == ("rolled out", app.running)
+    assert (event.what, event.after, app.client) == ("rolled out", app.running, "none")
     assert loop.controller.running == app.running
 
 
 class SlowlyRolled(Fluid):
+    """It notes of which request a roll-out is a part: Serve cancels the calls of one whose client goes away."""
+
     begun: asyncio.Event
-
-    async def roll_out(self, plan: Plan) -> None:
-        self.begun.set()
-        await asyncio.sleep(0.01)
-        await super().roll_out(plan)
-
-
-CLIENT = ContextVar("CLIENT", default="none")
-
-
-class NotesTheClient(Fluid):
     client = ""
 
     async def roll_out(self, plan: Plan) -> None:
         self.client = CLIENT.get()
+        self.begun.set()
+        await asyncio.sleep(0.01)
         await super().roll_out(plan)
-
-
-def test_a_command_is_no_part_of_the_request_that_brought_it() -> None:
-    """Serve cancels the calls of a request whose client goes away."""
-    asked = question(MEDIUM)
-    app = NotesTheClient(asked, batches(first_plan(asked), 4))
-
-    async def forced() -> None:
-        CLIENT.set("a person")
-        await control_loop(app).force()
-
-    asyncio.run(forced())
-    assert (len(app.rolled), app.client) == (1, "none")
 
 
 def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
@@ -153,17 +134,13 @@ def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
     assert app.running.devices() == {"v100": 1, "k80": 2}
 
 
-def test_a_look_so_soon_after_another_shows_no_rate_of_its_own() -> None:
+def test_a_look_so_soon_after_another_shows_no_rate_of_its_own_nor_the_largest_of_the_day() -> None:
     window = CurrentWindow(0.0)
     window.add(Observed(0.0, 1.0, 100, 50, (50,), refused=50))
     window.add(Observed(1.0, 0.01, 5, 5, (5,)))
-    assert window.latest
     assert (window.latest.refused, window.recent_per_s) == (50, pytest.approx(105 / 1.01))
     window.add(Observed(1.01, 0.0, 0, 0, (0,)))
     assert window.latest.refused == 50
-
-
-def test_nor_does_it_show_the_largest_rate_of_the_day() -> None:
     plan, window = first_plan(ASKED), CurrentWindow(0.0)
     known = Knowledge(ASKED, Patience(), History(None), Events(None), plan)
     window.add(Observed(0.0, 120.0, 1200, 1200, (0, 0, 0, 1200)))
@@ -176,7 +153,6 @@ def test_looks_that_are_all_short_do_not_become_one() -> None:
     window = CurrentWindow(0.0)
     for number in range(100):
         window.add(Observed(0.4 * number, 0.4, 100 if number < 50 else 1, 0, (0,)))
-        assert window.latest
         assert window.latest.seconds < 1.0
     assert window.recent_per_s == pytest.approx(2.5)
 
@@ -190,9 +166,8 @@ def test_a_controller_without_a_look_is_silent() -> None:
 
 def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_decision() -> None:
     """As where the budget has shrunk by one kind a moment before it grows by another."""
-    own = dict.fromkeys(FLEET, 1)
-    app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), own))
-    app.rate, loop = lambda at_s: 0.0, control_loop(app, budget=own)
+    app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), OWN["a"]))
+    app.rate, loop = lambda at_s: 0.0, control_loop(app, budget=OWN["a"])
     run(app, loop, 30)
     app.now_s += 0.5
     granted(loop, Grant(FLEET, "a gets 1 v100, 1 k80"))

@@ -13,7 +13,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.peeks import PEEKS_PER_HOLD
 from isobatch.cluster.controller.record import Events
 from isobatch.deployments.front.observed import Observed
-from isobatch.optimizer import Objective
+from isobatch.optimizer import Objective, Plan
 from isobatch.profiles.exits import carried
 from isobatch.profiles.lengths import Lengths, rescaled
 from isobatch.profiles.windows import History
@@ -22,9 +22,9 @@ from tests.helpers.fluid_application import (
     HARD,
     MEDIUM,
     Fluid,
-    batches,
     control_loop,
     first_plan,
+    improvable,
     moves,
     question,
     run,
@@ -182,8 +182,8 @@ def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, 
 
 
 def test_what_is_asked_by_hand_is_done_though_nobody_asks():
-    asked = question(MEDIUM)
-    app = Fluid(asked, few := batches(first_plan(asked), 4))
+    app = improvable()
+    few = app.running
     app.rate = lambda at_s: 0.0
     loop = control_loop(app)
     run(app, loop, 600)
@@ -232,8 +232,7 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
 
 
 def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     loop = control_loop(app)
     asyncio.run(loop.pause(True))
     events = run(app, loop, 600)
@@ -244,19 +243,20 @@ def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
 
 
 def test_few_inputs_move_nothing():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     app.rate = lambda at_s: 0.01
     events = run(app, control_loop(app), 1200)
     assert not moves(events)
     assert f"a change needs {Patience().enough_inputs}" in events[-1].why
 
 
+def at_10_000_s(plan: Plan | None = None) -> Controller:
+    asked = question(MEDIUM)
+    return Controller(asked, Patience(), History(None), Events(None), plan or first_plan(asked), 10_000.0)
+
+
 def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
-    asked, now_s = question(MEDIUM), 10_000.0
-    patience = Patience()
-    controller = Controller(asked, patience, History(None), Events(None), first_plan(asked), now_s)
-    decided = []
+    controller, now_s, patience, decided = at_10_000_s(), 10_000.0, Patience(), []
     for look in range(80):
         before_s, now_s = now_s, now_s + patience.look_every_s - (3600.0 if look == 30 else 0.0)
         seen = Observed(before_s, now_s - before_s, 1000, 1000, (300, 200, 200, 300), devices={"v100": 4})
@@ -269,8 +269,7 @@ def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
 
 
 def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_application_busy():
-    asked = question(MEDIUM)
-    controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 10_000.0)
+    controller = at_10_000_s()
     looks = (10_000.0, 5.0, 900), (10_005.0, -3595.0, 900), (6410.0, 5.0, 90), (6415.0, 5.0, 0)
     for started_s, seconds, arrivals in looks:
         seen = Observed(started_s, seconds, arrivals, arrivals, (0, 0, 0, arrivals))
@@ -281,9 +280,7 @@ def test_a_clock_that_is_set_back_neither_hides_refusals_nor_makes_an_applicatio
 
 
 def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_failed_roll_out():
-    asked = question(MEDIUM)
-    few = batches(first_plan(asked), 4)
-    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    controller = at_10_000_s(improvable().running)
     controller.failed(controller.force(10_000.0), "its node has gone", 10_000.0, blameless=True)
     refused = Observed(10_000.0, 1.0, 100, 50, (0, 0, 0, 50), refused=50)
     assert not controller.must_look(refused, 10_001.0)
@@ -293,9 +290,7 @@ def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_f
 
 @pytest.mark.parametrize("took_s", [-3600.0, 1e9])
 def test_a_clock_that_is_set_during_a_roll_out_makes_no_start_take_less_than_no_time_nor_years(took_s: float):
-    asked = question(MEDIUM)
-    few = batches(first_plan(asked), 4)
-    controller = Controller(asked, Patience(), History(None), Events(None), few, 10_000.0)
+    controller = at_10_000_s(improvable().running)
     step = controller.force(10_000.0)
     controller.rolled_out(replace(step, event=replace(step.event, starts=1)), took_s, 10_000.0 + took_s)
     assert 0 <= controller.record.start_s < 600

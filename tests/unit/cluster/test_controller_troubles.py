@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from isobatch.cluster.controller.control_loop import ControlLoop
-from isobatch.cluster.controller.decide import Trial, served_alike
+from isobatch.cluster.controller.decide import Trial, Verdict, served_alike
 from isobatch.cluster.controller.record import Barred
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Placement, Plan, Split
@@ -18,6 +18,7 @@ from tests.helpers.fluid_application import (
     batches,
     control_loop,
     first_plan,
+    improvable,
     moves,
     question,
     run,
@@ -111,15 +112,13 @@ def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
 
 
 def test_a_pinned_plan_runs_again_when_its_devices_are_back():
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app = improvable()
+    mine = app.running
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app, pinned=mine)
     lost, back = moves(run(app, loop, 2400))
-    assert ("1 of 4 v100 are gone" in lost.why, "the devices of the pinned plan are present" in back.why) == (
-        True,
-        True,
-    )
+    assert "1 of 4 v100 are gone" in lost.why
+    assert "the devices of the pinned plan are present" in back.why
     assert app.running == mine
 
 
@@ -131,9 +130,8 @@ def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
 
 
 def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
     events = moves(run(app, control_loop(app), 3600))
     assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
@@ -145,15 +143,13 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
 
 def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     """The devices of the plan before do not start again: windows go on, and what is learned in them decides."""
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
     app.fails = lambda plan: served_alike(plan, first)
     loop = control_loop(app)
-    tried = []
-    while not tried:
-        tried = [event for event in run(app, loop, 30) if "worse than the previous plan" in event.why]
+    while not (tried := [event for event in run(app, loop, 30) if "worse than the previous plan" in event.why]):
+        pass
     assert [(event.what, event.after) for event in tried] == [("failed", None)]
     assert loop.controller.record.barred.until_s(first, app.now_s) is None
     later = run(app, loop, 600)
@@ -162,8 +158,7 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
 
 
 def test_harder_inputs_do_not_speak_against_a_new_plan():
-    asked = question(EASY)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable(EASY)
     app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM
     events = moves(run(app, control_loop(app), 1200))
     assert events
@@ -171,9 +166,8 @@ def test_harder_inputs_do_not_speak_against_a_new_plan():
 
 
 def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.fails = lambda plan: True
     events = moves(run(app, control_loop(app), 1700))
     assert [event.what for event in events] == ["failed"]
@@ -182,8 +176,7 @@ def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
 
 
 def test_a_plan_whose_devices_vanished_while_it_was_rolled_out_is_tried_again_in_the_next_window():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     app.devices_vanish, app.fails = True, lambda plan: app.now_s < 200
     events = [event for event in run(app, control_loop(app), 700) if "did not start" in event.why or event.after]
     *failed, last = events
@@ -199,21 +192,14 @@ def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due(
     assert events[1].at_s - events[0].at_s >= 600
 
 
-def looking(app: Fluid, loop: ControlLoop) -> None:
-    """Until all ramps are open for a look."""
-    for _ in range(100):
-        if not loop.controller.peek:
-            run(app, loop, 30)
-    assert loop.controller.peek
-
-
 def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
     """An application whose plan changes for looks only, and the plan before this one."""
-    asked = question(HARD)
-    app = Fluid(asked, before := batches(first_plan(asked), 4))
+    app = improvable(HARD)
+    before = app.running
     app.truth = lambda at_s: HARD
     loop = control_loop(app, least_gain=9.0)
-    looking(app, loop)
+    while not loop.controller.peek:
+        run(app, loop, 30)
     return app, loop, before
 
 
@@ -228,14 +214,10 @@ def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
 
 
 def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
-    asked = question(HARD)
-    app = Fluid(asked, first := first_plan(asked))
-    app.rate, app.truth = lambda at_s: 200.0, lambda at_s: HARD
-    loop = control_loop(app)
-    looking(app, loop)
-    app.running = batches(first, 7)
+    app, loop, few = opened_for_a_look()
+    app.running = other = batches(few, 7)
     (event,) = run(app, loop, 60)
-    assert (event.what, app.running) == ("began", batches(first, 7))
+    assert (event.what, app.running) == ("began", other)
 
 
 def test_looks_under_a_plan_belong_to_no_window_of_a_plan_that_somebody_else_rolls_out():
@@ -261,8 +243,7 @@ def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one(
 
 
 def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
 
     def dies(plan: Plan) -> bool:
         raise ConnectionError("the deployer has ended")
@@ -277,15 +258,14 @@ def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
 
 
 def test_a_fleet_whose_inputs_all_ask_for_the_full_network_gets_a_plan_for_it():
-    asked = question(EASY)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable(EASY)
     app.rate, app.full = lambda at_s: 700.0, lambda at_s: 1.0
     assert {event.what for event in moves(run(app, control_loop(app), 900))} == {"rolled out"}
 
 
 def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pinned():
-    asked = question(EASY)
-    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app = improvable(EASY)
+    mine = app.running
     loop = control_loop(app, pinned=mine)
     asyncio.run(loop.pause(True))
     asyncio.run(loop.force())
@@ -294,26 +274,22 @@ def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pin
     assert app.running == mine
 
 
-LAUNCHES = {LaunchShape("v100", 0, 4, 8): LaunchTimes(10, 1.0)}
-
-
-@pytest.mark.parametrize(("kept_share", "in_time", "worse"), [(1.2, 1.0, False), (0.5, 0.5, True)])
-def test_a_trial_with_room_to_spare_expects_an_answer_to_each_input_and_no_more(
-    kept_share: float, in_time: float, worse: bool
-):
-    """Whatever share of its promise the plan before has kept under load."""
+def judged(kept_share: float, *looked: object) -> Verdict:
+    """A trial of two such looks, of which the first covers the change."""
     trial = Trial(1, first_plan(question(MEDIUM)), kept_share)
-    good = round(30_000 * in_time)
-    for started_s in (0.0, 60.0):  # the first look covers the change
-        trial.add(Observed(started_s, 60.0, 30_000, good, (0, 0, 0, good), LAUNCHES))
-    verdict = trial.judge(lambda plan: 1500.0, least_loss=0.1)
+    for started_s in (0.0, 60.0):
+        trial.add(Observed(started_s, 60.0, 30_000, *looked))
+    return trial.judge(lambda plan: 1500.0, least_loss=0.1)
+
+
+@pytest.mark.parametrize(("kept_share", "good", "worse"), [(1.2, 30_000, False), (0.5, 15_000, True)])
+def test_a_trial_with_room_to_spare_expects_an_answer_to_each_input_and_no_more(kept_share, good, worse):
+    """Whatever share of its promise the plan before has kept under load."""
+    verdict = judged(kept_share, good, (0, 0, 0, good), {LaunchShape("v100", 0, 4, 8): LaunchTimes(10, 1.0)})
     assert (verdict.moves, verdict.why.endswith("would have answered 500/s")) == (worse, True)
 
 
 @pytest.mark.parametrize(("in_time", "worse"), [(15_000, False), (12_000, True)])
-def test_a_trial_of_texts_counts_on_as_many_late_tokens_as_before(in_time: int, worse: bool):
+def test_a_trial_of_texts_counts_on_as_many_late_tokens_as_before(in_time, worse):
     """Half of them are late although few come. They report no launches."""
-    trial = Trial(1, first_plan(question(MEDIUM)), kept_share=0.5)
-    for started_s in (0.0, 60.0):
-        trial.add(Observed(started_s, 60.0, 30_000, in_time, (0, 0, 0, 30_000)))
-    assert trial.judge(lambda plan: 1500.0, least_loss=0.1).moves == worse
+    assert judged(0.5, in_time, (0, 0, 0, 30_000)).moves == worse

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.profile_texts import workload_of
-from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.cluster.serving.serve_file import DECODER, serve_file
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import decoder_shape, usual_dtype
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, is_decoder
@@ -62,11 +62,8 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     (gap,) = re.findall(r"it is (\d+)% above the promise", told)
     assert int(gap) == pytest.approx(100 * (ceiling / promise - 1), abs=1)
     prompts.write_text("1+1=\n22+33=\n")
-    arguments = {"model": str(DEMO), "profile": str(profile)}
-    content = {
-        "applications": [{"name": "a", "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}]
-    }
-    (tmp_path / "serve.yaml").write_text(json.dumps(content))
+    served = {"name": "a", "import_path": DECODER, "args": {"model": str(DEMO), "profile": str(profile)}}
+    (tmp_path / "serve.yaml").write_text(json.dumps({"applications": [served]}))
     rehearsal = ("simulate", "--config", tmp_path / "serve.yaml", "--plan", plan, "--rate", 20, "--hours", 0.002)
     assert "tokens per second" in call(*rehearsal, "--prompts", prompts)
     (served,) = serve_file(DEMO, {"plan": str(plan)})["applications"]
@@ -96,7 +93,6 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("plan", DEMO), "was not measured here yet: run isobatch profile"),
         (("plan", DEMO, "--exits", "project"), "was not measured here yet: run isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
@@ -153,9 +149,8 @@ def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_pat
     out = tmp_path / "profile.json"
     told = call("profile", "llm-demo", "--budget", "0.1", "--devices", "h100", "--out", out)
     assert "and kept for isobatch plan llm-demo" in told
-    assert "even alone, tokens of a text take" in call("plan", "llm-demo", "--tpot-ms", "1e-6")
-    assert "even alone, tokens of a text take" in (said := call("plan", DEMO, "--tpot-ms", "1e-6"))
-    assert "on cpu" in said
+    for demo in ("llm-demo", DEMO):
+        assert re.search("even alone, tokens of a text take .* on cpu", call("plan", demo, "--tpot-ms", "1e-6"))
     (timed,) = (table for table in load_text_profile(out).tables if not table.estimated)
     assert timed.residents
     assert "on h100" in call("plan", DEMO, "--tpot-ms", "1e-6", "--devices", "h100=2")
@@ -174,16 +169,9 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type is gpt2: of decoders, llama"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized .gptq.: decoders are served in"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope, which depends on a text's length"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is dynamic, which depends"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type is dynamic, which depends"),
-        (
-            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "su"}},
-            "rope_type is su, which depends",
-        ),
-        (
-            {"layer_types": ["full_attention", "chunked_attention"]},
-            "its attention is chunked_attention: full_attention",
-        ),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "su"}}, "rope_type is su, which"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "attention is chunked_attention: full_attention"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true: such networks are not served"),
         ({"rope_scaling": "longrope"}, "config.json: rope_scaling: Input should be an object"),
         ({"num_hidden_layers": "many"}, "config.json: num_hidden_layers: Input should be a valid integer"),
@@ -198,22 +186,10 @@ def test_configs_are_refused(tmp_path: Path, call: Called, config: dict[str, Any
     assert re.search(sentence, call(command, tmp_path, *options))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        (
-            {"hidden_size": None},
-            "Validation error for field 'hidden_size': TypeError: Field 'hidden_size' expected int",
-        ),
-        ({"hidden_size": 30}, "The hidden size .30. is not a multiple of the number of attention heads"),
-        ({"num_attention_heads": 0}, "modulo by zero"),
-    ],
-)
-def test_a_config_that_the_library_refuses_is_one_sentence(
-    tmp_path: Path, wrong: dict[str, Any], sentence: str
-) -> None:
+@pytest.mark.parametrize("wrong", [{"hidden_size": None}, {"hidden_size": 30}, {"num_attention_heads": 0}])
+def test_a_config_that_the_library_refuses_is_one_sentence(tmp_path: Path, wrong: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4} | wrong))
-    with pytest.raises(UserError, match=f"its config.json cannot be read: .*{sentence}") as refused:
+    with pytest.raises(UserError, match=r"its config.json cannot be read: \w.*") as refused:
         decoder_shape(tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -223,14 +199,8 @@ def test_an_architecture_that_is_no_list_names_no_decoder(tmp_path: Path) -> Non
     assert not is_decoder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "dtype"),
-    [
-        ({"config.json": {"dtype": "float32"}}, "float32"),
-        ({"config.json": {"dtype": "bfloat16"}, "exits.json": {"dtype": "float16"}}, "float16"),
-    ],
-)
-def test_a_decoder_is_profiled_in_the_precision_of_its_ramps(tmp_path: Path, files: dict[str, Any], dtype: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    assert usual_dtype(tmp_path, "cpu") == dtype
+def test_a_decoder_is_profiled_in_the_precision_of_its_ramps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    assert usual_dtype(tmp_path, "cpu") == "float32"
+    (tmp_path / "exits.json").write_text('{"dtype": "float16"}')
+    assert usual_dtype(tmp_path, "cpu") == "float16"

@@ -65,21 +65,15 @@ def test_texts_are_believed_to_be_as_those_that_come() -> None:
     plan = way(2)
     asked = question(plan).updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
     assert asked.lengths == (), "a handful tells nothing"
-    asked = asked.updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
+    asked = asked.updated_by(seen := Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
     workload = asked.with_text_length(40.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert (workload.prompt, workload.output) == (6, 40)
     assert set(workload.outputs) == {20, 60}
     longest = asked.with_text_length(10_000.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert set(longest.outputs) == {92, 88}, "no more than there is memory for"
-
-
-def test_texts_are_not_believed_to_be_longer_than_memory_allows_where_no_plan_limits_them() -> None:
-    plan = way(2)
-    asked = question(with_terms(plan, max_context=None)).updated_by(
-        Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10)
-    )
-    best = asked.with_text_length(10_000.0).best((1.0,) * 8, Corrections(), {})
-    assert (best.num_blocks, terms_of(best).max_context) == (8, None)
+    unlimited = question(with_terms(plan, max_context=None)).updated_by(seen)
+    best = unlimited.with_text_length(10_000.0).best((1.0,) * 8, Corrections(), {})
+    assert (best.num_blocks, terms_of(best).max_context) == (8, None), "nor where no plan limits them"
 
 
 def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:
@@ -97,9 +91,8 @@ def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
     assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
     assert terms_of(opened).exits == "recompute"
     off = question(way(8), replace(GOAL, exits="off"))
-    assert served_alike(off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8)), way(8)), (
-        "there is none to open"
-    )
+    opened = off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
+    assert served_alike(opened, way(8)), "there is none to open"
 
 
 def test_what_a_running_replica_cannot_change_stays() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from experiments.planner.networks import bert_base, distilbert
-from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
 from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
@@ -78,7 +76,6 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
     for kind, count in {"v100": 2, "k80": 3}.items():
         assert sum(each.devices().get(kind, 0) for each in plans) <= count
     assert all(each.promise is not None for each in plans)
-    assert plans[0].promise is not None
     assert plans[0].promise.goodput_per_s >= 3000
     assert f"{plans[0].promise.goodput_per_s:,.0f}" in output
     for words in ("equal share", "all devices", "weighted goodput", "no division is better"):
@@ -92,15 +89,13 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
 @pytest.mark.parametrize("cost", [False, True])
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
     asked = ("--rate", "13000", "--goal", "cost") if cost else ()
-    options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100")
-    CliRunner().invoke(app, [*options, *asked, "--believed", "--out", "plan.json"], catch_exceptions=False)
+    options = ("--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--out", "plan.json")
+    ran("plan", *options, *asked, "--believed")
     plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
 
-def test_the_serve_file_serves_every_application_with_its_controller(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_serves_every_application_with_its_controller(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(planned)
     content = serve_file("serve.yaml", {})
     assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]
@@ -121,20 +116,14 @@ def test_the_serve_file_serves_every_application_with_its_controller(
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
     asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
-    simulated = CliRunner().invoke(app, [*asked, "queries", "--replan"], catch_exceptions=False)
-    assert simulated.exit_code == 0, simulated.output
+    ran(*asked, "queries", "--replan")
     with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
-        CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
+        ran(*asked, "other")
 
 
 def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder: Path) -> None:
-    plan(
-        *FAST,
-        "--out",
-        "serve.yaml",
-        standby=True,
-        applications=[TWO[0] | {"park_after_s": 600} | VIRTUAL, TWO[1] | VIRTUAL],
-    )
+    applications = [TWO[0] | {"park_after_s": 600} | VIRTUAL, TWO[1] | VIRTUAL]
+    plan(*FAST, "--out", "serve.yaml", standby=True, applications=applications)
     content = serve_file(folder / "serve.yaml", {})
     for each in served(content):
         assert (each["args"]["standby"], each["args"]["sharers"]) == ({"v100": 2, "k80": 3}, 2)
@@ -142,9 +131,7 @@ def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder
     (arbiter,) = arbiters(content)
     assert [each.get("park_after_s") for each in arbiter["args"]["applications"]] == [600.0, None]
     many = [entry(f"number-{number}", "bert.json") for number in range(30)]
-    with pytest.raises(
-        UserError, match=r"standby: .* 30 applications need 1\d\.\d GB, a k80 has 12\.0 GB: leave standby"
-    ):
+    with pytest.raises(UserError, match=r"standby: .* 30 applications need 1\d\.\d GB, a k80 has 12\.0 GB: leave st"):
         plan(*FAST, standby=True, devices={"k80": 2}, applications=many)
 
 
@@ -173,11 +160,10 @@ def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
 
 
 @pytest.fixture
-def content(planned: Path, folder: Path) -> dict[str, Any]:
+def content(planned: Path, folder: Path) -> Any:
     """The Serve file of two applications, their controllers and the arbiter, in this order."""
-    (folder / "serve.yaml").write_text((planned / "serve.yaml").read_text())
-    written: dict[str, Any] = yaml.safe_load((planned / "serve.yaml").read_text())
-    return written
+    (folder / "serve.yaml").write_text(written := (planned / "serve.yaml").read_text())
+    return yaml.safe_load(written)
 
 
 def refused(content: dict[str, Any], sentence: str) -> None:
@@ -192,19 +178,12 @@ def refused(content: dict[str, Any], sentence: str) -> None:
     ("changed", "sentence"),
     [
         ({"applications": []}, "args: applications = .*: Tuple should have at least 2 items"),
-        ({"goal": "speed"}, "args: goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
-        ({"devices": {"v100": 0}}, "args: devices.v100 = 0: Input should be greater than 0"),
         ({"devices": {"v100": 1, "k80": 3}}, r"the applications have 2 v100 of their own, the fleet has 1: plan the"),
-        (
-            {"devices": {"v100": 9, "k80": 3}},
-            "reviews-controller shares 2 v100, and the fleet has 9: give both the sam",
-        ),
+        ({"devices": {"v100": 9, "k80": 3}}, "reviews-controller shares 2 v100, and the fleet has 9: give both the"),
         ({"api_key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ],
 )
-def test_a_wrong_arbiter_is_refused_in_a_sentence(
-    content: dict[str, Any], changed: dict[str, Any], sentence: str
-) -> None:
+def test_a_wrong_arbiter_is_refused_in_a_sentence(content: Any, changed: dict[str, Any], sentence: str) -> None:
     content["applications"][-1]["args"] |= changed
     refused(content, sentence)
 
@@ -225,17 +204,17 @@ def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict
     refused(content, r"fleet: .* reviews-controller is no controller of reviews with shared: ")
 
 
-def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
+def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
     asked = ("simulate", "--config", "serve.yaml", "--hours", "0.003", "--load")
     for options in ((), ("--replan",)):
         loads = "queries=200@bursts.csv", "--rate", "100"
-        result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*asked, *loads, *options])
-        assert result.exit_code == 0, result.output
-        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", result.stdout)
+        output = ran(*asked, *loads, *options)
+        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", output)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
         assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
-        assert ("devices moved" in result.stdout) == bool(options)
+        assert ("devices moved" in output) == bool(options)
     assert Path("simulation-queries.png").exists()
 
 
@@ -252,46 +231,30 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
 )
 def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        CliRunner().invoke(app, ["simulate", "--config", "serve.yaml", *options], catch_exceptions=False)
+        ran("simulate", "--config", "serve.yaml", *options)
 
 
-def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
+def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
     rated = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=50)]
-    output = plan(*FAST, goal="cost", applications=rated)
-    assert "not used: " in output
-    assert "$" in output
-    shares = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=400)]
-    assert "the smallest share is" in plan(*FAST, goal="fairness", applications=shares)
+    assert "not used: " in plan(*FAST, goal="cost", applications=rated)
+    assert "the smallest share is" in plan(*FAST, goal="fairness", applications=rated)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ({"applications": []}, r"fleet.yaml: applications = \[\]: Tuple should have at least 1 item"),
-        (
-            {"applications": TWO, "goals": "cost"},
-            "there is no field 'goals'; there are: devices, goal, standby, applications",
-        ),
+        ({"applications": TWO, "goals": "cost"}, "no field 'goals'; there are: devices, goal, standby, applications"),
         ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
-        ({"applications": [entry("a", weight=0)]}, "a: weight = 0: Input should be greater than 0"),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
-        ({"applications": TWO, "goal": "speed"}, "goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
-        ({"applications": [entry("a", park_after_s=0)]}, "a: park_after_s = 0: Input should be greater than 0"),
         ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
         ({"applications": TWO, "devices": {"v1000": 2}}, "unknown device kind 'v1000': choose among k80"),
         ({"applications": TWO, "devices": {"v100": 1, "t4": 2}}, "t4: no application's profile has times of this kind"),
         ({"applications": TWO, "devices": {"t4": 2}}, "reviews: bert.json has times of v100, k80, the fleet has t4"),
         ({"applications": [entry("a", "none.json")]}, "cannot read none.json: No such file"),
         ({"applications": [entry("a", args={"plan": "p"})]}, "args: plan of a comes from its plan"),
-        (
-            {"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]},
-            r"reviews needs 90000 per second, these devices sustain [\d.]+: [\d.]+ are missing",
-        ),
-        (
-            {"applications": [TWO[0] | {"least_per_s": 6000}, TWO[1] | {"least_per_s": 9000}]},
-            r"queries needs 9000 per second, .* beside what reviews must have: [\d.]+ are missing",
-        ),
+        ({"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]}, "reviews needs 90000 per second, these devices"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dict[str, Any], sentence: str) -> None:
@@ -326,7 +289,6 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
 
     def halved(*asked: Any) -> Any:
         result = searched(*asked)
-        assert result.plan.promise is not None
         promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
         return replace(result, plan=replace(result.plan, promise=promise))
 

@@ -1,8 +1,6 @@
 """What `isobatch kubernetes` writes: KubeRay and Kubernetes would take it, and it has what the Serve file needs."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,10 +12,9 @@ from isobatch.deployments.resources import KIND
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
-from tests.helpers.ray_service import RayCluster, RayService
+from tests.helpers.ray_service import KUBERNETES, RayCluster, RayService, check_pod
 from tests.helpers.tiny_networks import hugging_face
 
-KUBERNETES = "1.33"
 BLOCKS = 4
 
 
@@ -46,8 +43,8 @@ def run(file: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["kubernetes", str(file), "--image", "i:1", "--storage-class", "rwx", *more])
 
 
-def cluster(file: Path) -> RayCluster:
-    _, service = yaml.safe_load_all(run(file).stdout)
+def cluster(file: Path, *more: str) -> RayCluster:
+    _, service = yaml.safe_load_all(run(file, *more).stdout)
     return RayService.model_validate(service).spec.rayClusterConfig
 
 
@@ -58,6 +55,7 @@ def nodes(cluster: RayCluster) -> dict[str, int]:
 
 def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: Path) -> None:
     import kubernetes_validate
+    from ray.serve.schema import ServeDeploySchema
 
     done = run(file)
     assert done.exit_code == 0, done.output
@@ -68,14 +66,19 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     cluster = spec.rayClusterConfig
     assert nodes(cluster) == {"t4": 2, "l4": 1}
     for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
-        template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}}
-        kubernetes_validate.validate(template | {"template": copy.deepcopy(group.template)}, KUBERNETES, strict=True)
+        check_pod(group.template)
         assert group.template["spec"]["containers"][0]["image"] == "i:1"
     for group in cluster.workerGroupSpecs:
         assert group.labels == {KIND: group.groupName}
         assert group.template["spec"]["nodeSelector"][GKE].endswith(group.groupName)
-    _check_inside(yaml.safe_load(spec.serveConfigV2))
     assert f"the image needs {file.parent}/plan.json as /models/plan.json" in done.stderr
+    content = yaml.safe_load(spec.serveConfigV2)
+    ServeDeploySchema.model_validate(content)
+    served, controller = content["applications"]
+    assert (served["args"]["model"], served["args"]["plan"]) == ("/models/my-bert", "/models/plan.json")
+    assert content["http_options"]["host"] == "0.0.0.0"
+    assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
+    assert controller["args"]["memory"] == "/memory"
 
 
 def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:
@@ -85,15 +88,8 @@ def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:
     assert nodes(cluster(file)) == {"t4": 2, "l4": 2}
 
 
-def test_devices_on_which_replicas_stand_by_have_nodes_too(file: Path) -> None:
+def test_devices_on_which_replicas_stand_by_have_nodes_and_other_applications_nodes_of_their_own(file: Path) -> None:
     """The arbiter may give any of them to the application."""
-    content = yaml.safe_load(file.read_text())
-    content["applications"][0]["args"]["standby"] = {"t4": 3, "l4": 1}
-    file.write_text(yaml.safe_dump(content))
-    assert nodes(cluster(file)) == {"t4": 3, "l4": 1}
-
-
-def test_applications_that_do_not_stand_by_have_nodes_of_their_own(file: Path) -> None:
     content = yaml.safe_load(file.read_text())
     shop, controller = content["applications"]
     alone = shop | {"name": "alone", "route_prefix": "/alone", "args": dict(shop["args"])}
@@ -115,24 +111,9 @@ def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds
     assert cluster(file).autoscalerOptions == {"version": "v2"}
 
 
-def _check_inside(content: dict[str, Any]) -> None:
-    from ray.serve.schema import ServeDeploySchema
-
-    ServeDeploySchema.model_validate(content)
-    served, controller = content["applications"]
-    assert (served["args"]["model"], served["args"]["plan"]) == ("/models/my-bert", "/models/plan.json")
-    assert content["http_options"]["host"] == "0.0.0.0"
-    assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
-    assert controller["args"]["memory"] == "/memory"
-
-
 def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
-    done = run(file, "--nodes", "l4=nvidia.com/gpu.product:NVIDIA-L4")
-    _, service = yaml.safe_load_all(done.stdout)
-    selectors = [
-        group["template"]["spec"]["nodeSelector"] for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    ]
-    assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in selectors
+    groups = cluster(file, "--nodes", "l4=nvidia.com/gpu.product:NVIDIA-L4").workerGroupSpecs
+    assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in [group.template["spec"]["nodeSelector"] for group in groups]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """What moving survivors costs is measured between real processes, kept in a profile, and counted by plans."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
 from isobatch.cluster.profiling import links
 from isobatch.cluster.profiling.links import Hops, Passing, between_nodes, in_one_machine
 from isobatch.deployments.config import AppConfig, checked
@@ -17,6 +14,7 @@ from isobatch.profiles.devices import Link, fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
+from tests.helpers.commands import ran
 from tests.helpers.virtual_device import SURVIVAL, table
 
 SIZES = (4096, 2**20, 2**22)
@@ -54,8 +52,6 @@ def test_hops_that_other_work_hid_do_not_count() -> None:
 def test_survivors_of_the_same_size_are_made_once() -> None:
     network, inputs = Passing(), Passing().encode([[0, 4096]])
     first, second = (network.run(inputs, 1, ()).survivors for _ in range(2))
-    assert first
-    assert second
     assert first.arrays["hidden"] is second.arrays["hidden"]
     assert first.arrays["hidden"].nbytes == 4096
 
@@ -129,18 +125,16 @@ def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.in_one_machine", measured)
     out = tmp_path / "profile.json"
-    run = partial(CliRunner().invoke, app)
-    refused = run(["profile", "demo", "--links", "--out", str(out)])
-    assert "--links adds to a profile, and there is no" in str(refused.exception or refused.output)
+    with pytest.raises(UserError, match="--links adds to a profile, and there is no"):
+        ran("profile", "demo", "--links", "--out", out)
     save(Profile("demo", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), out)
-    wrong = run(["profile", "llm-demo", "--links", "--out", str(out)])
-    assert "is for classifiers" in str(wrong.exception or wrong.output)
-    for option in (["--data", "a.csv"], ["--budget", "5"], ["--largest", "8"], ["--backend", "onnx"]):
-        unread = run(["profile", "demo", "--links", "--out", str(out), *option])
-        assert f"{option[0]} is not read by --links" in str(unread.exception or unread.output)
-    done = run(["profile", "demo", "--links", "--out", str(out), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
+    with pytest.raises(UserError, match="is for classifiers"):
+        ran("profile", "llm-demo", "--links", "--out", out)
+    for option, value in {"--data": "a.csv", "--budget": 5, "--largest": 8, "--backend": "onnx"}.items():
+        with pytest.raises(UserError, match=f"{option} is not read by --links"):
+            ran("profile", "demo", "--links", "--out", out, option, value)
+    output = ran("profile", "demo", "--links", "--out", out, "--device", "cpu")
     assert (load(out).links, load(out).exits) == ((link,), others), "what others add meanwhile stays"
     assert asked == [links.sizes_up_to(table().largest * max(table().hidden_bytes))]
-    assert "1.00 ms and 1000 MB/s" in done.output
-    assert "the link in one machine counts with --one-machine" in done.output
+    assert "1.00 ms and 1000 MB/s" in output
+    assert "the link in one machine counts with --one-machine" in output

@@ -31,6 +31,10 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.serving import marked
 
+ROOT = Path(__file__).parents[3]
+NEW = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 1/1"]
+STEPS = [*NEW[:2], *NEW[1:]]
+
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +63,6 @@ def test_a_command_that_waits_for_a_ray_that_has_ended_ends_with_a_sentence() ->
     with socket.create_server(("127.0.0.1", 0)) as gcs:
         command = [sys.executable, "-c", UNTIL_RAY_ENDS, f"127.0.0.1:{gcs.getsockname()[1]}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout
         assert process.stdout.readline() == "begun\n"
         gcs.accept()
     _, error = process.communicate(timeout=60)
@@ -81,6 +84,8 @@ def test_a_taken_port_is_named() -> None:
             check_place(host, port)
     assert eventually(lambda: is_free(host, port))  # a process that is just being started still holds it
     check_place(host, port)
+    with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
+        check_place("192.0.2.77", 8000)  # which is not ours
 
 
 def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,23 +111,16 @@ def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pyte
     long = tmp_path / ("x" * 100)
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    assert short_temporary() == "/tmp"
-    assert "RAY_TMPDIR" not in os.environ
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp/of/me/alone")
-    assert short_temporary() == "/tmp"
-    assert "RAY_TMPDIR" not in os.environ
+    for short in ("/tmp", "/tmp/of/me/alone"):
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        assert short_temporary() == "/tmp"
+        assert "RAY_TMPDIR" not in os.environ
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert short_temporary() == "/tmp"
     assert os.environ["RAY_TMPDIR"] == "/tmp"
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with pytest.raises(UserError, match=r"RAY_TMPDIR is '.*x'.*at most 35"):
         short_temporary()
-
-
-def test_a_host_that_is_not_ours_is_named() -> None:
-    with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
-        check_place("192.0.2.77", 8000)
 
 
 def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,38 +156,18 @@ def test_serve_says_in_one_line_that_its_place_is_taken(
     assert "already running at 10.0.0.1:6379" in refusal()
 
 
-def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
+def test_an_orphan_is_adopted_and_ended_and_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
     script = f"""
-import os, subprocess, sys
-sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from isobatch.deployments.processes import adopt_orphans, descendants, end_descendants
+import os, subprocess, time
+from pathlib import Path
+from isobatch.deployments.processes import adopt_orphans, descendants, end_descendants, is_running, reap
 adopt_orphans()
 # A shell that starts a sleeper which ignores SIGTERM, tells its number, and goes away.
 told = subprocess.check_output(["sh", "-c", "trap '' TERM; sleep 60 >/dev/null & echo $!"], text=True)
 assert descendants(os.getpid()) == [int(told)], descendants(os.getpid())
 end_descendants(patience_s=0.1)
 assert descendants(os.getpid()) == []
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gcs, subprocess.Popen(["sleep", "60"]) as raylet:
-        ray = LocalRay(f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path, Future(), raylet.pid)
-        assert ray.alive()
-        raylet.kill()
-        assert eventually(lambda: not ray.alive()), "a zombie does not run"
-
-
-def test_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
-    script = f"""
-import subprocess, sys, time
-from concurrent.futures import Future
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from isobatch.deployments.processes import adopt_orphans, is_running, reap
-adopt_orphans()
 own = subprocess.Popen(["sleep", "0"])
 orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0.2 >/dev/null & echo $!"], text=True))
 while is_running(orphan) or is_running(own.pid):
@@ -199,7 +177,15 @@ reap("haproxy")
 assert not Path(f"/proc/{{orphan}}").exists()
 assert own.wait() == 0
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gcs, subprocess.Popen(["sleep", "60"]) as raylet:
+        ray = LocalRay(f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path, Future(), raylet.pid)
+        assert ray.alive()
+        raylet.kill()
+        assert eventually(lambda: not ray.alive()), "a zombie does not run"
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -211,31 +197,18 @@ def test_ports_are_looked_for_at_addresses_of_ipv6_too() -> None:
     assert eventually(lambda: is_free("::1", port))  # a process that is just being started still holds it
 
 
-STEPS = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 0/1", "Starting isobatch 1/1"]
-
-
-def test_a_log_has_a_line_for_everything_that_is_new() -> None:
-    log = list[str]()
-    show_progress = progress_printer(Console(file=StringIO(), force_terminal=False), lambda what: None, log.append)
-    for step in STEPS:
-        show_progress(step)
-    assert log == ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 1/1"]
-
-
-def test_a_terminal_has_one_line_that_changes() -> None:
+@pytest.mark.parametrize(("terminal", "one_line", "new_lines"), [(True, STEPS, []), (False, [], NEW)])
+def test_a_terminal_has_one_line_and_a_log_all_new(terminal: bool, one_line: list[str], new_lines: list[str]) -> None:
     shown, log = list[str](), list[str]()
-    show_progress = progress_printer(Console(file=StringIO(), force_terminal=True), shown.append, log.append)
+    show_progress = progress_printer(Console(file=StringIO(), force_terminal=terminal), shown.append, log.append)
     for step in STEPS:
         show_progress(step)
-    assert shown == STEPS
-    assert log == []
+    assert (shown, log) == (one_line, new_lines)
 
 
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applications, "_applications", dict)
-    with pytest.raises(
-        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* need more time \(--patience-s\)"
-    ):
+    with pytest.raises(UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* more time \(--patience-s\)"):
         applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
 
 
@@ -263,7 +236,6 @@ def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: P
     command = [sys.executable, "-c", STARTS_ONE_THAT_LEAVES, str(folder), attempt]
     with subprocess.Popen(["sleep", "600"], env=other) as stranger:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
             assert process.stdout.readline() == "started\n"
             assert marked(mark)
             process.kill()

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
-from tests.helpers.fluid_application import (
-    MEDIUM,
-    START_S,
-    Fluid,
-    batches,
-    control_loop,
-    first_plan,
-    granted,
-    run,
-)
+from tests.helpers.fluid_application import MEDIUM, START_S, Fluid, batches, control_loop, first_plan, granted, run
 from tests.helpers.two_applications import ASKED, FLEET
 
 NOTHING = dict.fromkeys(FLEET, 0)
@@ -46,12 +38,26 @@ class Parks(Fluid):
         self.wakes_in_s = None
 
 
-def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
+PARKED = Grant(NOTHING, "a is parked", parked=True)
+
+
+def in_fleet(plan: Plan | None = None, folder: Path | None = None) -> tuple[Parks, ControlLoop]:
+    app = Parks(ASKED, plan)
+    return app, control_loop(app, folder, budget=FLEET, look_every_s=1.0)
+
+
+def alone() -> tuple[Parks, ControlLoop]:
+    """It is parked and has no arbiter, which would grant it devices."""
     app = Parks(ASKED)
-    loop = control_loop(app, tmp_path, budget=FLEET, look_every_s=1.0)
+    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
+    return app, control_loop(app, look_every_s=1.0)
+
+
+def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_long_that_takes(tmp_path: Path) -> None:
+    app, loop = in_fleet(folder=tmp_path)
     run(app, loop, 240)
     before, app.rate = app.running, lambda at_s: 0.0
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, PARKED)
     assert app.wakes_in_s == loop.controller.record.start_s + 1.0, "as long as no start from there was measured"
     rolled = list(app.rolled)
     assert run(app, loop, 600, look_s=1.0) == []
@@ -66,7 +72,6 @@ def test_a_parked_application_starts_replicas_on_what_is_granted_and_knows_how_l
     assert app.rolled == rolled, "nothing is granted yet"
     granted(loop, Grant(FLEET, "a gets all"))
     event = loop.controller.record.events.last
-    assert event
     assert (event.what, event.after, event.starts, app.wakes_in_s) == ("woken", before, 4, None)
     assert event.took_s == START_S + 303
     assert run(app, loop, 120), "decisions go on"
@@ -103,19 +108,16 @@ def test_a_waking_that_was_not_attempted_is_repeated_at_once() -> None:
         return step
 
     takes, loop = [NOTHING], control_loop(app, offload=decided, budget=FLEET, look_every_s=1.0)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, PARKED)
     granted(loop, Grant(FLEET, ""))
-    last = loop.controller.record.events.last
-    assert last
-    assert "the budget has shrunk meanwhile" in last.why
+    assert "the budget has shrunk meanwhile" in loop.controller.record.events.last.why
     granted(loop, Grant(FLEET, ""))
     assert app.wakes_in_s is None
 
 
 def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_later() -> None:
-    app = Parks(ASKED)
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    app, loop = in_fleet()
+    granted(loop, PARKED)
     app.fails, expected_s = lambda plan: True, loop.controller.record.wakes_in_s
     for _ in range(10):
         granted(loop, Grant(FLEET, ""))
@@ -128,11 +130,10 @@ def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_late
 
 def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_one_that_ran_before() -> None:
     best = first_plan(ASKED)
-    app = Parks(ASKED, proven := batches(best, 5))
+    app, loop = in_fleet(proven := batches(best, 5))
     app.rate, app.fails = lambda at_s: 0.0, lambda plan: plan.splits == best.splits
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
     run(app, loop, 130)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, PARKED)
     granted(loop, Grant(FLEET, ""))
     app.now_s += 60
     granted(loop, Grant(FLEET, ""))
@@ -141,36 +142,27 @@ def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_
 
 
 def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes() -> None:
-    app = Parks(ASKED)
-    loop = control_loop(app, budget=FLEET, look_every_s=1.0)
+    app, loop = in_fleet()
     loop.controller.peek = Event(1, app.now_s, "looking", "", batches(app.running, 4))
     loop.controller.record.add(loop.controller.peek)
-    granted(loop, Grant(NOTHING, "a is parked", parked=True))
+    granted(loop, PARKED)
     granted(loop, Grant(FLEET, "a gets all"))
-    last = loop.controller.record.events.last
-    assert last
-    assert (last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
+    assert (loop.controller.record.events.last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
 
 
 def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:
-    """It has no arbiter, which would grant it devices. An attempt that fails is repeated."""
-    app = Parks(ASKED)
-    app.wakes_in_s, app.rate, app.fails = 7.0, lambda at_s: 0.0, lambda plan: True
-    loop = control_loop(app, look_every_s=1.0)
-    # An attempt takes 20 s. The first begins at once, the next half a minute after it has failed.
-    assert [(event.what, event.at_s) for event in run(app, loop, 90, look_s=1.0)] == [
-        ("failed", 21.0),
-        ("failed", 71.0),
-    ]
+    """An attempt takes 20 s. The first begins at once, the next half a minute after it has failed."""
+    app, loop = alone()
+    app.fails = lambda plan: True
+    events = run(app, loop, 90, look_s=1.0)
+    assert [(event.what, event.at_s) for event in events] == [("failed", 21.0), ("failed", 71.0)]
     app.fails = lambda plan: False
     assert [event.what for event in run(app, loop, 60, look_s=1.0)] == ["woken"]
     assert app.wakes_in_s is None
 
 
 def test_a_parked_application_without_an_arbiter_stays_parked_while_paused_and_decides_nothing() -> None:
-    app = Parks(ASKED)
-    app.wakes_in_s, app.rate = 7.0, lambda at_s: 0.0
-    loop = control_loop(app, look_every_s=1.0)
+    app, loop = alone()
     asyncio.run(loop.pause(True))
     assert run(app, loop, 90, look_s=1.0) == []
     asyncio.run(loop.pause(False))

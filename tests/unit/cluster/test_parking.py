@@ -79,10 +79,8 @@ def test_the_replica_of_a_parked_application_is_on_a_device_that_another_one_use
     assert {name: grant.device_ids for name, grant in lost.items()} == {"a": frozenset(("v100-1",))}
     woken = by_ids(quiet(standing(0.1, a.budget), 0.0), frozenset(("v100-1",)))
     left = fleet.look({"a": woken, "b": b}, FLEET, 4.0)["b"]
-    assert left.device_ids
     b = by_ids(quiet(standing(9.0, left.budget), 0.0), left.device_ids)
     given = fleet.look({"a": woken, "b": b}, FLEET, 5.0)["a"].device_ids
-    assert given
     assert given - left.device_ids == {"k80-1"}
     assert given & left.device_ids == {"v100-1"}, "until its plan does without"
 
@@ -124,7 +122,6 @@ def test_an_application_that_wakes_gets_all_its_devices_at_once() -> None:
     second = fleet.look({"a": woken, "b": by_ids(quiet(standing(9.0, FLEET), 0.0), everything)}, FLEET, 2.0)[
         "b"
     ].device_ids
-    assert second
     part = {"v100": 2, "k80": 1}
     assert fleet.look({"a": woken, "b": by_ids(replace(b, uses=part), second)}, FLEET, 3.0) == {}
     stale = by_ids(b, everything)
@@ -195,9 +192,8 @@ def test_an_arbiter_that_starts_again_knows_which_applications_have_no_replicas(
     a = replace(quiet(standing(0.0, budget, NOTHING), 60.0), standby=None, parked=True, had_inputs=budget == NOTHING)
     fleet, b = arbiter(**PARKS), quiet(standing(9.0, FLEET), 0.0)
     grants = fleet.look({"a": a, "b": b}, FLEET, 0.0)
-    assert {name: (grant.budget, grant.parked) for name, grant in grants.items()} == (
-        {} if budget == NOTHING else {"a": (NOTHING, True)}
-    )
+    granted = {name: (grant.budget, grant.parked) for name, grant in grants.items()}
+    assert granted == ({} if budget == NOTHING else {"a": (NOTHING, True)})
     assert (list(fleet.parked), list(fleet.asleep), fleet.budgets["b"]) == (["a"], ["a"], FLEET)
     woken = replace(a, budget=NOTHING, quiet_s=0.0, had_inputs=True)
     assert list(fleet.look({"a": woken, "b": b}, FLEET, 1.0)) == ["b"]

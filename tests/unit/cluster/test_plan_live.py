@@ -30,6 +30,7 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     assert not live.is_over()
     clock.now_s += 0.02
     assert live.is_over()
+    assert live.left_s == pytest.approx(10.0 * (1 - SEARCHING), abs=0.02)
     assert live.__rich__() == "planning; 3 s; confirming it with other inputs"
     live.allow(CHOOSING)
     assert not live.is_over()
@@ -53,10 +54,11 @@ def test_as_many_inputs_fit_as_the_cores_simulate_in_the_time_that_is_left() -> 
 
 def test_the_first_ctrl_c_keeps_the_best_plan_and_the_second_ends() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with LivePlan() as live:
+    with LivePlan(40.0) as live:
         assert not live.is_over()
         signal.raise_signal(signal.SIGINT)
         assert live.is_over()
+        assert live.left_s == 0
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
@@ -74,9 +76,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.Captur
     assert capsys.readouterr().err == line
 
 
-def test_ctrl_c_ends_the_searches_of_tune_and_candidates_of_simulations_need_no_proof(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_ends_searches_of_tune_and_simulated_candidates_need_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps, ended = list[float](), list[bool]()
 
     def search(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:

@@ -1,7 +1,7 @@
 """The command on a tiny network, without a clock's worth of waiting."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copy, copytree
@@ -25,7 +25,6 @@ from isobatch.cluster.profiling.block_times import (
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from isobatch.deployments.prepare.sample import sampled
 from isobatch.profiles.curves import BACKENDS, DTYPES
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import kind_of
@@ -34,7 +33,9 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.lengths import Lengths
-from isobatch.profiles.model import Batch, Launched, SplitModel
+from isobatch.profiles.model import Batch, SplitModel
+from tests.helpers.clock import Clock
+from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import hugging_face
 from tests.helpers.tiny_tokenizers import save_tokenizer
 
@@ -52,10 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
-    command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "0.2", "--largest", "4"]
-    result = RUNNER.invoke(app, [*command, *more], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return ran("profile", checkpoint, "--out", out, "--device", "cpu", "--budget", "0.2", "--largest", "4", *more)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,6 @@ def test_profile_writes_a_table_per_length_and_says_how_steady_it_was(measured: 
     profile = load_profile(out)
     assert [(table.kind, table.length) for table in profile.tables] == [("cpu", 6), ("cpu", 12)]
     assert all(table.batch_sizes[0] == 1 and table.batch_sizes[-1] <= 4 for table in profile.tables)
-    assert profile.exits is not None
     assert set(profile.exits.survival) == {1.0}  # a network without ramps
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
     assert "rounds spread by" in output
@@ -147,19 +144,12 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     folder = demo_directory()
     rules = load(folder).ramps.rules
     counted = exits_from_rules([(rule.block, rule.survival) for rule in rules.ramps], 8)
-    assert counted is not None
     told = with_sure(counted, folder, rules)
     assert told.survival == counted.survival == told.survival_with(range(7))
     assert told.survival_with({6})[7] > told.survival[7], "some would have left at a closed ramp only"
     assert with_sure(counted, tmp_path, rules) == counted, "there is no table"
     short = ExitProfile((1.0,) * 4)
     assert with_sure(short, folder, rules) == short, "the table is of another network"
-
-
-def test_a_sorted_file_is_sampled_all_over() -> None:
-    found = sampled(range(10_000), 1000)
-    assert len(set(found)) == 1000
-    assert np.mean(found) == pytest.approx(5000, abs=400)  # four standard errors
 
 
 def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +198,7 @@ def test_a_device_that_no_plan_can_use_is_told() -> None:
 def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> None:
     model = load(checkpoint, device="cpu")
     for inputs in texts(model, [5, 9]):
-        batch = inputs.batch(3)
-        assert batch.lengths is not None
-        np.testing.assert_array_equal(batch.lengths, [inputs.length] * 3)
+        np.testing.assert_array_equal(inputs.batch(3).lengths, [inputs.length] * 3)
 
 
 def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,18 +246,16 @@ def test_texts_are_measured_as_long_as_they_are(prepared: Path, tmp_path: Path) 
 
 def test_what_a_replica_adds_to_a_launch_is_what_it_takes_beside_the_network(checkpoint: Path) -> None:
     """The clock moves by what is called: each merge that a replica makes takes a second, a pass of the network two."""
-    model, now_s = load(checkpoint), [0.0]
-    merge, run = model.merge, model.run
+    model, clock = load(checkpoint), Clock()
 
-    def merging(parts: Sequence[Batch]) -> Batch:
-        now_s[0] += 1.0
-        return merge(parts)
+    def taking(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        def later(*arguments: Any) -> Any:
+            clock.now_s += seconds
+            return call(*arguments)
 
-    def running(*told: Any) -> Launched:
-        now_s[0] += 2.0
-        return run(*told)
+        return later
 
-    model.merge, model.run = merging, running  # type: ignore[method-assign]
+    model.merge, model.run = taking(1.0, model.merge), taking(2.0, model.run)  # type: ignore[method-assign]
     two, one = (model.encode(["the film"] * count) for count in (2, 1))
-    assert replica_adds_s(model, two, lambda: now_s[0]) == 1.0
-    assert replica_adds_s(model, one, lambda: now_s[0]) == 0.0, "there is nothing to join"
+    assert replica_adds_s(model, two, clock) == 1.0
+    assert replica_adds_s(model, one, clock) == 0.0, "there is nothing to join"

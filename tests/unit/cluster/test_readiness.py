@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,9 @@ def test_each_thing_that_is_missing_is_one_sentence(there: NodeHas, sentence: st
     assert "\n" not in told
 
 
-def test_a_node_like_ours_lacks_nothing() -> None:
-    assert list(missing(HERE, HERE)) == []
+@pytest.fixture(autouse=True)
+def without_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "serve_client", lambda: None)
 
 
 def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +60,6 @@ def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "serve_client", lambda: None)
     monkeypatch.setenv("KEY", "k")
     files = {name: str(tmp_path / name) for name in ("plan", "profile")} | {"model": "s3://models/it"}
     told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
@@ -66,8 +67,7 @@ def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatc
     assert wanted == NodeNeeds([files["plan"], files["profile"]], ["KEY"], [8000, 9001], ["s3://models/it"])
 
 
-def test_the_keys_of_controllers_and_arbiters_are_looked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "serve_client", lambda: None)
+def test_the_keys_of_controllers_and_arbiters_are_looked_for_too() -> None:
     told = [
         {"import_path": CONTROLLER, "args": {"api_key_variable": "HERS"}},
         {"import_path": ARBITER, "args": {"api_key_variable": "HIS"}},
@@ -77,12 +77,11 @@ def test_the_keys_of_controllers_and_arbiters_are_looked_for_too(monkeypatch: py
     assert wanted.variables == ["HERS", "HIS"]
 
 
-def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_answer_is_named_and_loopback_is_for_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import GetTimeoutError, NodeDiedError
 
     monkeypatch.setattr(readiness, "look", lambda _: HERE)
-    monkeypatch.setattr(readiness, "serve_client", lambda: None)
-    content = {"applications": [], "http_options": {"host": "0.0.0.0", "port": 8000}}
+    content: dict[str, Any] = {"applications": [], "http_options": {"host": "0.0.0.0", "port": 8000}}
     for error, sentence in (
         (ModuleNotFoundError("No module named 'cluster'"), "isobatch is not installed there .*No module named"),
         (NodeDiedError("its node is dead"), "it has ended or does not answer .*dead"),
@@ -92,12 +91,8 @@ def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(readiness, "each_node", lambda *_, answers=answers: answers)
         with pytest.raises(UserError, match=rf"node 10\.0\.0\.2: {sentence}"):
             readiness.check_nodes(content)
-
-
-def test_fronts_on_several_nodes_cannot_listen_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "look", lambda _: HERE)
-    monkeypatch.setattr(readiness, "serve_client", lambda: None)
     monkeypatch.setattr(readiness, "each_node", lambda *_: [("10.0.0.1", HERE), ("10.0.0.2", HERE)])
-    content = {"applications": [], "http_options": {"host": "127.0.0.1", "port": 8000}}
+    readiness.check_nodes(content)  # nodes like ours lack nothing
+    content["http_options"]["host"] = "127.0.0.1"
     with pytest.raises(UserError, match=r"host = 127\.0\.0\.1: fronts on other nodes could not be reached"):
         readiness.check_nodes(content)

@@ -11,13 +11,22 @@ from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.record import KEEP_EVENTS
 from isobatch.optimizer import Plan, evaluate
 from isobatch.profiles.journal import SCHEMA_VERSION
-from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
+from tests.helpers.fluid_application import (
+    HARD,
+    MEDIUM,
+    Fluid,
+    control_loop,
+    first_plan,
+    improvable,
+    moves,
+    question,
+    run,
+)
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path):
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
+    app = improvable()
+    first = app.running
     app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
     before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
@@ -26,20 +35,10 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert after.controller.record.events.all == before.controller.record.events.all
     assert after.controller.known.corrections == before.controller.known.corrections
     assert after.controller.record.paused
+    assert after.controller.record.kept_share == before.controller.record.kept_share < 1.0
     assert after.controller.known.estimate.recent_inputs == before.controller.known.estimate.recent_inputs
     asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
-
-
-def test_a_restart_knows_which_share_of_its_estimates_is_kept(tmp_path: Path):
-    """Or it would give back devices that are needed."""
-    app = Fluid(question(MEDIUM))
-    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 0.6
-    before = control_loop(app, tmp_path, look_every_s=5.0)
-    run(app, before, 245, look_s=5.0)
-    kept_share = before.controller.record.kept_share
-    assert kept_share < 0.8
-    assert control_loop(app, tmp_path).controller.record.kept_share == kept_share
 
 
 def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):
@@ -63,8 +62,7 @@ def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_
 
 @pytest.mark.parametrize(("arrives", "told"), [(True, "rolled out"), (False, "stayed")])
 def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_path: Path, arrives: bool, told: str):
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
+    app = improvable()
     wanted = []
 
     async def killed(plan):
@@ -81,24 +79,24 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
     assert after.controller.running == app.running
 
 
-def test_a_restart_during_a_trial_begins_it_again(tmp_path: Path):
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
-    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
-    loop = control_loop(app, tmp_path)
+def changed(app: Fluid, folder: Path | None) -> tuple[Plan, ControlLoop]:
+    """Run until the plan changes: the plan before, and the control loop."""
+    first, loop = app.running, control_loop(app, folder)
     while app.running == first:
         run(app, loop, 30)
+    return first, loop
+
+
+def test_a_restart_during_a_trial_begins_it_again(tmp_path: Path):
+    app = improvable()
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan, first=app.running: 1.0 if plan == first else 0.5
+    first, _ = changed(app, tmp_path)
     (event,) = moves(run(app, control_loop(app, tmp_path), 120))
     assert (event.what, app.running) == ("rolled back", first)
 
 
 def test_a_restart_does_not_repeat_a_trial_that_has_ended(tmp_path: Path):
-    asked = question(MEDIUM)
-    app = Fluid(asked, first := batches(first_plan(asked), 4))
-    loop = control_loop(app, tmp_path)
-    while app.running == first:
-        run(app, loop, 30)
+    _, loop = changed(app := improvable(), tmp_path)
     for tried in (True, False):
         assert (control_loop(app, tmp_path).controller.record.trial(app.running) is not None) == tried
         run(app, loop, 240)
@@ -106,14 +104,10 @@ def test_a_restart_does_not_repeat_a_trial_that_has_ended(tmp_path: Path):
 
 def looking(folder: Path | None) -> tuple[Fluid, Plan, ControlLoop]:
     """An application whose ramps are all open for a look, its plan before that, and its control loop."""
-    asked = question(HARD)
-    app = Fluid(asked, first := first_plan(asked))
+    app = Fluid(question(HARD))
     app.truth = lambda at_s: HARD
     app.rate = lambda at_s: 200.0  # without refusals, after which another plan would run at once
-    loop = control_loop(app, folder)
-    while app.running == first:
-        run(app, loop, 30)
-    return app, first, loop
+    return app, *changed(app, folder)
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
+from isobatch.cluster.commands.serve import example
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import (
@@ -21,6 +23,7 @@ from isobatch.cluster.serving.serve_file import (
     grpc_addresses,
     only,
     serve_file,
+    with_demo,
     with_grpc,
 )
 from isobatch.deployments.config import AppConfig, checked
@@ -57,15 +60,7 @@ def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: P
     serve_file(tmp_path, {})
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"), [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")]
-)
-def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
-    (tmp_path / "config.json").write_text(broken)
-    with pytest.raises(UserError, match=rf"config.json {said}"):
-        serve_file(tmp_path, {})
-
-
+DEMO = ROOT / "cluster" / "demo"
 DEEP = "[" * 100_000
 RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
 
@@ -77,6 +72,8 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("profile.json", DEEP, load, "is not JSON: it is nested too deeply"),
         ("profile.json", DEEP, load_text_profile, "nested too deeply"),
         ("config.json", DEEP, lambda path: serve_file(path.parent, {}), "is not JSON: it is nested too deeply"),
+        ("config.json", "[]", lambda path: serve_file(path.parent, {}), "config.json must be a JSON object, got list"),
+        ("config.json", '{"a": ', lambda path: serve_file(path.parent, {}), "is not JSON: Expecting value"),
         ("exits.json", DEEP, read_rules, "is nested too deeply"),
         ("exits.json", "[]", read_rules, "Input should be an object"),
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
@@ -97,14 +94,9 @@ def test_a_wrong_file_is_one_sentence(
 
 
 def test_a_batch_that_no_device_computes_is_refused_in_plans_and_profiles(tmp_path: Path) -> None:
-    demo = ROOT / "cluster" / "demo"
     for name, read in (("plan.json", read_plan), ("profile.json", load)):
-        content = json.loads((demo / name).read_text())
-        if name == "plan.json":
-            content["placements"][0]["splits"][0]["batch_size"] = 10**12
-        else:
-            content["tables"][0]["batch_sizes"][-1] = 10**12
-        (tmp_path / name).write_text(json.dumps(content))
+        largest = re.sub(r'("batch_sizes?": (?:\[[^\]]*, )?)\d+', r"\g<1>1000000000000", (DEMO / name).read_text())
+        (tmp_path / name).write_text(largest)
         with pytest.raises(UserError, match="1000000000000"):
             read(tmp_path / name)
 
@@ -123,10 +115,9 @@ def test_without_a_file_the_demo_has_two_splits_anywhere(tmp_path: Path, monkeyp
 
 
 def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_for(tmp_path: Path) -> None:
-    demo = ROOT / "cluster" / "demo"
-    plan = replace(read_plan(demo / "plan.json"), slo_s=0.07, backend="onnx", dtype="int8")
+    plan = replace(read_plan(DEMO / "plan.json"), slo_s=0.07, backend="onnx", dtype="int8")
     (tmp_path / "plan.json").write_text(plan.to_json())
-    files = {"plan": str(tmp_path / "plan.json"), "profile": str(demo / "profile.json")}
+    files = {"plan": str(tmp_path / "plan.json"), "profile": str(DEMO / "profile.json")}
     application, controller = serve_file(tmp_path, files)["applications"]
     assert application["args"] == {"model": str(tmp_path), "replan": True} | files
     assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
@@ -136,17 +127,12 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
     assert (told.slo_ms, told.backend, told.dtype) == (90.0, VIRTUAL, "float32")
     published = replace(plan, backend="tensorrt", dtype="float16")  # nothing here computes by that
     (tmp_path / "plan.json").write_text(published.to_json())
-    assert (checked(AppConfig, application["args"]).backend, checked(AppConfig, application["args"]).dtype) == (
-        "torch",
-        "float32",
-    )
-    with pytest.raises(UserError, match="a plan needs its profile too"):
-        serve_file(tmp_path, {"plan": files["plan"]})
+    config = checked(AppConfig, application["args"])
+    assert (config.backend, config.dtype) == ("torch", "float32")
 
 
 def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
-    demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
-    files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
+    out, files = tmp_path / "serve.yaml", ["--plan", str(DEMO / "plan.json"), "--profile", str(DEMO / "profile.json")]
     out.write_text("old")
     (tmp_path / "kept").hardlink_to(out)
     told = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
@@ -166,10 +152,19 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
 
 
+def written(folder: Path, content: str | dict[str, Any]) -> Path:
+    (file := folder / "serve.yaml").write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def a(name: str, prefix: str, path: str = APPLICATION, **arguments: Any) -> dict[str, Any]:
+    """An application of a Serve file."""
+    return {"name": name, "import_path": path, "route_prefix": prefix, "args": arguments}
+
+
 def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("applications: [{name: other, import_path: 'a:b', args: {c: 1}}]\nhttp_options: {port: 9}")
-    content = serve_file(file, {"device": "cpu"})
+    text = "applications: [{name: other, import_path: 'a:b', args: {c: 1}}]\nhttp_options: {port: 9}"
+    content = serve_file(written(tmp_path, text), {"device": "cpu"})
     assert content["applications"] == [{"name": "other", "import_path": "a:b", "args": {"c": 1}}]
     assert content["http_options"] == {"host": "127.0.0.1", "port": 9}
 
@@ -194,7 +189,6 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one() + "\ntarget_capacity: 50", "target_capacity has no effect"),
         (one() + "\nhttp_options: {port: 70000}", "http_options: port = 70000: "),
         (one() + "\nhttp_options: {port: null}", "http_options: port = None: "),
-        (one() + "\nhttp_options: {host: 5}", "http_options: host = 5: "),
         (one() + "\nhttp_option: {port: 9}", "is 'http_options' meant"),
         (one() + "\n7: 8", "no field 7; there are: applications, contr"),
         (one(route_prefix="a"), "applications: route_prefix = 'a': "),
@@ -203,7 +197,6 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one(deployments="[{name: split}]"), "reaches front and"),
         (one(deployments="front"), "deployments: must be a list"),
         (one(deployments="{front: 1}"), "deployments: must be a list"),
-        (one(args="{max_bach: 3}"), "no field 'max_bach'"),
         (one(args="{model: /nowhere}"), "'/nowhere': no such"),
         (one(args='{plan: "a\\0b"}'), "is not a path"),
         (one(args="{links: {v100: 1}}"), "args: links.v100 = 'v100': "),
@@ -222,32 +215,27 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(text)
     with pytest.raises(UserError, match=sentence) as error:
-        serve_file(file, {})
+        serve_file(written(tmp_path, text), {})
     assert "\n" not in str(error.value)
 
 
 def test_a_controller_without_arguments_controls_the_application_of_the_usual_name(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(f"{CONTROLLED}import_path: '{CONTROLLER}'}}]")
+    file = written(tmp_path, f"{CONTROLLED}import_path: '{CONTROLLER}'}}]")
     _, controller = only("isobatch", serve_file(file, {}))["applications"]
     assert (controller["name"], controller["args"]) == ("c", {})
 
 
 def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(one(args="{grpc_port: '8001'}") + "\nhttp_options: {port: '9', a: b}")
-    content = serve_file(file, {})
+    text = one(args="{grpc_port: '8001'}") + "\nhttp_options: {port: '9', a: b}"
+    content = serve_file(written(tmp_path, text), {})
     assert content["http_options"] == {"host": "127.0.0.1", "port": 9, "a": "b"}
     assert grpc_addresses(content) == [("127.0.0.1", 8001)]
 
 
 def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "model").mkdir(parents=True)
-    file = tmp_path / "here" / "serve.yaml"
-    file.write_text(f"applications: [{{name: a, import_path: '{APPLICATION}', args: {{model: model}}}}]")
+    file = written(tmp_path / "here", one(args="{model: model}"))
     for place in (tmp_path, tmp_path / "here" / "model"):
         monkeypatch.chdir(place)
         for named in (file, Path(os.path.relpath(file))):
@@ -259,12 +247,11 @@ def test_a_path_that_is_not_there_or_of_another_kind_is_named() -> None:
     with pytest.raises(UserError, match="/nowhere/at/all: no such directory or file"):
         serve_file(Path("/nowhere/at/all"), {})
     with pytest.raises(UserError, match="is not a profile of a decoder"):
-        serve_file(Path("llm-demo"), {"profile": str(ROOT / "cluster" / "demo" / "profile.json")})
+        serve_file(Path("llm-demo"), {"profile": str(DEMO / "profile.json")})
 
 
 def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(tmp_path: Path) -> None:
-    demo = ROOT / "cluster" / "demo"
-    profile, plan = load(demo / "profile.json"), read_plan(demo / "plan.json")
+    profile, plan = load(DEMO / "profile.json"), read_plan(DEMO / "plan.json")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
     mine = weights_of(tmp_path / "model")
@@ -274,9 +261,7 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
         named = replace(plan, model=f"m{plan_of}", weights=plan_of)
         (tmp_path / "plan.json").write_text(named.to_json())
         arguments = {"model": "model", "profile": "profile.json", "plan": "plan.json"}
-        content = {"applications": [{"name": "a", "import_path": APPLICATION, "args": arguments}]}
-        (tmp_path / "serve.yaml").write_text(json.dumps(content))
-        serve_file(tmp_path / "serve.yaml", {})
+        serve_file(written(tmp_path, {"applications": [a("a", "/", **arguments)]}), {})
 
     served(mine, mine)
     served("", "")  # of an earlier version, which did not say
@@ -308,10 +293,6 @@ def test_the_port_of_grpc(told: dict[str, Any], port: int | None, free: bool, fo
 # Several applications
 
 
-def a(name: str, prefix: str, path: str = APPLICATION, **arguments: Any) -> dict[str, Any]:
-    return {"name": name, "import_path": path, "route_prefix": prefix, "args": arguments}
-
-
 def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> None:
     content = {"applications": [a("first", "/1"), a("second", "/2", grpc_port=8001)]}
     assert grpc_addresses(with_grpc(content, None, None, lambda *_: True)) == [("127.0.0.1", 8001)]
@@ -325,17 +306,13 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
     [
         ([a("first", "/2")], "name = 'first': two applications cannot have the same"),
         ([a("second", "/1")], "route_prefix = '/1': two"),
-        (
-            [{"name": "second", "import_path": APPLICATION}, {"name": "third", "import_path": "b:c"}],
-            "prefix = '/': two",
-        ),
+        ([{"name": name, "import_path": f"{name}:c"} for name in ("second", "third")], "prefix = '/': two"),
         ([a("second", "/2", grpc_port=9001)], "grpc_port = 9001: two"),
         ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
     ],
 )
 def test_what_two_applications_share_is_one_line(tmp_path: Path, others: list[dict[str, Any]], sentence: str) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(json.dumps({"applications": [a("first", "/1", grpc_port=9001), *others]}))
+    file = written(tmp_path, {"applications": [a("first", "/1", grpc_port=9001), *others]})
     with pytest.raises(UserError, match=sentence):
         serve_file(file, {})
 
@@ -348,3 +325,41 @@ def test_what_runs_there_is_kept_or_ended_as_is_told() -> None:
     assert beside(told, running, "end") == told == beside(told, running[:1], None)
     with pytest.raises(UserError, match="grpc_port = 9001"):
         beside({"applications": [a("new", "/new", grpc_port=9001)]}, running, "keep")
+
+
+# The request that is shown after the start
+
+
+def body_for(folder: Path, config: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    request = example(serve_file(folder, {}))
+    return None if request is None else json.loads(request[1])["inputs"]
+
+
+def test_the_demo_is_asked_about_a_digit() -> None:
+    request = example(serve_file(None, {}))
+    (image,) = json.loads(request[1])["inputs"]
+    assert [len(row) for row in image] == [8] * 8
+    assert max(map(max, image)) == 16
+
+
+def test_a_checkpoint_is_asked_about_what_it_reads(tmp_path: Path) -> None:
+    assert body_for(tmp_path, {"vocab_size": 10}) == ["a text to be classified"]
+    labels_words = {"vocab_size": 10, "architectures": ["BertForTokenClassification"]}
+    assert body_for(tmp_path, labels_words) == ["a text whose words are to be labelled"]
+    assert body_for(tmp_path, {"num_channels": 1, "image_size": 2}) == [[[0.5, 0.5], [0.5, 0.5]]]
+    (image,) = body_for(tmp_path, {"num_channels": 3})
+    assert (len(image), len(image[0]), image[0][0]) == (224, 224, [0.5, 0.5, 0.5])
+    assert body_for(tmp_path, {"model_type": "other"}) is None
+
+
+def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.deployments.named.DEMO", "tempfile:gettempdir")
+    content = serve_file(None, {"max_batch": 4})
+    complete = with_demo(content)
+    arguments = complete["applications"][0]["args"]
+    assert Path(arguments.pop("model")).is_dir()
+    assert arguments.pop("name") == "demo"
+    assert complete == content
+    named = serve_file(tmp_path, {})
+    assert with_demo(named) == named

@@ -48,9 +48,8 @@ def profile(*more: LatencyTable) -> Profile:
 
 
 def planned_file(folder: Path, given: Profile, *options: str) -> str:
-    save(given, folder / "profile.json")
-    out = str(folder / "plan.json")
-    asked = ("--profile", str(folder / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--out", out)
+    save(given, path := folder / "profile.json")
+    asked = ("--profile", path, "--devices", "v100=2", "--slo-ms", "100", "--out", folder / "plan.json")
     ran("plan", *asked, *(options or ("--believed",)))
     return (folder / "plan.json").read_text()
 
@@ -67,8 +66,6 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
     alone = Plan.from_json(planned_file(tmp_path, profile()))
     both = Plan.from_json(planned_file(tmp_path, profile(shared("v100", 1.2))))
     assert both.devices() == {"v100/2": 4}
-    assert both.promise is not None
-    assert alone.promise is not None
     assert both.promise.cost_per_hour == pytest.approx(alone.promise.cost_per_hour)
     assert 1.4 < both.promise.goodput_per_s / alone.promise.goodput_per_s < 1.8, "about 2 / 1.2"
     asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--believed")
@@ -80,7 +77,6 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
 def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
     given, options = profile(), ClassifierPlanOptions(slo_ms=100, believed=True)
     result = planned(options, "v100=2", given, objective_of(options))
-    assert result.plan.promise is not None
     promise = replace(result.plan.promise, goodput_per_s=100.0, simulated=SimulatedTimes(0.1, 0.1, 0.99))
     plan = replace(result.plan, promise=promise)
     others = (Baseline("shared", plan, result.score), Baseline("not simulated", result.plan, result.score))
@@ -107,16 +103,6 @@ def test_only_ways_to_share_that_have_a_plan_are_searched() -> None:
             assert most_promising(options, given_on, objective_of(options), ways, live) == kept_ways
 
 
-def test_the_choice_of_a_way_to_share_counts_in_the_seconds_of_a_plan() -> None:
-    now_s = 0.0
-    with LivePlan(40.0, clock=lambda: now_s) as live:
-        assert live.left_s == 40
-        now_s = 15.0
-        assert live.left_s == 25
-        signal.raise_signal(signal.SIGINT)
-        assert live.left_s == 0
-
-
 def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
     for options in (("--goal", "cost", "--rate", "50"), ("--goal", "goodput-per-dollar"), ("--budget", "100")):
         planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--max-batch", "16", *options)
@@ -141,9 +127,7 @@ def test_the_plan_is_the_best_of_all_ways_to_share_each_kind(seed: int) -> None:
     for v100, k80 in ((a, b) for a in ("v100=1", "v100/2=2") for b in ("k80=1", "k80/2=2", "k80/3=3")):
         devices = fleet(f"{v100},{k80}")
         plan = optimize(given, devices, links_between(devices), objective_of(options))
-        assert plan.promise is not None
         per_s[v100, k80] = plan.promise.goodput_per_s
-    assert best.promise is not None
     most = max(per_s.values())
     enough = most > per_s["v100=1", "k80=1"] * (1 + LEAST_GAIN)
     assert best.promise.goodput_per_s == pytest.approx(most if enough else per_s["v100=1", "k80=1"])

@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["up", "my-bert", "--data", "reviews.csv", "--slo-ms", "20000", *SMALL, *arguments])
+    return CliRunner().invoke(app, ["up", "my-bert", "--data", "reviews.csv", "--slo-ms", "2000", *SMALL, *arguments])
 
 
 def counted(data: str, out: str) -> str:
@@ -50,9 +50,7 @@ def steps(*arguments: str) -> list[str]:
     return ["before" if "done before" in line else "made" for line in ends]
 
 
-def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps() == ["made"] * 3
     assert steps() == ["before"] * 3
     notes = load(Path("my-bert-up/profile.json")).notes
@@ -69,15 +67,15 @@ def test_each_result_is_kept_and_only_what_has_changed_is_made_again(
     texts = {name: path.read_text() for name, (path, _) in old.items()}
     for path, kept in old.values():
         kept.hardlink_to(path)
-    assert steps("--slo-ms", "15000") == ["before", "before", "made"]
+    assert steps("--slo-ms", "1500") == ["before", "before", "made"]
     assert texts == {name: kept.read_text() for name, (_, kept) in old.items()}, "files are replaced whole"
-    assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 15.0
+    assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 1.5
     Path("reviews.csv").write_text(Path("others.csv").read_text())
-    assert steps("--slo-ms", "15000") == ["made"] * 3
+    assert steps("--slo-ms", "1500") == ["made"] * 3
     Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
-    assert steps("--slo-ms", "15000") == ["made"] * 3
+    assert steps("--slo-ms", "1500") == ["made"] * 3
     monkeypatch.setattr(command, "this_machine", lambda: "another")
-    assert steps("--slo-ms", "15000") == ["before", "made", "made"]
+    assert steps("--slo-ms", "1500") == ["before", "made", "made"]
     served = serve_file(Path("my-bert-up"), {})["applications"]
     assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]
     assert served[1]["name"] == "controller"
@@ -94,6 +92,5 @@ def test_what_cannot_be_done_is_one_sentence_and_earlier_steps_are_kept(here: Pa
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     assert "mine exists, and is not of isobatch up" in str(run("--out", "mine").exception)
-    assert "is a decoder" in str(
-        CliRunner().invoke(app, ["up", "llm-demo", *("--data", "others.csv"), *("--slo-ms", "9")]).exception
-    )
+    decoder = CliRunner().invoke(app, ["up", "llm-demo", "--data", "others.csv", "--slo-ms", "9"])
+    assert "is a decoder" in str(decoder.exception)

@@ -34,20 +34,14 @@ async def server(status: str = "200 OK", gap_s: float = GAP_S) -> AsyncIterator[
         yield f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"
 
 
-async def open_loop(status: str) -> list[WrittenText]:
-    async with server(status) as url:
+async def open_loop(*due_s: float, status: str = "200 OK", gap_s: float = GAP_S, **more: float) -> list[WrittenText]:
+    async with server(status, gap_s) as url:
         load = PromptLoad(url, ["1+1="], 8)
-        return load.texts(await load.at(np.array([0.0, 0.01, 0.02])))
+        return load.texts(await load.at(np.array(due_s), **more))
 
 
-async def closed_loop() -> list[WrittenText]:
-    async with server() as url:
-        load = PromptLoad(url, ["1+1="], 8)
-        return load.texts(await load.by_clients(2, 3 * GAP_S))
-
-
-def test_tokens_are_counted_and_timed() -> None:
-    written = asyncio.run(open_loop("200 OK"))
+async def test_tokens_are_counted_and_timed() -> None:
+    written = await open_loop(0.0, 0.01, 0.02)
     assert [each.tokens for each in written] == [TOKENS] * 3
     assert all(each.last_s - each.first_s >= 0.9 * GAP_S for each in written)
     found = summed(written, slo_ms=60_000)
@@ -57,29 +51,27 @@ def test_tokens_are_counted_and_timed() -> None:
     assert not is_failure(found.outcomes)
 
 
-def test_texts_that_are_still_being_written_are_not_lost() -> None:
-    async def impatient() -> list[WrittenText]:
-        async with server(gap_s=0.6) as url:  # more patience than for one gap, and less than for all four
-            load = PromptLoad(url, ["1+1="], 8)
-            return load.texts(await load.at(np.array([0.0]), patience_s=2.0))
-
-    assert [each.tokens for each in asyncio.run(impatient())] == [TOKENS]
+async def test_texts_that_are_still_being_written_are_not_lost() -> None:
+    """With more patience than for one gap, and less than for all four."""
+    assert [each.tokens for each in await open_loop(0.0, gap_s=0.6, patience_s=2.0)] == [TOKENS]
 
 
-def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:
-    written = asyncio.run(closed_loop())
+async def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:
+    async with server() as url:
+        load = PromptLoad(url, ["1+1="], 8)
+        written = load.texts(await load.by_clients(2, 3 * GAP_S))
     assert len(written) >= 2
     assert {each.status for each in written} == {200}
 
 
-def test_refusals_are_counted_and_are_no_answers() -> None:
-    found = summed(asyncio.run(open_loop("429 Too Many")), slo_ms=60_000)
+async def test_refusals_are_counted_and_are_no_answers() -> None:
+    found = summed(await open_loop(0.0, 0.01, 0.02, status="429 Too Many"), slo_ms=60_000)
     assert found.outcomes == {"refused": 3}
     assert is_failure(found.outcomes)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5])
-def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(max_tokens: int | None) -> None:
+async def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(max_tokens: int | None) -> None:
     sent = list[bytes]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,12 +79,9 @@ def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(max_tokens: 
             sent.append(await reader.readuntil(b"}"))
         writer.close()
 
-    async def ask() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1") as made:
-            url = f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"
-            await PromptLoad(url, ["1+1="], max_tokens).at(np.array([0.0]))
-
-    asyncio.run(ask())
+    async with await asyncio.start_server(answer, "127.0.0.1") as made:
+        url = f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"
+        await PromptLoad(url, ["1+1="], max_tokens).at(np.array([0.0]))
     head, _, body = sent[0].partition(b"\r\n\r\n")
     assert b"POST /v1/completions" in head
     assert json.loads(body) == {"prompt": "1+1=", "max_tokens": max_tokens, "stream": True}

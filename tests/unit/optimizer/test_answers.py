@@ -57,8 +57,6 @@ def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_n
     for before, after in zip(without.pipelines, plan.pipelines, strict=True):
         assert replace(after.splits[0], ramps=()) == before.splits[0]
     assert answered_s(generous, facts) < answered_s(plan, facts) < answered_s(without, facts)
-    assert without.promise
-    assert plan.promise
     assert plan.promise.latency_s <= 1.02 * without.promise.latency_s
     assert plan.promise.goodput_per_s >= without.promise.goodput_per_s / 1.02
 

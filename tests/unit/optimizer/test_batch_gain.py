@@ -49,10 +49,7 @@ def test_where_a_batch_saves_nothing_early_exit_in_one_split_does_as_well() -> N
 def test_an_slo_that_early_exit_in_one_split_cannot_keep_is_said() -> None:
     found = gain(network(eight_s=1.0), Objective(slo_s=0.5))
     assert found.at_most is None
-    assert (
-        str(found)
-        == "a: this device gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit"
-    )
+    assert str(found).endswith("gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit")
 
 
 @pytest.mark.parametrize("slo_s", [0.015, 0.02, 0.1, None])
@@ -62,11 +59,7 @@ def test_no_plan_gains_more(slo_s: float | None, count: int, survival: tuple[flo
     facts = fleet_of(fast=count).surviving(survival)
     limits = Objective(slo_s=slo_s, slack=0.0, max_batch=8)
     plan, early_exit = side_by_side(facts, limits), baseline(EARLY_EXIT, facts, limits).score
-    assert plan is not None
-    assert plan.promise is not None
-    assert early_exit is not None
     most = gain(facts, replace(limits, slack=0.2)).at_most
-    assert most is not None
     assert 1.0 <= plan.promise.goodput_per_s / early_exit.goodput_per_s <= most * (1 + 1e-9)
 
 

@@ -6,10 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from experiments.planner.networks import distilbert
-from isobatch.cluster.cli import app
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer import Objective, problem
@@ -23,6 +21,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
+from tests.helpers.commands import ran
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,7 @@ def run(profile: Path, *options: str) -> str:
 
 
 def run_played(profile: Path, *options: str) -> str:
-    asked = ["plan", "--profile", str(profile), "--devices", "v100=2,k80=3", "--slo-ms", "100", *options]
-    result = CliRunner().invoke(app, asked, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return ran("plan", "--profile", profile, "--devices", "v100=2,k80=3", "--slo-ms", "100", *options)
 
 
 def test_tables_and_a_file(profile: Path, tmp_path: Path) -> None:
@@ -72,28 +68,19 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     path = tmp_path / "plan.json"
     output = in_one_line(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
-    assert plan.promise is not None
-    assert plan.promise.simulated is not None
     assert f"latency, as simulated {plan.promise.simulated}" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
     assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--believed",), "--believed"),
-        (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
-    ],
-)
-def test_that_nothing_was_played_is_said_and_why(
-    profile: Path, small: tuple[str, ...], options: tuple[str, ...], why: str
-) -> None:
-    output = in_one_line(run_played(profile, *small, *options))
-    (row,) = re.findall(r"latency, as simulated (.*?) full launches all the way", output)
-    assert row.startswith("not simulated: ")
-    assert row.endswith(why)
+def test_that_nothing_was_played_is_said_and_why(profile: Path, small: tuple[str, ...]) -> None:
+    limited = "only the most goodput within an SLO is, without another limit"
+    for options, why in ((("--believed",), "--believed"), (("--rate", "10"), limited)):
+        output = in_one_line(run_played(profile, *small, *options))
+        (row,) = re.findall("latency, as simulated (.*?) full launches all the way", output)
+        assert row.startswith("not simulated: ")
+        assert row.endswith(why)
 
 
 def test_each_kind_of_device_is_told_what_batches_are_worth_on_it(profile: Path) -> None:
@@ -155,7 +142,6 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
     assert promised(replace(table, interval=()), "--believed")[0] is None
     for further in ((), ("--believed",)):
         between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
-        assert between is not None
         low, high = between
         assert 0.3 * per_s < low < 0.75 * per_s
         assert 1.3 * per_s < high < 2.5 * per_s
@@ -217,23 +203,19 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("goal", "slack"), [(("--goal", "cost", "--rate", "1"), True), ((), False)])
-def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path, goal: tuple[str, ...], slack: bool) -> None:
-    with pytest.raises(UserError) as error:
-        run_played(profile, "--slo-ms", "0.2", *goal)
-    assert ("slack included" in str(error.value)) == slack
+def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path) -> None:
+    for goal, slack in ((("--goal", "cost", "--rate", "1"), True), ((), False)):
+        with pytest.raises(UserError) as error:
+            run_played(profile, "--slo-ms", "0.2", *goal)
+        assert ("slack included" in str(error.value)) == slack
 
 
-def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
+def test_a_simulated_plan_is_no_later_than_without_exits(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
     path, kinds, known = tmp_path / "plan.json", fleet("v100=1"), load(profile)
     facts = problem(known, kinds, links_between(kinds))
     options = (*small, "--max-batch", "32", "--no-later", "--slo-ms", "100", "--out", str(path))
     limited = no_later(facts, Objective(slo_s=0.1, max_batch=32))
     stock = baseline(NO_EXITS, facts, limited).plan
-    assert stock is not None
-    assert limited.slo_s is not None
     tails = Tails(facts, stock, limited.slo_s, 1000)
     run(profile, *options)
     assert not tails.kept_by(read_plan(path))
@@ -252,6 +234,5 @@ def test_plans_in_seconds_or_for_any_rate_are_simulated(
     (devices,) = re.findall(r"in a cell of (\d+) of its 4000 devices, within [\d.]+ %", words)
     assert int(devices) < 4000
     promise = read_plan(path).promise
-    assert promise is not None
     assert promise.goodput_per_s == pytest.approx(4000 * one, rel=0.3)
     assert one > 100

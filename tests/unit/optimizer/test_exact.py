@@ -1,6 +1,6 @@
 """The search against brute force, and what must hold of any exact planner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import SIZES, random_objective, random_problem
-from isobatch.optimizer.effort import MOST_GAP, Effort
+from isobatch.optimizer.effort import MOST_GAP, Effort, Number
+from isobatch.optimizer.goals import GOALS, Goal, register
+from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
@@ -34,7 +36,6 @@ def value(facts: Problem, objective: Objective) -> float:
         return np.inf
     score = evaluate(plan, facts, objective)
     assert not score.broken
-    assert plan.promise is not None
     assert plan.promise.gap == 0.0
     return worth(score, objective)
 
@@ -118,9 +119,7 @@ def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan 
     ("hidden_bytes", "memory_bytes", "local"),
     [(10**4, 10**10, [False]), (4 * 10**6, 10**10, [True]), (4 * 10**6, 10**6, [])],
 )
-def test_large_survivors_stay_where_they_are_if_there_is_room(
-    hidden_bytes: int, memory_bytes: int, local: list[bool]
-) -> None:
+def test_large_survivors_stay_where_they_are(hidden_bytes: int, memory_bytes: int, local: list[bool]) -> None:
     """A turn costs 1 ms, four survivors of 4 MB 13 ms on the link: `local`, of the placements behind a cut."""
     block_s = ((4e-3,) * 2, (5e-3,) * 2)
     table = LatencyTable("a", (1, 4), block_s, ((0.0,) * 2,) * 2, 0.0, (hidden_bytes, 0), (1, 1), "test")
@@ -129,17 +128,14 @@ def test_large_survivors_stay_where_they_are_if_there_is_room(
     objective = Objective(max_batch=4)
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8)
     plan = search(facts, objective)
-    assert plan
     assert [plan.placement_of(split).local for split in plan.splits[1:]] == local
 
 
 def test_among_equals_the_fewest_splits() -> None:
     """Launches cost nothing, and nobody leaves before the third block: cutting there gains nothing."""
     plan = search(replace(small(), survival=(1.0, 1.0, 0.5)), Objective())
-    assert plan
     assert [(split.start, split.stop) for split in plan.splits] == [(0, 2), (2, 3)]
     plan = search(small().without_exits, Objective())
-    assert plan
     assert len(plan.splits) == 1
 
 
@@ -196,3 +192,50 @@ def small() -> Problem:
     table = LatencyTable("a", (1, 4), ((1e-3,) * 3, (2e-3,) * 3), ((0.0,) * 3,) * 2, 0.0, (1,) * 3, (1,) * 3, "test")
     link = Link("a", "a", 1e9, 0.0)
     return Problem((1.0, 0.5, 0.25), (table,), (Device("a", 2, 100, 1.0),), {("a", "a"): link})
+
+
+# A new goal is one class: what it is worth, and as much of its bounds as one cares to say
+
+
+class Impatience(Goal):
+    """Every second of latency is as bad as ten dollars per hour. It says all it knows: latency alone is a bound."""
+
+    name = "impatience"
+    needs_latency = True
+
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        return latency_s + cost_per_hour / 10
+
+    def most_seconds_per_input(self, value: float) -> float:
+        return value
+
+    def first_bound(self, relaxation: Relaxation) -> Cut:
+        return relaxation.fastest()
+
+
+class Thrift(Goal):
+    """Dollars, with a little more for every second per input. It says nothing of its bounds."""
+
+    name = "thrift"
+
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        return cost_per_hour + 1 / goodput_per_s
+
+
+@pytest.fixture(params=[Impatience, Thrift])
+def goal(request: pytest.FixtureRequest) -> Iterator[str]:
+    register(request.param)
+    yield request.param.name
+    del GOALS[request.param.name]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 22])
+def test_a_new_goal_gets_the_best_plan_of_all(seed: int, goal: str) -> None:
+    facts = random_problem(seed)
+    objective = replace(random_objective(seed, facts), goal=goal)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8)
+
+
+def test_an_unknown_goal_is_refused_with_the_names_of_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="must be one of"):
+        Objective(goal="fame")

@@ -11,14 +11,18 @@ from experiments.planner.bruteforce import most_side_by_side
 from experiments.planner.random_problems import random_objective, random_problem
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import baselines, no_later
+from isobatch.optimizer.pipelines.baselines import baselines, batch_sizes, no_later, starts
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import value
+from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.latency import LatencyTable
+from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S
+from tests.helpers.simulated_fleet import facts as fleet_of
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 many = settings(max_examples=12, deadline=None, derandomize=True)
@@ -59,8 +63,6 @@ def test_a_kind_that_a_chain_needs_little_of_is_shared_with_another_pipeline(see
     facts = random_problem(seed)
     objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
     shared, apart = side_by_side(facts, objective), side_by_side(facts, objective, effort=Effort(kinds_shared=0))
-    assert shared is not None
-    assert apart is not None
     most = most_side_by_side(facts, objective)
     assert evaluate(shared, facts).goodput_per_s == pytest.approx(most, rel=1e-6)
     assert 1 - evaluate(apart, facts).goodput_per_s / most == pytest.approx(gain, abs=1e-3)
@@ -80,8 +82,6 @@ def test_chains_that_repeat_are_one_pipeline_and_what_is_promised_is_granted() -
     devices = (Device("first", 40, 10**6, 1.0), Device("second", 60, 10**6, 1.0))
     facts = Problem((1.0, 1.0), tables, devices, links)
     plan = side_by_side(facts, Objective(max_batch=1), gap=0.01)
-    assert plan is not None
-    assert plan.promise is not None
     assert plan.beside
     assert len(set(facts.lanes(plan))) == len(plan.pipelines)
     goodput_per_s = evaluate(plan, facts).goodput_per_s
@@ -100,7 +100,6 @@ def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: flo
     score = evaluate(most, facts, objective)
     asked = replace(objective, goal="cost", goodput_per_s=share * score.goodput_per_s)
     cheapest = side_by_side(facts, asked, gap=0.01)
-    assert cheapest is not None
     assert value(cheapest, facts, asked) <= score.cost_per_hour * (1 + 1e-8)
 
 
@@ -108,8 +107,6 @@ def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: flo
 @pytest.mark.parametrize(("seed", "slo_s"), [(8, 0.03255306512471764), (10, 0.017272604399350692), (43, 0.01237285035)])
 def test_the_gap_is_a_number_where_a_kind_can_do_nothing_alone(seed: int, slo_s: float) -> None:
     plan = side_by_side(random_problem(seed), Objective(slo_s=slo_s))
-    assert plan is not None
-    assert plan.promise is not None
     assert plan.promise.gap < 1
     assert "Infinity" not in plan.to_json()
 
@@ -134,7 +131,56 @@ def test_no_tail_grows_and_the_network_without_exits_is_still_a_plan(seed: int) 
     if stock is None:
         return
     plan = side_by_side(facts, no_later(facts, objective))
-    assert plan is not None
     score = evaluate(plan, facts, objective)
     assert score.latency_s <= stock.latency_s * (1 + 1e-9)
     assert score.goodput_per_s >= stock.goodput_per_s * (1 - 1e-6)
+
+
+# A search begins at simple plans (baselines, one cut), and goes on to plans that are one change away
+
+BOTH = fleet_of(fast=2, slow=3)
+OBJECTIVE = Objective(slo_s=0.05, max_batch=8)
+
+
+def test_all_baselines_are_among_the_starts_whatever_limits_they_have() -> None:
+    found = list(starts(BOTH, OBJECTIVE, (1.0, 2.2)))
+    assert len(found) == len(set(found))
+    for limited in (OBJECTIVE, OBJECTIVE.within(1.0)):
+        for each in baselines(BOTH, limited):
+            assert replace(each.plan, promise=None) in found
+
+
+def test_every_coarse_batch_size_and_one_cut_are_among_the_starts() -> None:
+    assert list(batch_sizes(BOTH, OBJECTIVE)) == [1, 2, 4, 8]
+    assert list(batch_sizes(BOTH, Objective(slo_s=0.05, max_batch=64))) == [1, 2, 4, 8], "as far as was measured"
+    found = [plan.pipelines for plan in starts(BOTH, OBJECTIVE, (2.2,))]
+    plain = [
+        {split.batch_size for each in several for split in each.splits}
+        for several in found
+        if not any(each.ramps for each in several)
+    ]
+    assert all({size} in plain for size in (1, 2, 4, 8)), "without exits, too"
+    assert any(len(each.splits) == 2 for several in found for each in several)
+
+
+@pytest.mark.parametrize("seed", range(11))
+def test_every_neighbour_is_another_plan_that_the_devices_bear(seed: int) -> None:
+    facts, objective = random_problem(seed), Objective(slo_s=SLO_S, max_batch=4)
+    kind = max(facts.devices, key=lambda each: each.memory_bytes).kind
+    middle = facts.num_blocks // 2
+    splits = (Split(0, middle, 1), Split(middle, facts.num_blocks, 1)) if middle else (Split(0, facts.num_blocks, 1),)
+    plan = Plan((Placement(kind, 1, splits, local=True),))
+    moves = list(neighbours(plan, facts, objective))
+    assert plan not in moves
+    for each in moves:
+        assert not evaluate(each, facts).broken
+        assert all(1 <= split.batch_size <= 4 for split in each.splits)
+
+
+def test_one_ramp_of_several_is_a_neighbour_and_given_cuts_stay() -> None:
+    plan = Plan((Placement("fast", 4, (Split(0, 4, 8, (0, 1, 2)),)),))
+    ramps = {each.ramps for each in neighbours(plan, FAST, Objective(slo_s=SLO_S, cuts=()))}
+    assert {(0, 1), (0, 2), (1, 2)} <= ramps
+    poor = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
+    cut = {tuple(split.start for split in each.splits) for each in neighbours(poor, FAST, Objective(cuts=()))}
+    assert cut == {(0,)}

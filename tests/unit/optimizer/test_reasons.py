@@ -52,24 +52,22 @@ def test_a_budget_too_small(price: float) -> None:
     assert search(facts, Objective(cost_per_hour=least)) is not None
 
 
-def test_a_device_too_small() -> None:
-    small = FACTS.with_devices((Device("a", 4, 40, 2.0),))
-    assert search(small, Objective()) is None
-    assert "block 0 needs" in reason(small, Objective())
+HEAVY = replace(TABLE, hidden_bytes=(10**9,) * 4, memory_bytes=(10**8,) * 4)
 
 
-def test_survivors_too_large() -> None:
-    heavy = replace(TABLE, hidden_bytes=(10**9,) * 4, memory_bytes=(10**8,) * 4)
-    parts = replace(FACTS, tables=(heavy,), devices=(Device("a", 4, 3 * 10**8, 2.0),))
-    assert search(parts, Objective()) is None
-    why = reason(parts, Objective())
-    assert re.search(r"GB are placed on one a, [13] GB of it inputs between splits, which has 0.3 GB", why), why
-
-
-def test_parts_that_cannot_be_joined() -> None:
-    parts = replace(FACTS.with_devices((Device("a", 4, 120, 2.0),)), links={})
-    assert search(parts, Objective()) is None
-    assert "no links" in reason(parts, Objective())
+@pytest.mark.parametrize(
+    ("facts", "memory_bytes", "why"),
+    [
+        (FACTS, 40, "block 0 needs"),
+        (replace(FACTS, links={}), 120, "no links"),
+        (replace(FACTS, tables=(HEAVY,)), 3 * 10**8,
+         r"GB are placed on one a, [13] GB of it inputs between splits, which has 0.3 GB"),
+    ],
+)  # fmt: skip
+def test_what_has_no_room_is_named(facts: Problem, memory_bytes: int, why: str) -> None:
+    facts = facts.with_devices((Device("a", 4, memory_bytes, 2.0),))
+    assert search(facts, Objective()) is None
+    assert re.search(why, reason(facts, Objective()))
 
 
 @pytest.mark.parametrize("wrong", [{"slo_s": 0.0}, {"slack": 1.0}, {"goal": "cost"}, {"max_batch": 0}])

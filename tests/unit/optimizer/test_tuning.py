@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isobatch.optimizer import Objective, Problem, evaluate, problem
+from isobatch.optimizer.model.evaluate import Score
 from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.plan import Placement, Plan, Split, opened
 from isobatch.optimizer.search.exact import search
@@ -22,6 +23,8 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.exit_tables import exit_table
 
 SIZES = (1, 2, 4, 8)
+OBJECTIVE = Objective(max_batch=8)
+FIND = partial(search, objective=OBJECTIVE)
 SETS = list(chain.from_iterable(combinations(range(3), count) for count in range(4)))  # of ramps
 
 
@@ -39,20 +42,23 @@ def facts(kinds: str = "v100=2", ramp: float = 1e-3) -> Problem:
     return problem(Profile("toy", tables), devices, links_between(devices))
 
 
+def promising(plan: Plan, share: float) -> Plan:
+    """It promises this share of what it promised."""
+    return replace(plan, promise=replace(plan.promise, goodput_per_s=share * plan.promise.goodput_per_s))
+
+
 def evidence(seed: int) -> Evidence:
     return Evidence(exit_table(seed, count=2000), exit_table(seed + 1, count=2000), "accuracy", 0.03, 0.95)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
-    asked, kept, objective = facts(), evidence(seed), Objective(max_batch=8)
-    found = tuned(asked, objective, kept, partial(search, objective=objective))
+    asked, kept = facts(), evidence(seed)
+    found = tuned(asked, OBJECTIVE, kept, FIND)
     if found is None:
         return
-    assert found.plan.promise is not None
-    assert found.before.promise is not None
     assert found.plan.promise.goodput_per_s > found.before.promise.goodput_per_s
-    score = evaluate(found.plan, asked.surviving(found.exits.survival_with(opened(found.plan))), objective)
+    score = evaluate(found.plan, asked.surviving(found.exits.survival_with(opened(found.plan))), OBJECTIVE)
     assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
     reached = outcome(kept.test, found.chosen, "accuracy")
     assert kept.shows(reached.lost)
@@ -61,48 +67,43 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03
 
 
-def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
-    objective = Objective(max_batch=8)
+def test_where_nobody_may_leave_or_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
     few = Evidence(exit_table(0, count=2000), exit_table(1, count=50), "accuracy", 0.01, 0.95)
-    assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
+    assert tuned(facts(), OBJECTIVE, few, FIND) is None
+    nothing = tuned(facts(), OBJECTIVE, evidence(1), FIND, lambda plan, known: promising(plan, 0.0))
+    assert nothing is None, "nothing is sustained, as simulated"
 
 
 @pytest.mark.parametrize("ramp", [1e-3, 0.3, 0.6])
 @pytest.mark.parametrize("seed", [1, 3, 8, 10])
 def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) -> None:
-    asked, objective, recorded = facts(ramp=ramp), Objective(max_batch=8), exit_table(seed, count=2000)
+    asked, recorded = facts(ramp=ramp), exit_table(seed, count=2000)
     kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
-    find, known = partial(search, objective=objective), kept.exits(kept.prepared)
-    found = tuned(asked, objective, kept, find)
-    as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), objective, find)
-    assert as_prepared is not None
+    known = kept.exits(kept.prepared)
+    found = tuned(asked, OBJECTIVE, kept, FIND)
+    as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), OBJECTIVE, FIND)
     plan = found.plan if found else as_prepared[0]
-    assert plan.promise is not None
     for ramps in SETS:
         chosen = kept.likely_candidates(ramps, costs_of(plan, asked, ramps))
         leaving = asked.surviving(kept.exits(chosen).survival_with(ramps))
-        other = search(replace(leaving, keeps_open=True), objective)
-        assert other is not None
+        other = FIND(replace(leaving, keeps_open=True))
         assert set(opened(other)) <= set(ramps)
         assert plan.promise.goodput_per_s >= 0.999 * evaluate(other, leaving).goodput_per_s, ramps
 
 
 def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
     """In the simulations of this test, a plan sustains half if it opens the ramp that is best by estimate."""
-    asked, objective, recorded = facts(ramp=0.3), Objective(max_batch=8), exit_table(1, count=2000)
-    kept, find = Evidence(recorded, recorded, "accuracy", 0.03, 0.95), partial(search, objective=objective)
-    estimated, simulated = tuned(asked, objective, kept, find), list[list[int]]()
+    asked, recorded = facts(ramp=0.3), exit_table(1, count=2000)
+    kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
+    estimated, simulated = tuned(asked, OBJECTIVE, kept, FIND), list[list[int]]()
     assert estimated is not None
 
     def rehearse(plan: Plan, known: Problem) -> Plan:
         simulated.append(opened(plan))
-        assert plan.promise is not None
-        share = 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9
-        return replace(plan, promise=replace(plan.promise, goodput_per_s=share * plan.promise.goodput_per_s))
+        return promising(plan, 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9)
 
-    found = tuned(asked, objective, kept, find, rehearse)
+    found = tuned(asked, OBJECTIVE, kept, FIND, rehearse)
     _, *others, after = simulated
-    assert found is not None
     assert len(others) == REHEARSED
     assert opened(estimated.plan) in others
     assert opened(found.plan) == after != opened(estimated.plan)
@@ -111,25 +112,23 @@ def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
 
 def test_of_two_plans_that_open_the_same_ramps_the_better_is_kept() -> None:
     """In this test, a ramp alone is worth half if it is rated again, in a later turn."""
-    asked, objective, kept = facts(ramp=0.3), Objective(max_batch=8), evidence(1)
     offered, rated = dict[int, list[float]](), dict[int, float]()
 
     def find(given: Problem) -> Plan | None:
-        plan = search(given, objective)
+        plan = FIND(given)
         if plan is None or not given.keeps_open or len(ramps := opened(plan)) != 1:
             return plan
-        assert plan.promise is not None
         rates = offered.setdefault(ramps[0], [])
-        rates.append(plan.promise.goodput_per_s * (0.5 if rates else 1.0))
-        return replace(plan, promise=replace(plan.promise, goodput_per_s=rates[-1]))
+        plan = promising(plan, 0.5 if rates else 1.0)
+        rates.append(plan.promise.goodput_per_s)
+        return plan
 
     def rehearse(plan: Plan, known: Problem) -> Plan:
-        assert plan.promise is not None
         if known.keeps_open and len(ramps := opened(plan)) == 1:
             rated.setdefault(ramps[0], plan.promise.goodput_per_s)
         return plan
 
-    tuned(asked, objective, kept, find, rehearse)
+    tuned(facts(ramp=0.3), OBJECTIVE, evidence(1), find, rehearse)
     assert rated
     for ramp, rate_per_s in rated.items():
         assert len(offered[ramp]) > 1
@@ -137,39 +136,28 @@ def test_of_two_plans_that_open_the_same_ramps_the_better_is_kept() -> None:
 
 
 def test_once_the_time_is_over_one_set_of_ramps_is_rated_and_simulated() -> None:
-    asked, objective, given, simulated = facts(), Objective(max_batch=8), list[Problem](), list[Plan]()
+    given, simulated = list[Problem](), list[Plan]()
 
     def find(problem: Problem) -> Plan | None:
         given.append(problem)
-        return search(problem, objective)
+        return FIND(problem)
 
     def rehearse(plan: Plan, known: Problem) -> Plan:
         simulated.append(plan)
         return plan
 
-    tuned(asked, objective, evidence(1), find, rehearse, out_of_time=lambda: True)
+    tuned(facts(), OBJECTIVE, evidence(1), find, rehearse, out_of_time=lambda: True)
     assert len([each for each in given if each.keeps_open]) == 2, "the chosen set, and again with proven thresholds"
     assert len(simulated) == 3, "the plan before, too"
 
 
-def test_where_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
-    def rehearse(plan: Plan, known: Problem) -> Plan:
-        assert plan.promise is not None
-        return replace(plan, promise=replace(plan.promise, goodput_per_s=0.0))
-
-    objective = Objective(max_batch=8)
-    assert tuned(facts(), objective, evidence(1), partial(search, objective=objective), rehearse) is None
-
-
 def test_a_plan_that_opens_all_ramps_is_changed_into_others_that_do_so() -> None:
-    asked, objective = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True), Objective(max_batch=8)
-    plan = search(asked, objective)
-    assert plan is not None
-    changed = list(neighbours(plan, asked, objective))
+    asked = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True)
+    changed = list(neighbours(plan := FIND(asked), asked, OBJECTIVE))
     assert {tuple(opened(each)) for each in changed} == {(0, 2)}
     assert len({len(each.splits) for each in changed}) > 1
     free = replace(asked, keeps_open=False)
-    assert len({tuple(opened(each)) for each in neighbours(plan, free, objective)}) > 1
+    assert len({tuple(opened(each)) for each in neighbours(plan, free, OBJECTIVE)}) > 1
 
 
 def test_an_input_pays_for_each_ramp_that_it_passes() -> None:
@@ -191,26 +179,18 @@ def exits(seed: int) -> ExitProfile:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
     asked, objective, known = facts("v100=4,k80=2"), Objective(max_batch=8, slo_s=0.5), exits(seed)
+    find = partial(search, objective=objective)
 
-    planned = plan_for_its_ramps(
-        replace(asked, survival=known.survival, exits=known), objective, partial(search, objective=objective)
-    )
-    assert planned is not None
-    plan, for_its_ramps = planned
+    def truth(plan: Plan) -> Score:
+        return evaluate(plan, asked.surviving(known.survival_with(opened(plan))), objective)
+
+    plan, for_its_ramps = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), objective, find)
     assert for_its_ramps.survival == known.planning_survival(opened(plan))
-    assert plan.promise is not None
-    truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan))), objective)
-    assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
-    assert not truth.broken
-    best = 0.0
-    for ramps in SETS:
-        other = search(asked.surviving(known.survival_with(ramps)), objective)
-        if (
-            other
-            and not (score := evaluate(other, asked.surviving(known.survival_with(opened(other))), objective)).broken
-        ):
-            best = max(best, score.goodput_per_s)
-    assert truth.goodput_per_s >= 0.9 * best
+    assert plan.promise.goodput_per_s == pytest.approx(truth(plan).goodput_per_s)
+    assert not truth(plan).broken
+    others = [truth(other) for ramps in SETS if (other := find(asked.surviving(known.survival_with(ramps))))]
+    best = max((each.goodput_per_s for each in others if not each.broken), default=0.0)
+    assert truth(plan).goodput_per_s >= 0.9 * best
 
 
 def by_chance(survival: tuple[float, ...]) -> ExitProfile:
@@ -222,14 +202,11 @@ def by_chance(survival: tuple[float, ...]) -> ExitProfile:
 
 @pytest.mark.parametrize("after", [0.9, 0.7, 0.5])
 def test_where_closed_ramps_lose_exits_no_plan_that_opens_all_is_better(after: float) -> None:
-    known, objective = by_chance((1.0, after, after**2, after**3)), Objective(max_batch=8)
+    known = by_chance((1.0, after, after**2, after**3))
     asked = replace(facts(), survival=known.survival, exits=known)
-    planned = plan_for_its_ramps(asked, objective, partial(search, objective=objective))
-    everywhere = search(replace(asked, keeps_open=True), objective)
-    assert planned
-    assert everywhere
+    plan, for_its_ramps = plan_for_its_ramps(asked, OBJECTIVE, FIND)
+    everywhere = FIND(replace(asked, keeps_open=True))
     assert opened(everywhere) == [0, 1, 2]
-    plan, for_its_ramps = planned
     truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan)))).goodput_per_s
     assert truth >= evaluate(everywhere, asked.surviving(known.survival)).goodput_per_s * (1 - 1e-9)
     assert evaluate(plan, asked).goodput_per_s == evaluate(plan, for_its_ramps).goodput_per_s == pytest.approx(truth)

@@ -50,15 +50,10 @@ def test_a_run_has_as_many_inputs_at_any_rate(times: int) -> None:
         for each, facts_of in ((small_plan, small), (plan, problem))
     ]
     assert inputs[1] <= 30 * 1.3 * max(LARGER) * SIZE
-    assert world_of(plan, problem, LATENCY_SLOS).share == pytest.approx(small_share(times, problem, plan), rel=0.05), (
-        "devices are divided in proportion"
-    )
-    assert inputs[0] <= inputs[1]
-
-
-def small_share(times: int, problem: Problem, plan: Plan) -> float:
     world = world_of(plan, problem, LATENCY_SLOS)
-    return sum(world.plan.devices().values()) / sum(plan.devices().values())
+    share = sum(world.plan.devices().values()) / sum(plan.devices().values())
+    assert world.share == pytest.approx(share, rel=0.05), "devices are divided in proportion"
+    assert inputs[0] <= inputs[1]
 
 
 def test_a_pipeline_of_one_device_does_not_keep_a_cell_large() -> None:

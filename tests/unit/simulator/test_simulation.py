@@ -74,16 +74,11 @@ def test_pipelines_of_one_lane_are_one_row_for_each_split(config: AppConfig, tmp
     assert 80 < sum(shares) <= 120, "of the time of three devices; some launches end after the last arrival"
 
 
-def test_without_a_plan_there_is_nothing_to_simulate() -> None:
+def test_without_a_plan_or_tokens_there_is_nothing_to_simulate(config: AppConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs profile"):
         world_of(AppConfig())
-
-
-def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "s.png"
-    said = ran("simulate", "--config", serve_file, "--rate", "100", "--hours", "0.001", "--out", out)
-    assert "goodput (within 200 ms)" in said
-    assert out.exists()
+    with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
+        run(world_of(config), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
 
 
 def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, tmp_path: Path) -> None:
@@ -124,6 +119,8 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
     said = ran(*asked)
     assert "per second)" in said
+    assert "goodput (within 200 ms)" in said
+    assert (tmp_path / "s.png").exists()
     assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in said
     assert "each of 120 s; 5.0 arrivals a second" in ran(*asked, "--trace-each-s", "120")
 
@@ -149,11 +146,6 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
     told = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
     assert told.tally.arrived_weight / told.arrived == pytest.approx(60, abs=0.1)
     assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(told, 0.2)[0], 1))
-
-
-def test_lengths_for_a_plan_that_counts_inputs_are_refused(config: AppConfig, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
-        run(world_of(config), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
 
 
 def test_audits_run_as_they_are_served_and_change_no_answer_where_they_cost_nothing(config: AppConfig) -> None:
