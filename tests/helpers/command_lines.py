@@ -20,7 +20,7 @@ SMALL = {
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
-    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 600000 --devices cpu=1",
+    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 10000 --devices cpu=1",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "--believed",
     "predict": "--device cpu",

@@ -169,93 +169,6 @@ async def followed(one: Any, config: AppConfig, graphs: list[Graph]) -> None:
 async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_deployer_ends(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
 ) -> None:
-<<<<<<< HEAD
-    async def live() -> None:
-        graphs, first = list[Graph](), begin(config)
-        fronts = [asyncio.create_task(followed(first, config, graphs))]
-        while not graphs:
-            await asyncio.sleep(0.01)
-        assert replicas.counts == {"v100": 2}
-        replicas.counts["k80"] = 1  # a slow one, which the plan does not count on
-        await first.park(7.0)
-        await first.park(9.0)
-        assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
-        assert replicas.counts == {"v100": 0, "k80": 0}
-        assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}) == {"v100-0": []}, "none is used any longer"
-        replicas.prefix = "the fleet of another configuration"
-        second = begin(config)
-        fronts.append(asyncio.create_task(followed(second, config, graphs)))
-        while len(graphs) < 3:
-            await asyncio.sleep(0.01)
-        assert (graphs[-1].wakes_in_s, replicas.counts) == (7.0, {"v100": 0, "k80": 0})
-        replicas.broken = True
-        assert isinstance(await second.apply(await second.plan(), patience_s=0.1), Undone)
-        assert (len(graphs), replicas.counts) == (3, {"v100": 0, "k80": 0})
-        replicas.broken = False
-        assert isinstance(await second.apply(await second.plan()), Moved)
-        assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
-        for front in fronts:
-            front.cancel()
-
-    asyncio.run(live())
-
-
-def test_a_deployer_answers_while_rays_store_does_not(
-    begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from isobatch.deployments import ray_facts
-
-    recall, waits, back = ray_facts.recall, Signal(), Signal()
-
-    def recall_later(key: str) -> str | None:
-        waits.set()
-        assert back.wait(PATIENCE_S)
-        return recall(key)
-
-    async def live() -> None:
-        graphs, one = list[Graph](), begin(config)
-        monkeypatch.setattr(ray_facts, "recall", recall_later)
-        front = asyncio.create_task(followed(one, config, graphs))
-        assert await asyncio.to_thread(waits.wait, PATIENCE_S)
-        assert isinstance(await one.apply(await one.plan()), Undone), "it is not running yet"
-        back.set()
-        await until(lambda: graphs)
-        waits.clear()
-        back.clear()
-        parking = asyncio.create_task(one.park(7.0))
-        assert await asyncio.to_thread(waits.wait, PATIENCE_S)
-        assert await one.plan()
-        assert len(graphs) == 1, "what is not stored yet is sent to no front"
-        back.set()
-        await parking
-        assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
-        front.cancel()
-
-    asyncio.run(live())
-
-
-def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
-    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Serve lets these drain for longer than they ask for."""
-    from ray.serve._private import constants
-
-    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", 0.1)
-    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 0.4)
-    quick = config.model_copy(update={"drain_s": 0.01})
-
-    async def live() -> None:
-        graphs, one = list[Graph](), begin(quick)
-        replicas.counts["k80"] = 1
-        front = asyncio.create_task(followed(one, quick, graphs))
-        await until(lambda: graphs)
-        await asyncio.sleep(0.2)
-        assert replicas.counts == {"v100": 2, "k80": 1}
-        await until(lambda: replicas.counts == {"v100": 2, "k80": 0}, PATIENCE_S)
-        front.cancel()
-
-    asyncio.run(live())
-=======
     graphs, first = list[Graph](), begin(config)
     fronts = [asyncio.create_task(followed(first, config, graphs))]
     await until(lambda: graphs)
@@ -279,4 +192,54 @@ def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
     assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
     for front in fronts:
         front.cancel()
->>>>>>> s-tfr
+
+
+async def test_a_deployer_answers_while_rays_store_does_not(
+    begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments import ray_facts
+
+    recall, waits, back = ray_facts.recall, Signal(), Signal()
+
+    def recall_later(key: str) -> str | None:
+        waits.set()
+        assert back.wait(PATIENCE_S)
+        return recall(key)
+
+    graphs, one = list[Graph](), begin(config)
+    monkeypatch.setattr(ray_facts, "recall", recall_later)
+    front = asyncio.create_task(followed(one, config, graphs))
+    assert await asyncio.to_thread(waits.wait, PATIENCE_S)
+    assert isinstance(await one.apply(await one.plan()), Undone), "it is not running yet"
+    back.set()
+    await until(lambda: graphs)
+    waits.clear()
+    back.clear()
+    parking = asyncio.create_task(one.park(7.0))
+    assert await asyncio.to_thread(waits.wait, PATIENCE_S)
+    assert await one.plan()
+    assert len(graphs) == 1, "what is not stored yet is sent to no front"
+    back.set()
+    await parking
+    assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
+    front.cancel()
+
+
+async def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve lets these drain for longer than they ask for."""
+    from ray.serve._private import constants
+
+    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", 0.1)
+    monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 0.4)
+    quick = config.model_copy(update={"drain_s": 0.01})
+
+    graphs, one = list[Graph](), begin(quick)
+    replicas.counts["k80"] = 1
+    front = asyncio.create_task(followed(one, quick, graphs))
+    await until(lambda: graphs)
+    await asyncio.sleep(0.2)
+    assert replicas.counts == {"v100": 2, "k80": 1}
+    await until(lambda: replicas.counts == {"v100": 2, "k80": 0}, PATIENCE_S)
+    front.cancel()

@@ -89,7 +89,6 @@ def test_the_largest_batch_is_kept(profile: str) -> None:
 
 @pytest.mark.parametrize(
     ("told", "sentence"),
-<<<<<<< HEAD
     [
         ({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"),
         (
@@ -97,13 +96,7 @@ def test_the_largest_batch_is_kept(profile: str) -> None:
             "no table for device kind 'k80' .*'isobatch profile ... --devices k80', or measure there",
         ),
         ({"devices": {"v100": "two"}}, r"^args: devices\.v100 = 'two': Input should be a valid integer"),
-        ({"devices": {"v100": 0}}, "counts of at least one"),
-        ({"devices": {}}, "counts of at least one"),
-        ({"devices": {"v100": 1}, "device": "cpu"}, "device cannot be set beside a plan"),
     ],
-=======
-    [({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"), ({"devices": {"k80": 3}}, "no table for device kind 'k80'")],
->>>>>>> s-tfr
 )
 def test_impossible_plans_are_reported(profile: str, told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
@@ -121,7 +114,6 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     assert classifier_problem(ControllerConfig(), config, load(Path(profile))).gbit_per_s == {"v100>oddity": 0.08}
 
 
-<<<<<<< HEAD
 def test_a_controller_keeps_to_the_largest_batch_of_its_application(profile: str) -> None:
     fields = {"profile": profile, "devices": {"v100": 1}}
     whole, limited = checked(AppConfig, fields), checked(AppConfig, fields | {"max_batch": 4})
@@ -134,15 +126,7 @@ def test_a_controller_keeps_to_the_largest_batch_of_its_application(profile: str
     assert largest(ControllerConfig(), whole) == 64
 
 
-def test_replicas_stand_by_on_whole_devices() -> None:
-    with pytest.raises(UserError, match=r"standby.*'cpu/2' must be a kind of whole devices"):
-        checked(AppConfig, {"standby": {"cpu/2": 2}})
-
-
-def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:
-=======
 def test_the_summary_of_a_plan_has_simulated_latencies_that_of_full_launches_and_of_first_tokens() -> None:
->>>>>>> s-tfr
     promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0)
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
