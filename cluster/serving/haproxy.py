@@ -18,6 +18,7 @@ from isobatch.deployments.front.proxy import (
     FEW_LONG,
     HANGS_MS,
     LONG,
+    LOOPBACK,
     QUESTIONS,
     QUESTIONS_MS,
     QUEUED,
@@ -50,6 +51,8 @@ done
 for word in "$@"; do
   if [ "$before" = -f ] && ! grep -q '# isobatch' "$word"; then
     sed -i -E -f {folder}/haproxy.sed "$word"
+    awk -f {folder}/near.awk "$word" > {folder}/near.cfg
+    cat {folder}/near.cfg > "$word"
     awk -f {folder}/aside.awk "$word" > {folder}/aside.cfg
     cat {folder}/aside.cfg >> "$word"
     sed -i "s#/empty.json#/$state.json#" "$word"
@@ -104,6 +107,12 @@ s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1:{questions} if is_\1 METH_
 {deadlines}\
     {answer} 503 {json}/empty.json if {{ nbsrv eq 0 }}\
     {answer} 503 {json}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
+"""
+# Fronts of other nodes come last: their own HAProxy fills them, and only theirs learns of their limits at once.
+_NEAR = f"""/^ *server / && !/ backup$/ && $3 !~ /^({"|".join(LOOPBACK)}):/ {{ far = far $0 "\\n"; next }}
+!/^ *server / {{ printf "%s", far; far = "" }}
+{{ print }}
+END {{ printf "%s", far }}
 """
 # Each backend gets more with the same servers and reserved connections: for clients with few requests, for requests
 # whose body has not arrived completely, and for questions about the server.
@@ -190,6 +199,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         questions=QUESTIONS,
     )
     (folder / "haproxy.sed").write_text(edits)
+    (folder / "near.awk").write_text(_NEAR)
     waits = dict.fromkeys((FEW, FEW_LONG, LONG), QUEUED_MS) | {QUESTIONS: QUESTIONS_MS}
     backends = "\n".join(f'    backend(each, "{kind}", {waits_ms})' for kind, waits_ms in waits.items())
     printed = "\n".join(f'  print "    {line}"' for line in deadlines)

@@ -55,7 +55,7 @@ def haproxy(
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told.
 
     `fronts`: the ports of several fronts, whose health is checked. `log`: the port to which logs are sent.
-    `far`: the addresses of further fronts, at the port of the first.
+    `far`: the addresses of further fronts, at the port of the first, which are listed before it.
     """
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
@@ -67,8 +67,8 @@ def haproxy(
         ready(folder)
     front = front or free_port()
     lines = [f"    server front-{each} 127.0.0.1:{each} check" for each in fronts]
-    lines += [f"    server far-{number} {address}:{front}" for number, address in enumerate(far)]
-    servers = "\n".join([CHECKS, *lines] if fronts else [f"    server front 127.0.0.1:{front}", *lines])
+    distant = [f"    server far-{number} {address}:{front}" for number, address in enumerate(far)]
+    servers = "\n".join([CHECKS, *distant, *lines] if fronts else [*distant, f"    server front 127.0.0.1:{front}"])
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
     config.parent.mkdir(exist_ok=True)
     places = {"port": port, "log": log, "servers": servers, "fallback": free_port() if fronts else front}

@@ -191,12 +191,8 @@ def test_a_front_knows_its_servers_from_those_of_other_nodes_with_the_same_port(
         return [each for each in servers_at(orders, port, NODE) if not each.endswith("/fallback")]
 
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far):
-        assert [each for each in own(front) if each.startswith("app/")] == [
-            "app/front",
-            "app/far-1",
-            "app/far-2",
-            "app/far-0",
-        ]
+        names = [each.removeprefix("app/") for each in own(front) if each.startswith("app/")]
+        assert names == ["far-1", "front", "far-2", "far-0"]
     orders.unlink()
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far[:1]) as port:
         refusals = Refusals()
@@ -272,6 +268,22 @@ def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Pa
         rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
         limits = {row["svname"]: row["slim"] for row in rows if row["pxname"] == "app"}
     assert limits == {f"front-{one}": "7", f"front-{two}": "9", "far-0": "7", "fallback": ""}
+
+
+def test_fronts_of_other_nodes_get_only_what_exceeds_the_limit(tmp_path: Path) -> None:
+    orders = tmp_path / "node" / "admin.sock"
+    with ExitStack() as stack:
+        near = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        place = near.getsockname()[1]
+        far = stack.enter_context(socket.create_server(("127.0.0.9", place)))
+        clients = Crowd(near, stack.enter_context(haproxy(tmp_path, front=place, far=["127.0.0.9"])), stack)
+        allow(orders, place, 2)
+        for front, number in ((near, 2), (far, 2), (far, 0)):
+            clients.ask()
+            clients.ask()
+            front.settimeout(0.3)
+            clients.front = front
+            assert sum(bool(clients.arrived()[1]) for _ in range(2)) == number
 
 
 def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
