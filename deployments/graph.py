@@ -153,7 +153,8 @@ def profile_of(config: AppConfig) -> Profile:
     profile = load(local(config.profile))
     if config.plan:
         plan = read_plan(local(config.plan))
-        return profile.on("", named_dtype(config)).on("", plan.dtype).on(plan.backend, "")
+        noted = profile.on("", named_dtype(config)).on("", plan.dtype)
+        return (noted if plan.dtype else in_precision(profile, config)).on(plan.backend, "")
     return in_precision(profile, config).on("" if config.backend in (VIRTUAL, AUTO) else config.backend, "")
 
 

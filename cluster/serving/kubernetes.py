@@ -16,6 +16,7 @@ import yaml
 from isobatch.cluster.serving.serve_file import ServeFile, arbiters, classifiers, config_of, controllers, served
 from isobatch.deployments.cluster_checks import PATHS
 from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.ray_facts import drained_s
 from isobatch.deployments.resources import KIND
 from isobatch.deployments.sources import is_url, local
 from isobatch.optimizer.plan import read_plan
@@ -43,7 +44,7 @@ def objects(
     volume, service = (yaml.safe_load((PATTERNS / name).read_text()) for name in ("volume.yaml", "kuberay.yaml"))
     volume["spec"]["storageClassName"] = storage_class
     spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
-    ends_s = int(2 * max(config.drain_s for config in configs) + FORGETS_S)
+    ends_s = int(drained_s(max(config.drain_s for config in configs)) + FORGETS_S)
     spec["serveConfigV2"] = yaml.safe_dump(_inside(content), sort_keys=False)
     spec["rayClusterDeletionDelaySeconds"] = ends_s
     pattern = cluster["workerGroupSpecs"][0]

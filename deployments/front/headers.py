@@ -140,7 +140,7 @@ def waited_s_by(started: bytes | None, clock: Callable[[], float] = time.time) -
     >>> waited_s_by(own, lambda: 2.0), waited_s_by(other, lambda: 2.0), waited_s_by(None), waited_s_by(b"t=1e99")
     (0.5, 0.0, 0.0, 0.0)
     """
-    if started is None or not started.startswith(b"t=") or not started.endswith(_OWN_CLOCK):
+    if started is None or not KERNEL or not started.startswith(b"t=") or not started.endswith(_OWN_CLOCK):
         return 0.0
     at_us = started[2 : -len(_OWN_CLOCK)]
     if not at_us.isdigit() or len(at_us) > 16:
