@@ -3,8 +3,12 @@
 import asyncio
 import inspect
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
+
+MOST_S = 300.0  # what any test waits for comes sooner, on a slow machine too
 
 
 @pytest.fixture(autouse=True)
@@ -26,5 +30,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
     with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("loop")) as runner:
-        runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+        runner.run(in_time(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
     return True
+
+
+async def in_time(test: Coroutine[Any, Any, None]) -> None:
+    """A test that would wait for ever fails. It stays in its task, since tests count tasks."""
+    async with asyncio.timeout(MOST_S):
+        await test

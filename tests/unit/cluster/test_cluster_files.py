@@ -190,8 +190,12 @@ def templates() -> list[dict[str, Any]]:
 
 
 def test_kubernetes_takes_its_pods() -> None:
+    from kubernetes_validate import ValidationError
+
     for template in templates():
         check_pod(template)
+    with pytest.raises(ValidationError, match="restartPolcy"):
+        check_pod({"spec": template["spec"] | {"restartPolcy": "Always"}})
 
 
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:

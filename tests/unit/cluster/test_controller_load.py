@@ -206,6 +206,8 @@ def test_where_dollars_count_the_devices_that_other_work_of_the_machine_cost_are
     while app.running.devices() != {"v100": 2}:
         run(app, loop, 600)
         assert app.now_s < 3 * 3600
+    run(app, loop, 1200)
+    assert app.running.devices() == {"v100": 2}, "they are not taken again"
 
 
 def test_the_time_between_two_launches_is_a_cost_of_each() -> None:

@@ -149,7 +149,7 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     app.fails = lambda plan: served_alike(plan, first)
     loop = control_loop(app)
     while not (tried := [event for event in run(app, loop, 30) if "worse than the previous plan" in event.why]):
-        pass
+        assert app.now_s < 3600
     assert [(event.what, event.after) for event in tried] == [("failed", None)]
     assert loop.controller.record.barred.until_s(first, app.now_s) is None
     later = run(app, loop, 600)
@@ -200,6 +200,7 @@ def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
     loop = control_loop(app, least_gain=9.0)
     while not loop.controller.peek:
         run(app, loop, 30)
+        assert app.now_s < 3600
     return app, loop, before
 
 

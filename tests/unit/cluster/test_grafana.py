@@ -40,6 +40,8 @@ def test_every_query_can_be_read_by_prometheus() -> None:
     promql = pytest.importorskip("promql_parser")
     for ask in ASKED:
         promql.parse(ask.replace("$__rate_interval", "5m"))
+    with pytest.raises(ValueError, match=r"parse error|unexpected|invalid"):
+        promql.parse("sum by (rate(x[5m]))")
 
 
 @pytest.mark.parametrize("ask", ASKED)

@@ -84,6 +84,7 @@ def changed(app: Fluid, folder: Path | None) -> tuple[Plan, ControlLoop]:
     first, loop = app.running, control_loop(app, folder)
     while app.running == first:
         run(app, loop, 30)
+        assert app.now_s < 3600
     return first, loop
 
 

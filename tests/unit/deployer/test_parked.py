@@ -32,12 +32,14 @@ class Replicas:
     prefix: str = "calm"
     counts: dict[str, int] = field(default_factory=dict)
     broken: bool = False
+    scaled_s: dict[str, float] = field(default_factory=dict)  # when each kind was scaled first
 
     def states(self) -> dict[str, ReplicaStates]:
         return {kind: ReplicaStates(running=0 if self.broken else count) for kind, count in self.counts.items()}
 
     def scale_to(self, counts: Mapping[str, int]) -> None:
         self.counts |= counts
+        self.scaled_s = dict.fromkeys(counts, time.monotonic()) | self.scaled_s
 
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
         return {}
@@ -235,11 +237,9 @@ async def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_draine
     monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 0.4)
     quick = config.model_copy(update={"drain_s": 0.01})
 
-    graphs, one = list[Graph](), begin(quick)
+    began_s, graphs, one = time.monotonic(), list[Graph](), begin(quick)
     replicas.counts["k80"] = 1
     front = asyncio.create_task(followed(one, quick, graphs))
-    await until(lambda: graphs)
-    await asyncio.sleep(0.2)
-    assert replicas.counts == {"v100": 2, "k80": 1}
-    await until(lambda: replicas.counts == {"v100": 2, "k80": 0}, PATIENCE_S)
+    await until(lambda: replicas.counts == {"v100": 2, "k80": 0})
+    assert replicas.scaled_s["k80"] - began_s >= 0.5
     front.cancel()

@@ -3,7 +3,7 @@
 import pytest
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
-from isobatch.deployments.dispatch.messages import Launch, Limits, Place
+from isobatch.deployments.dispatch.messages import Launch, Limits, Outcome, Place
 from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import numbers
 
@@ -34,6 +34,7 @@ def test_an_input_that_arrives_in_the_early_interval_is_sent_at_once() -> None:
     dispatcher, launch = busy()
     (waiting,) = dispatcher._lanes[0].entry._tickets
     dispatcher.abandon(waiting)
+    assert [each.outcome for each in dispatcher.endings()] == [Outcome.ABANDONED]
     assert not dispatcher.tick(0.009)
     dispatcher.admit(0.009, 1.0, Place("third", 0))
     assert [numbers(early) for early in dispatcher.tick(0.009)] == [(2,)]

@@ -96,6 +96,13 @@ def test_inputs_whose_state_went_with_a_replica_begin_again() -> None:
     assert (again.cursor, again.tickets, again.places) == (0, (ticket,), (Place("input", 0),))
 
 
+def test_inputs_kept_by_a_lost_replica_begin_again_on_another() -> None:
+    dispatcher, first = kept("g1", "g2")
+    dispatcher.failed(one_launch(dispatcher, 0.01).id, 0.02, "gone", lost=True)
+    again = one_launch(dispatcher, 0.02)
+    assert (again.cursor, {first.replica, again.replica}) == (0, {"g1", "g2"})
+
+
 def test_a_replica_that_reports_a_loss_is_not_benched() -> None:
     dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": ["g1", "g2"]})
     for _ in range(2):

@@ -33,6 +33,18 @@ from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 LEDGER = "numpy"  # how `to_host` reads the table of who left, on a CPU
 
 
+def test_reads_are_found() -> None:
+    values, mask = torch.arange(3), torch.tensor([True, False, True])
+    with Reads() as reads:
+        _ = values[mask], values[values], values[0], int(values[1]), values.sum().item(), mask.nonzero(), bool(mask[0])
+        values.repeat_interleave(values), values.repeat_interleave(2)
+        values[mask] = 1
+        values[[0, 1]] = values.new_tensor([1, 2])
+    found = ["__getitem__", "__int__", "item", "nonzero", "__bool__", "repeat_interleave", "__setitem__"]
+    found += ["new_tensor", "__setitem__"]
+    assert reads.found == found
+
+
 @pytest.mark.parametrize("name", DISTINCT_FAMILIES)
 def test_a_launch_of_any_family_reads_once(name: str) -> None:
     model = network(name, "entropy", [0.6])

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from isobatch import load
 from isobatch.deployments.exits import confidence, entropy, margin
 from isobatch.deployments.models import TorchModel, checkpoint
+from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
-from tests.helpers.backend_parity import assert_as_alone
+from tests.helpers.backend_parity import assert_as_alone, assert_same
 from tests.helpers.tiny_labels import NAMES, flags, label_network, reference_logits, texts
 from tests.helpers.tiny_words import word_network
 
@@ -96,6 +98,14 @@ def test_a_replica_answers_and_audits_as_the_network_does() -> None:
     last = {int(row): answer for reply in replies for row, answer in zip(reply.exits.rows, reply.exits.answers())}  # noqa: B905
     assert [last[row][0] for row in (0, 2, 4)] == [full[row][0] for row in (0, 2, 4)]
     assert all(len(labels) == len(NAMES) for labels, _ in last.values())
+
+
+def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
+    model = with_random_ramps()
+    batch, served = model.encode(inputs(6)), OnnxModel(model, "labels", cache=tmp_path)
+    served.prepare([BlockRange(0, 4, (0, 1, 2))], batch)
+    assert_same(*(one.run(batch, 4, model.ramp_blocks) for one in (model, served)))
+    assert not served.exported.requested
 
 
 @pytest.mark.parametrize(("network", "width"), [(label_network, 48), (word_network, 24)])

@@ -133,3 +133,11 @@ def test_thresholds_never_or_always_fire_by_kind(name: str, never: float, someti
         assert reach(ALL[name], threshold, num_labels=3, num_ramps=6) == verdict
         left = {walk(ALL[name], ramps, threshold) for ramps in random.tolist()}
         assert {"never": left == {None}, "always": left == {0}, "sometimes": len(left) > 1}[verdict]
+
+
+def test_a_policy_of_ones_own_needs_no_declaration() -> None:
+    def coin(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> exits.Decision:
+        return exits.Decision(logits[:, 0] > threshold, logits, memory)
+
+    assert memory_width(coin, 10) == 0
+    assert reach(coin, 0.5, num_labels=3, num_ramps=2) == "sometimes"
