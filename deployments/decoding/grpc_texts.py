@@ -138,10 +138,8 @@ class _TextCalls:
         grpc_server.check_infer(self._model, request)
         # Triton's clients send parameters about empty responses, which this server never sends.
         parameters = [parameter for parameter in request.parameters if not parameter.key.startswith("triton_")]
-        body = _tensors(request) | {parameter.key: _value(parameter.value) for parameter in parameters}
+        body = _tensors(request) | _checked({parameter.key: _value(parameter.value) for parameter in parameters})
         prompt = body.pop("text_input", None)
-        if "prompt" in body:
-            raise RefusedError(400, "prompt is not a parameter: it is given as the tensor text_input")
         if prompt is None:
             raise RefusedError(400, "the tensor text_input is missing")
         completion = request_of(CompletionRequest, {"stream": stream, "prompt": prompt} | body)
@@ -183,7 +181,7 @@ def _tensors(request: Any) -> grpc_server.Fields:
             raise RefusedError(400, f"tensor {tensor.name} is {kind} of shape [1], got {got}")
         value = _single_value(tensor, kind, raw[place] if raw else None)
         if tensor.name == "sampling_parameters":
-            body |= _json_object(value)
+            body |= _checked(_json_object(value))
         else:
             body[tensor.name] = value
     return body
@@ -195,6 +193,14 @@ def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
         return value if kind == BYTES else bool(value)
     except (ValueError, struct.error) as error:
         raise RefusedError(400, f"tensor {tensor.name} does not hold one {kind}: {error}") from error
+
+
+def _checked(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same parameters: none of them is the text, which would stand in for the tensor."""
+    for name in ("prompt", "text_input"):
+        if name in fields:
+            raise RefusedError(400, f"{name} is not a parameter: it is given as the tensor text_input")
+    return fields
 
 
 def _json_object(text: str) -> Mapping[str, Any]:
