@@ -6,7 +6,7 @@ in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fie
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +195,7 @@ def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
         raise RefusedError(400, f"tensor {tensor.name} does not hold one {kind}: {error}") from error
 
 
-def _checked(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(fields: grpc_server.Fields) -> grpc_server.Fields:
     """The same parameters: none of them is the text, which would stand in for the tensor."""
     for name in ("prompt", "text_input"):
         if name in fields:
@@ -203,7 +203,7 @@ def _checked(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
-def _json_object(text: str) -> Mapping[str, Any]:
+def _json_object(text: str) -> grpc_server.Fields:
     try:
         parameters = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
