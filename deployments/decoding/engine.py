@@ -32,6 +32,9 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 log = logging.getLogger(__name__)
+# Texts that fail alone while no text gets a token. Clients hardly send three such texts one after the other, so the
+# replica is the cause, and Serve starts another one. Two would let a pair of bad texts end an idle replica.
+MOST_FAILED_ALONE = 3
 
 
 class Runner(Protocol):
@@ -50,6 +53,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, network: Runner, clock: Callable[[], float]) -> None:
         self.scheduler, self.network, self._clock = scheduler, network, clock
         self._suspects = set[int]()  # sequences that run alone up to their next token, as a launch with them has failed
+        self._failed_alone = set[tuple[int, ...]]()  # texts, by their tokens: one may be tried again
 
     def open(self, request: TextRequest, age_s: float = 0.0) -> int | ReplicaFull:
         """Add a sequence that was requested `age_s` ago and return its name, or refuse it."""
@@ -77,19 +81,25 @@ class Engine:
             launch = replace(launch, pieces=(suspect,))
         try:
             predictions = self.network.run(launch)
-        except LaunchFailedError:
-            return self._failed(launch)
+        except LaunchFailedError as error:
+            return self._failed(launch, error)
         ended_s = self._clock()
         written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
         self._suspects.difference_update(each.name for each in written)
+        if written:
+            self._failed_alone.clear()
         self._forget()
         return written
 
-    def _failed(self, launch: DecodingLaunch) -> list[NewTokens]:
-        """End the sequence that has failed alone. If there were several, each restarts, to run alone."""
+    def _failed(self, launch: DecodingLaunch, error: LaunchFailedError) -> list[NewTokens]:
+        """End the sequence that has failed alone, or raise the error if too many have. If there were several, each
+        restarts, to run alone."""
         log.exception("a launch of %d texts failed", len(launch.pieces))
         sequences = [piece.sequence for piece in launch.pieces]
         if len(sequences) == 1:
+            self._failed_alone.add((*sequences[0].request.source, *sequences[0].tokens))
+            if len(self._failed_alone) == MOST_FAILED_ALONE:
+                raise error
             self.cancel(sequences[0].name)
             return [NewTokens(sequences[0].name, (), (), Finish.FAILED)]
         for sequence in sorted(sequences, key=attrgetter("name"), reverse=True):  # the oldest is the first to go on

@@ -31,7 +31,7 @@ from isobatch.deployments.tracing import Tracing, current
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
-MOST_FAILED = 2  # replicas whose decoding may end by an error while they write a text: it may be the cause
+MOST_FAILED = 2  # times that decoding of a text may fail, alone or with its replica: the text may be the cause
 RETRY_AFTER_S = 0.5  # the wait before another replica is tried
 MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
@@ -202,9 +202,10 @@ class DecoderFront:
             try:
                 async with aclosing(self._by_any_replica(left, begun=left is not request)) as groups:
                     async for group in groups:
-                        if group.finish in FAILURES:
-                            status = 422 if group.finish is Finish.UNDEFINED else 500
-                            raise RefusedError(status, FAILURES[group.finish])
+                        if group.finish is Finish.UNDEFINED:
+                            raise RefusedError(422, FAILURES[group.finish])
+                        if group.finish is Finish.FAILED:
+                            raise DecodingError(FAILURES[group.finish])
                         yield group
                         if group.finish:
                             return
@@ -214,8 +215,8 @@ class DecoderFront:
             except Exception as error:
                 failed += isinstance(error, DecodingError)
                 if failed == MOST_FAILED:
-                    sentence = f"given up, since decoding ended on {failed} replicas while they wrote this text"
-                    raise RefusedError(500, f"{sentence}; their logs say where") from error
+                    sentence = f"given up, since the network failed {failed} times while it wrote this text"
+                    raise RefusedError(500, f"{sentence}; the logs of replicas say where") from error
                 if attempt + 1 == ATTEMPTS:
                     raise
                 log.warning("a replica failed (%s); another one goes on", type(error).__name__)

@@ -6,7 +6,7 @@ in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fie
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -138,10 +138,8 @@ class _TextCalls:
         grpc_server.check_infer(self._model, request)
         # Triton's clients send parameters about empty responses, which this server never sends.
         parameters = [parameter for parameter in request.parameters if not parameter.key.startswith("triton_")]
-        body = _tensors(request) | {parameter.key: _value(parameter.value) for parameter in parameters}
+        body = _tensors(request) | _checked({parameter.key: _value(parameter.value) for parameter in parameters})
         prompt = body.pop("text_input", None)
-        if "prompt" in body:
-            raise RefusedError(400, "prompt is not a parameter: it is given as the tensor text_input")
         if prompt is None:
             raise RefusedError(400, "the tensor text_input is missing")
         completion = request_of(CompletionRequest, {"stream": stream, "prompt": prompt} | body)
@@ -183,7 +181,7 @@ def _tensors(request: Any) -> grpc_server.Fields:
             raise RefusedError(400, f"tensor {tensor.name} is {kind} of shape [1], got {got}")
         value = _single_value(tensor, kind, raw[place] if raw else None)
         if tensor.name == "sampling_parameters":
-            body |= _json_object(value)
+            body |= _checked(_json_object(value))
         else:
             body[tensor.name] = value
     return body
@@ -197,7 +195,15 @@ def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
         raise RefusedError(400, f"tensor {tensor.name} does not hold one {kind}: {error}") from error
 
 
-def _json_object(text: str) -> Mapping[str, Any]:
+def _checked(fields: grpc_server.Fields) -> grpc_server.Fields:
+    """The same parameters: none of them is the text, which would stand in for the tensor."""
+    for name in ("prompt", "text_input"):
+        if name in fields:
+            raise RefusedError(400, f"{name} is not a parameter: it is given as the tensor text_input")
+    return fields
+
+
+def _json_object(text: str) -> grpc_server.Fields:
     try:
         parameters = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:

@@ -72,7 +72,7 @@ class TokenStream:
 
 
 class DecodingError(RuntimeError):
-    """Decoding has ended by an error while it wrote a text, which may be the cause."""
+    """Decoding of a text has failed, alone or with its replica. The text may be the cause."""
 
 
 class EngineLoop:

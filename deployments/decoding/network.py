@@ -206,7 +206,7 @@ class CutDecoder:
             return self._run(launch)
         except Exception as error:
             self._anatomy.weights.flatten()[0].item()  # a lost device raises its error again
-            raise LaunchFailedError from error
+            raise LaunchFailedError(error) from error
 
     def _run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         split, blocks = launch.split, self._splits.blocks(launch.split)

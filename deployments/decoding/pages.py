@@ -73,12 +73,12 @@ class PagePool:
         if page not in self._names and name not in self._pages:
             self._names[page], self._pages[name] = name, page
 
-    def give(self, pages: Listed[int], keep: bool = True) -> None:
-        """Give back the pages of a text, in the order of its positions: the last ones are needed least. `keep`: later
-        texts may share those that are full."""
+    def give(self, pages: Listed[int], spoilt: Iterable[int] = ()) -> None:
+        """Give back the pages of a text, in the order of its positions: the last ones are needed least. Later texts may
+        share those that are full, but for the `spoilt` ones."""
+        for page in self._names.keys() & spoilt:
+            del self._pages[self._names.pop(page)]
         for page in reversed(pages):
-            if not keep and page in self._names:
-                del self._pages[self._names.pop(page)]
             self._users[page] -= 1
             if not self._users[page]:
                 if page in self._names:

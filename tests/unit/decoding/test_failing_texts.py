@@ -16,7 +16,7 @@ from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.loop import DecodingError
 from isobatch.deployments.decoding.network import Draw, choose
 from isobatch.deployments.decoding.scheduler import NewTokens
-from isobatch.deployments.decoding.sequences import UNDEFINED, Finish, Sampling, TextRequest
+from isobatch.deployments.decoding.sequences import UNDEFINED, Finish, LaunchFailedError, Sampling, TextRequest
 from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import RAMPS, World
 from tests.helpers.tiny_decoders import decoder, engine, plainly, t5
@@ -100,6 +100,13 @@ def test_nobody_shares_pages_of_a_text_that_has_overflowed() -> None:
     assert running.scheduler.pool.shared == 0
 
 
+def test_texts_that_begin_alike_share_their_beginning_whoever_overflows_behind_it() -> None:
+    running, beginning = engine(poisoned(), RAMPS), tuple(range(1, 9))
+    for end, shared in (((1,), 0), ((BAD,) * 9, 8), ((BAD,) * 9, 16), ((2,), 24)):
+        written(running, [TextRequest(beginning + end, 2, sampling=GOOD)])
+        assert running.scheduler.pool.shared == shared
+
+
 @pytest.mark.parametrize(("make", "sentence"), [(poisoned, "numbers are too large"), (raising, "failed on this text")])
 def test_a_command_that_has_texts_written_ends_with_the_sentence(make: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -118,24 +125,39 @@ def test_the_text_at_which_a_launch_fails_is_found_and_ends_alone(way: str) -> N
     assert running.scheduler.pool.free == 40
 
 
+def test_three_texts_that_fail_before_any_gets_a_token_end_the_replica_but_one_that_is_tried_again_does_not() -> None:
+    bad, good = [TextRequest((BAD, each), 4) for each in range(3)], TextRequest((1, 2), 4, sampling=GOOD)
+    running = engine(raising(), RAMPS)
+    asked = [bad[0], bad[0], bad[1], good, bad[2], bad[0]]
+    finishes = [finish for each in asked for _, finish in written(running, [each])]
+    assert finishes == [Finish.FAILED] * 3 + [Finish.LENGTH] + [Finish.FAILED] * 2
+    with pytest.raises(LaunchFailedError, match="this token is not known"):
+        written(running, [bad[1]])
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
+
+
 @pytest.fixture(
-    params=[(poisoned, 422, "refused", "numbers are too large"), (raising, 500, "failed", "failed on this")]
+    params=[(poisoned, 422, "refused", "numbers are too large", 1), (raising, 500, "failed", "failed 2 times", 2)]
 )
-def failing(request: pytest.FixtureRequest) -> Iterator[tuple[World, int, str, str]]:
-    make, status, outcome, sentence = request.param
+def failing(request: pytest.FixtureRequest) -> Iterator[tuple[World, int, str, str, int]]:
+    make, *expected = request.param
     world = World(make(), tokenizer())
-    yield world, status, outcome, sentence
+    yield world, *expected
     world.loop.end()
 
 
 @pytest.mark.parametrize("others", [{}, {"logprobs": 2}, {"stream": True}])
 def test_its_request_has_one_answer_and_is_counted_once(failing: Any, others: dict[str, Any]) -> None:
-    world, status, outcome, sentence = failing
+    world, status, outcome, sentence, tries = failing
     asked = {"prompt": [1, BAD, 2], "max_tokens": 4, "logit_bias": {str(BAD): -100}} | others
     reply = world.client().post("/v1/completions", json=asked)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
     counts = {name: count for name, count in world.front.meter.requests.items() if count}
-    assert (counts, world.asked) == ({outcome: 1}, 1)
+    assert (counts, world.asked) == ({outcome: 1}, tries)
     assert world.front.meter.burden() == (0, 0, 0), "it says nothing about the load"
     assert world.client().post("/v1/completions", json={**asked, "prompt": [1, 2]}).status_code == 200
     assert world.loop.alive
@@ -149,8 +171,23 @@ def test_a_stream_that_has_begun_ends_with_the_sentence(world: World) -> None:
     world.front.write_tokens = ask
     reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": True})
     *_, last = (line for line in reply.text.split("\n\n") if line)
-    assert "failed on this text" in last
+    assert "the network failed 2 times while it wrote this text" in last
     assert world.front.meter.requests["failed"] == 1
+
+
+def test_a_text_that_one_replica_fails_on_is_written_by_another(world: World) -> None:
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        if not world.asked:
+            world.asked += 1
+            yield NewTokens(1, (), (), Finish.FAILED)
+            return
+        async for group in world.ask(request):
+            yield group
+
+    world.front.write_tokens = ask
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 9})
+    assert (reply.status_code, world.asked) == (200, 2)
+    assert reply.json()["choices"][0]["text"] == world.plain("1+1=", 9)[0]
 
 
 def test_a_device_that_is_lost_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +203,13 @@ def test_a_device_that_is_lost_ends_the_replica(monkeypatch: pytest.MonkeyPatch)
     world.loop.end()
 
 
-def test_a_text_that_ends_replicas_ends_two_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_ends_replicas_ends_two_of_them(world: World) -> None:
     async def ask(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         world.asked += 1
         raise DecodingError("decoding failed: the device is lost")
         yield
 
-    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
     world.front.write_tokens = ask
     reply = world.client().post("/v1/completions", json={"prompt": "1+1="})
     assert (reply.status_code, world.asked) == (500, front.MOST_FAILED)
-    assert "decoding ended on 2 replicas while they wrote this text" in reply.json()["error"]["message"]
+    assert "the network failed 2 times while it wrote this text" in reply.json()["error"]["message"]

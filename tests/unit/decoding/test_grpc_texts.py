@@ -131,6 +131,8 @@ WRONG = (
     ({"parameters": {"n": 2}}, "n = 2: over gRPC it is not served, over HTTP it is"),
     ({"parameters": {"prompt": "2+2="}}, "prompt is not a parameter: it is given as the tensor text_input"),
     ({"inputs": [text("1+1="), text('{"prompt": "2+2="}', "sampling_parameters")]}, "prompt is not a parameter"),
+    ({"parameters": {"text_input": "2+2="}}, "text_input is not a parameter: it is given as the tensor text_input"),
+    ({"inputs": [text('{"text_input": [1, 2]}', "sampling_parameters")]}, "text_input is not a parameter"),
     ({"parameters": {"echo": True}}, "echo = True: over gRPC it is not served"),
     ({"parameters": {"logprobs": 1}}, "logprobs = 1: over gRPC it is not served"),
     ({"inputs": [text("1+1="), text('{"temperature": 3.5}', "sampling_parameters")]}, "temperature = 3.5:"),

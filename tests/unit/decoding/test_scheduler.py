@@ -11,7 +11,7 @@ from isobatch.deployments.decoding.front import summed
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.replica import ReplicaState
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
-from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import UNDEFINED, LaunchFailedError, Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
 
 PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
@@ -121,6 +121,35 @@ def test_the_deep_split_runs_when_nobody_else_can_go_on() -> None:
     running.open(TextRequest((1,), 2))
     assert run_out(running) == {1: 2}
     assert [launch.split for launch in network.launches] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("verified", [False, True])
+def test_where_the_numbers_of_a_ramp_overflow_the_full_network_writes_the_token(verified: bool, every: int) -> None:
+    class Overflowing(Told):
+        def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
+            predicted = super().run(launch)
+            if launch.split == 0 and len(self.launches) % every == 0:
+                return [[replace(each, token=UNDEFINED) for each in row] for row in predicted]
+            return predicted
+
+    running = engine(Overflowing(lambda _: True), splits=replace(TWO, verified=verified))
+    running.open(TextRequest((1,), 6))
+    assert run_out(running) == {1: 6}
+
+
+def test_a_replica_whose_deep_split_fails_on_every_text_ends() -> None:
+    class Failing(Told):
+        def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
+            if launch.split:
+                raise LaunchFailedError("out of memory")
+            return super().run(launch)
+
+    running = engine(Failing(lambda _: False))
+    for token in range(3):
+        running.open(TextRequest((token,), 3))
+    with pytest.raises(LaunchFailedError, match="out of memory"):
+        run_out(running)
 
 
 def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_does_not() -> None:
