@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -125,7 +124,7 @@ def first_wrong(error: "ValidationError") -> Wrong:
     """
     first = error.errors()[0]
     # A wrong key is named itself, and of a union only the field.
-    place = ".".join(part for part in map(str, first["loc"]) if not re.match(r"\w+\[", part))
+    place = ".".join(part for part in map(str, first["loc"]) if "[" not in part)
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])
 
 

@@ -271,13 +271,12 @@ def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Pa
 
 
 def test_fronts_of_other_nodes_get_only_what_exceeds_the_limit(tmp_path: Path) -> None:
-    orders = tmp_path / "node" / "admin.sock"
     with ExitStack() as stack:
         near = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         place = near.getsockname()[1]
         far = stack.enter_context(socket.create_server(("127.0.0.9", place)))
         clients = Crowd(near, stack.enter_context(haproxy(tmp_path, front=place, far=["127.0.0.9"])), stack)
-        allow(orders, place, 2)
+        allow(tmp_path, place, 2)
         for front, number in ((near, 2), (far, 2), (far, 0)):
             clients.ask()
             clients.ask()
