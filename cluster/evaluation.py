@@ -15,12 +15,13 @@ from rich.table import Table
 from isobatch.cluster.client import outputs_from
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.models import load_served
-from isobatch.deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.backends import block_ranges, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.checkpoint import usual_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.named import INT8
 from isobatch.deployments.points import are_near
 from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.prepare.report import by_class

@@ -20,6 +20,7 @@ BACKENDS = {
 }
 AUTO = "auto"
 VIRTUAL = "virtual"
+INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 DEMO = "isobatch.deployments.demo:demo_directory"
 # The names of built-in networks, accepted in place of a directory or a hub id.
 DEMO_NAME = "demo"

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.named import AUTO, LOADER, VIRTUAL
+from isobatch.deployments.named import AUTO, INT8, LOADER, VIRTUAL
 from isobatch.profiles.devices import is_cpu
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 from isobatch.profiles.promise import RULES
-
-INT8 = "int8"
 
 
 def named_dtype(config: AppConfig) -> str:

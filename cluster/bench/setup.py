@@ -29,7 +29,7 @@ from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
-from isobatch.deployments.named import DEMO_NAME
+from isobatch.deployments.named import DEMO_NAME, INT8
 from isobatch.deployments.prepare.data import Columns, Row, naming_rows, rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
 from isobatch.optimizer.plan import Plan
@@ -100,7 +100,7 @@ class BenchRequest:
 def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> tuple[Bench, tuple[str, ...]]:
     """A bench with one table, and notes on its measurement."""
     backends.compute_with(request.threads)
-    int8 = request.dtype == backends.INT8
+    int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))

@@ -15,9 +15,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.deployments.models import checkpoint
-from isobatch.deployments.models.backends import INT8, make_ready, on_backend
+from isobatch.deployments.models.backends import make_ready, on_backend
 from isobatch.deployments.models.ramps import ExitRules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.named import INT8
 from isobatch.deployments.progress import show
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.holdings import Share

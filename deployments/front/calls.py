@@ -219,33 +219,23 @@ class CallConnection(asyncio.Protocol):
         self._call.came(b"", ended=True)
 
     async def _run(self, call: Call) -> None:
-        task, left_s = self._task, call.left_s
-        assert task
-        is_late = False
-
-        def end_late() -> None:
-            nonlocal is_late
-            is_late = task.cancel()
-
-        alarm = None if left_s is None else asyncio.get_running_loop().call_later(max(0.0, left_s), end_late)
-        last, refused = None, None
+        last, refused, deadline = None, None, asyncio.timeout(call.left_s)
         try:
-            last = await self._method(call)(call)
+            async with deadline:
+                last = await self._method(call)(call)
         except asyncio.CancelledError:
             if self._transport.is_closing():  # the client has gone
                 return
-            if not is_late:
-                self._transport.close()  # otherwise the client would wait for an answer
-                raise
-            refused = RefusedError(504, "the deadline passed before the answer was ready")
+            self._transport.close()  # otherwise the client would wait for an answer
+            raise
         except RefusedError as error:
             refused = error
         except Exception as error:
-            log.exception("%s could not be answered", call.path)
-            refused = RefusedError(500, f"{call.path.rpartition('/')[2]} failed: {type(error).__name__}")
-        finally:
-            if alarm:
-                alarm.cancel()
+            if isinstance(error, TimeoutError) and deadline.expired():
+                refused = RefusedError(504, "the deadline passed before the answer was ready")
+            else:
+                log.exception("%s could not be answered", call.path)
+                refused = RefusedError(500, f"{call.path.rpartition('/')[2]} failed: {type(error).__name__}")
         if not self._transport.is_closing():
             call.end(last, refused)
 

@@ -390,8 +390,9 @@ def servers_at(path: Path, port: int | None, node: str) -> list[str]:
     state = haproxy_reply(path, "show servers state")
     lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
     rows = list(csv.DictReader(lines, delimiter=" "))
-    near = [row for row in rows if row["srv_addr"] in (*LOOPBACK, node)]
+    here = {*LOOPBACK, node}
+    near = [row for row in rows if row["srv_addr"] in here]
     first = {row["be_name"]: row["srv_port"] for row in reversed(near)}
     own = [row for row in near if row["srv_port"] == str(port)]
-    far = [row for row in rows if row not in near and first.get(row["be_name"]) == str(port)]
+    far = [row for row in rows if row["srv_addr"] not in here and first.get(row["be_name"]) == str(port)]
     return [f"{row['be_name']}/{row['srv_name']}" for row in own + far]

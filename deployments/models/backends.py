@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast, overload
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
-from isobatch.deployments.named import AUTO, BACKENDS
+from isobatch.deployments.named import AUTO, BACKENDS, INT8
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import LatencyTable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 # A replica starts no further compilation after this many seconds: shapes left over are compiled when they occur.
 COMPILE_WITHIN_S = 10.0
 # glibc's options: from these sizes on, in bytes, freed memory goes back to the kernel, at the heap's end or by itself.

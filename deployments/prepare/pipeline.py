@@ -10,9 +10,10 @@ from torch import nn
 
 from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
-from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
+from isobatch.deployments.models.backends import on_backend, weights_dtype
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps
+from isobatch.deployments.named import INT8
 from isobatch.deployments.prepare.bridges import make_bridges
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned

@@ -10,7 +10,7 @@ from pathlib import Path
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.graph import profile_of
-from isobatch.deployments.named import VIRTUAL, function_at
+from isobatch.deployments.named import INT8, VIRTUAL, function_at
 from isobatch.deployments.planning import first_plan
 from isobatch.deployments.precision import named_dtype
 from isobatch.deployments.sources import local
@@ -115,7 +115,7 @@ def weights_in(config: AppConfig, directory: str) -> str:
 
 
 def _load(config: AppConfig, directory: str, device: str, dtype: str) -> SplitModel:
-    from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
+    from isobatch.deployments.models.backends import on_backend, weights_dtype
 
     model = _made(config, directory, device, weights_dtype(dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."

@@ -32,11 +32,12 @@ from isobatch.deployments.demo.digits import (
 )
 from isobatch.deployments.exits import entropy
 from isobatch.deployments.models import load
-from isobatch.deployments.models.backends import INT8, make_ready, on_backend
+from isobatch.deployments.models.backends import make_ready, on_backend
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.models.ramps import RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.named import INT8
 from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
 from isobatch.deployments.prepare.pipeline import PICTURE, prepare
 from isobatch.deployments.prepare.report import draw_exits
