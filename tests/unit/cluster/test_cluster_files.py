@@ -28,6 +28,7 @@ from isobatch.cluster.commands.deploy import DASHBOARDS, environment
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.capacity import check_capacity
 from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS
+from isobatch.cluster.serving.kubernetes import FORGETS_S
 from isobatch.cluster.serving.local import local_nodes
 from isobatch.cluster.serving.serve_file import (
     APPLICATION,
@@ -40,6 +41,7 @@ from isobatch.cluster.serving.serve_file import (
 )
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.proxy import allowed_connections
+from isobatch.deployments.ray_facts import drained_s
 from isobatch.deployments.ray_settings import MOST_FILES, PROXY_PROGRAM, files_of_a_node, node_settings
 from isobatch.deployments.resources import KIND, Resources
 from isobatch.profiles.devices import CATALOGUE
@@ -201,9 +203,10 @@ def test_kubernetes_takes_its_pods() -> None:
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
     spec = kuberay().spec
     config = checked(AppConfig, yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
+    ends_s = drained_s(config.drain_s) + FORGETS_S
     for template in templates():
-        assert template["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 30
-    assert (spec.rayClusterDeletionDelaySeconds or 0) > config.drain_s + 30
+        assert template["spec"]["terminationGracePeriodSeconds"] >= ends_s
+    assert (spec.rayClusterDeletionDelaySeconds or 0) >= ends_s
     assert spec.rayClusterConfig.headGroupSpec.rayStartParams["num-cpus"] == "0"
     assert spec.rayClusterConfig.rayVersion == RAY
     for group in spec.rayClusterConfig.workerGroupSpecs:
