@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-# What the images of cluster/ are built from, and the wheel in them.
+# The files from which the images of cluster/, and the wheel in them, are built.
 CONTEXT := pyproject.toml README.md LICENSE constraints.txt isobatch profiles optimizer deployments cluster
 
 .DEFAULT_GOAL := help
@@ -13,7 +13,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## create .venv with the pinned packages (does nothing when nothing changed)
 
-# torch comes first and by its exact version, so that a CPU wheel that pip was given (--find-links) is the one that is taken.
+# torch comes first, by its exact version, so that pip takes a CPU wheel that it is given (--find-links).
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isobatch needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,7 +30,7 @@ demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
 	$(BIN)/python -m experiments.demos.sums
 
-# Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
+# Hundreds of processes start: the bytecode that the first one compiles serves all, even where Python is set to write none.
 test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
 
 test: setup  ## run the tests on two cores: those without Ray, then the others, each half on a Ray of its own
@@ -41,7 +41,7 @@ test: setup  ## run the tests on two cores: those without Ray, then the others, 
 test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes
 	$(BIN)/python -m pytest -m cluster tests/integration
 
-fuzz: setup  ## 100,000 wrong requests and files, beside a client that means well; its figures go to experiments/results
+fuzz: setup  ## 100,000 wrong requests and files, beside a well-behaved client; the figures go to experiments/results
 	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_KEPT=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/fuzz
 
 lint: setup  ## check format, style, types and the direction of imports
@@ -54,10 +54,10 @@ format: setup  ## rewrite the code in the project's format
 bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-forecast (or print a part: make bench-replan changes=6)
 	$(BIN)/python -m experiments.bench $* $(filter-out PYTHON=%,$(MAKEOVERRIDES))
 
-experiments: setup  ## the paper's figures in simulation, those that are not there yet (docs/e3.md)
+experiments: setup  ## simulate those figures of the paper that are missing (docs/e3.md)
 	$(BIN)/python -m experiments.bench e3
 
-results: setup  ## write experiments/results/README.md and the tables of docs/results.md (make results BUDGET=60: measure what is old first, for 60 minutes)
+results: setup  ## write experiments/results/README.md and the tables of docs/results.md (make results BUDGET=60: first repeat outdated measurements, for 60 minutes)
 	$(BIN)/python -m experiments.shared.results_page $(BUDGET)
 
 arguments: setup  ## write docs/arguments.md and cluster/schemas: every field of a Serve file's args: and of other files
@@ -97,8 +97,8 @@ release: setup  ## build wheel, source distribution, context of the images and d
 	@echo "nothing was published. 'twine upload dist/*' would publish the packages, and build/site is the site."
 	@echo "Images: 'docker build -f cluster/Dockerfile.serve -t isobatch - < build/image.tar.gz', and with cluster/Dockerfile."
 
-# Only Ray itself is another one: what it needs is as in .venv.
-newest-ray: setup  ## test a live application, and what is used of Ray's internals, on the newest Ray (or make newest-ray RAY=2.59.0)
+# Only Ray is newer: its dependencies are those of .venv.
+newest-ray: setup  ## test a live application, and the internals of Ray that isobatch uses, on the newest Ray (or make newest-ray RAY=2.59.0)
 	rm -rf build/ray && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/ray ray$(RAY:%===%)
 	PYTHONPATH=$(CURDIR)/build/ray $(BIN)/python -m pytest tests/unit/deployments/test_ray_facts.py \
 		tests/unit/deployments/test_ray_settings.py tests/integration/test_ray_facts.py tests/integration/test_graph.py

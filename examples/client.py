@@ -1,6 +1,6 @@
-"""A client of a running server, with Python's standard library: an answer, or why there is none.
+"""A client of a running server, with Python's standard library: it prints the answers, or the error.
 
-Run: isobatch serve, and elsewhere: python examples/client.py http://127.0.0.1:8000 '"a good film"'
+Run: isobatch serve my-bert-ee, and elsewhere: python examples/client.py http://127.0.0.1:8000 '"a good film"'
 """
 
 import json
