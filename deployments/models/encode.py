@@ -246,8 +246,7 @@ class ImageEncoder:
             raise UserError(f"is too large: 1 to {MAX_PIXELS} pixels are allowed") from error
         except (OSError, SyntaxError, ValueError) as error:  # damaged, or another format
             named = "bytes" if isinstance(value, bytes) else "a text (base64)"
-            problem = f"is given as {named}, which are not a complete {', '.join(PICTURES)}"
-            raise UserError(problem) from error
+            raise UserError(f"is given as {named}, but is not a complete {', '.join(PICTURES)}") from error
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
 

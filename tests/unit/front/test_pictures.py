@@ -125,9 +125,9 @@ def bomb(side: int = 60_000) -> bytes:
     [
         (bomb(5_000), "image/png", 422, "image 0 is 5000 x 5000: 1 to 8388608 pixels are allowed"),
         (bomb(), "image/png", 422, "image 0 is too large: 1 to 8388608 pixels are allowed"),
-        (PNG[:200], "image/png", 422, "image 0 is given as bytes, which are not a complete JPEG, PNG, WEBP"),
+        (PNG[:200], "image/png", 422, "image 0 is given as bytes, but is not a complete JPEG, PNG, WEBP"),
         (encoded("BMP"), "image/bmp", 422, "not a complete JPEG, PNG, WEBP"),
-        (b'{"inputs": "no picture"}', "application/json", 422, "image 0 is given as a text (base64), which are no"),
+        (b'{"inputs": "no picture"}', "application/json", 422, "image 0 is given as a text (base64), but is no"),
         (b"", "image/png", 422, "not a complete"),
         (b"--x\r\n", FORM, 400, "not a complete form"),
         (b"--x\r\n", "multipart/form-data", 400, "without a boundary"),
