@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from experiments.backend.minilm import fine_tune, prepared, source
 from experiments.shared.machine import data
+from experiments.shared.minilm import fine_tune, prepared, source
 from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.prepare.data import Columns, rows

@@ -23,7 +23,7 @@ PABEE = Network(
     ((0.0, 1.0), (0.34, 1.0), (0.5, 0.514), (0.67, 0.139), (0.83, 0.083), (1.0, 0.083)),
 )  # fmt: skip
 
-# Who of 4,000 sentences of SST-2 enters which sixth of MiniLM (experiments/backend/minilm.py), if whoever is below this
+# Who of 4,000 sentences of SST-2 enters which sixth of MiniLM (experiments/shared/minilm.py), if whoever is below this
 # entropy leaves at any ramp; and how many points of accuracy that costs.
 ALLOWED = {
     "0.3 (costs 0.05 points)": (1.0, 0.817, 0.702, 0.596, 0.504, 0.468),

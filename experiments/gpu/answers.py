@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.backend.families import LABELS, NoEncoder
 from experiments.gpu.tables import TableSetting
+from experiments.shared.untrained import LABELS, NoEncoder
 from isobatch.deployments.exits import entropy
 from isobatch.deployments.models.backends import served
 from isobatch.deployments.models.families import family_of

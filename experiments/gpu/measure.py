@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.backend.families import NAMES, config, own_cache
 from experiments.gpu import answers, decoder, hops, page, systems, tables
 from experiments.gpu.tables import TableSetting
+from experiments.shared.untrained import NAMES, config, own_cache
 from isobatch.cluster.profiling import links
 from isobatch.deployments.models.attention import has_kernel
 from isobatch.deployments.models.loading import resolve_device

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.backend.families import NAMES, SIDE, batches, config, untrained
+from experiments.shared.untrained import NAMES, SIDE, batches, config, untrained
 from isobatch.cluster.bench.setup import with_recorded_exits
 from isobatch.cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
 from isobatch.cluster.profiling.datasheets import shape_of

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from isobatch.deployments.models import load as load_checkpoint
 from isobatch.deployments.models.onnx_export import OPSET, in_8_bits
 from isobatch.deployments.models.onnx_session import Session
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
@@ -40,14 +39,6 @@ class PaddedModel(TorchModel):
         ids = torch.zeros(self._present.shape, dtype=torch.int64)
         ids[self._present] = arrays["input_ids"]
         return RangeOutput(None, {}, self._logits(ids, self._present))
-
-
-def load(directory: str | Path, device: str = "cpu", dtype: str = "float32") -> PaddedModel:
-    """What `loader:` of a served application may name: the checkpoint there, without exits, on padded texts."""
-    from transformers import AutoModelForSequenceClassification
-
-    exact, network = load_checkpoint(directory, device, dtype), AutoModelForSequenceClassification
-    return PaddedModel(exact, on_torch(network.from_pretrained(directory).eval()))
 
 
 def on_torch(network: Any) -> Logits:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.backend.families import NoEncoder
 from experiments.shared.machine import data
+from experiments.shared.untrained import NoEncoder
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.torch_model import TorchModel

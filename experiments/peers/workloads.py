@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.backend import minilm
+from experiments.shared import minilm
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.profiles.errors import UserError

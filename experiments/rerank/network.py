@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.backend.minilm import source
 from experiments.shared.machine import data
+from experiments.shared.minilm import source
 from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.prepare.data import Columns, rows
