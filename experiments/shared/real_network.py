@@ -16,7 +16,6 @@ from torch import Tensor
 
 from experiments.shared.commands import run_isobatch
 from experiments.shared.machine import computes_bfloat16
-from isobatch import load as load_network
 from isobatch.deployments.exits import Decision, Range, takes
 from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -64,13 +63,6 @@ def texts(count: int, seed: int = 0, words: int = CPU_SIZE.words) -> list[str]:
 def profiled_texts(words: int = CPU_SIZE.words) -> list[str]:
     """The texts by which a profile counts exits. Chance lets other shares leave among others."""
     return texts(PROFILED, seed=1, words=words)
-
-
-def survival_of(inputs: list[str]) -> tuple[float, ...]:
-    """The share of these texts that enters each block, by the network itself; chance makes it another than SURVIVAL."""
-    answers = load_network(checkpoint(), dtype=DTYPE).predict(inputs)
-    left = np.array([answer.exit_block for answer in answers])
-    return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
 def checkpoint(survival: Sequence[float] = SURVIVAL, width: int = CPU_SIZE.width) -> Path:
