@@ -25,7 +25,7 @@ SHARES = (
     0.6,
     0.8,
     1.0,
-)  # inputs that may be inside, as shares of those that arrive within the SLO at the promised rate
+)  # the limits of inputs inside, over the promised rate times the SLO
 INPUTS = 3000
 
 

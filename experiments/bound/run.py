@@ -1,8 +1,8 @@
 """Claim: plans keep their promises and sustain most of an upper bound; no baseline and no admission is much better.
 
 Problems are random networks and fleets, and the paper's networks. Plans are simulated on inputs by which they were not
-chosen. The controls are baselines that are simulated too or not, neighbouring plans, the best of five rules of admission
-in hindsight, and an upper bound on the rate of any system.
+chosen. The controls are baselines with simulated and with estimated plans, neighbouring plans, the best of five rules
+of admission in hindsight, and an upper bound on the rate of any system.
 """
 
 import os

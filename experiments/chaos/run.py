@@ -1,7 +1,7 @@
 """Claim: if any process dies, every admitted request is answered, and goodput is back at 90 % within seconds.
 
 A live application on virtual devices has two fronts, a controller, and a second node that can be lost. Random faults
-kill, stop or slow processes, or deploy the application again, under one open loop of requests. The answers show how long
+kill, stop or slow processes, or deploy the application again, under one open loop of requests. Answers show how long
 goodput stays below 90 % of the offered load. The client sends a request again if its connection broke, as HTTP clients
 do, since a dead process cannot answer.
 
@@ -62,7 +62,7 @@ REMOTE = 2  # devices on the node that can be lost
 AGENTS = (
     "ray::DashboardAgent",
     "ray::RuntimeEnvAgent",
-)  # processes of each node; Ray ends the node if one of them ends
+)  # of each node; Ray ends the node if one of them ends
 NODE_ENDS_S = 3.0
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
 T = TypeVar("T")
@@ -170,7 +170,7 @@ def application_on_two_nodes(
 def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
     """The controller of the application, another application with a controller, and the arbiter of both.
 
-    Each application needs its own devices. After a loss of devices, the application under faults gives up devices first.
+    Each application needs its own devices. After a loss, the application under faults gives up devices first.
     """
     (folder / NEIGHBOUR).mkdir()
     lead, its_lead = (

@@ -1,7 +1,7 @@
 """Copies published latencies into experiments/curves/published.csv: `python -m experiments.curves.carry`.
 
-For each framework and device it takes the newest release, and networks of known shape. It leaves out inputs of more than
-512 tokens, mixed precisions, calls to a server (Triton), and times that a slow host dominates (below).
+For each framework and device it takes the newest release, and networks of known shape. It leaves out inputs of more
+than 512 tokens, mixed precisions, calls to a server (Triton), and times that a slow host dominates (below).
 """
 
 import csv

@@ -70,8 +70,8 @@ def measure(
 ) -> dict[str, float]:  # fmt: skip
     """`rounds`: of the engines, and of served texts beside `generate`. `turns`: runs of `seconds` at a rate.
 
-    The first of `networks` is served in each of `dtypes` with each number of `threads`, the others in the first of both;
-    all in these `ways`. `again=1`: measure parts again that the same code has measured on this machine.
+    The first of `networks` is served in each of `dtypes` with each number of `threads`, the others in the first of
+    both, in all `ways`. `again=1`: measure parts again that the same code has measured on this machine.
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")

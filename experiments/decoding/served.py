@@ -1,7 +1,7 @@
 """Measures a really computed decoder over HTTP: the rates that it sustains over those promised, and over `generate`.
 
-Ways take turns of seconds on one server, which changes its plan for each: first each way at a rate of its own, then with
-the number of texts that `generate` of transformers writes at once, in turns with it.
+Ways take turns of seconds on one server, which changes its plan for each: first each way at a rate of its own, then
+with the number of texts that `generate` of transformers writes at once, in turns with it.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ LOST = {  # short names of restrictions
 ENOUGH, LEAST = (
     0.95,
     0.005,
-)  # shares of the bound: above the first, losses are not listed; the second is the smallest listed loss
+)  # of the bound: above it, losses are not listed; the least loss in lists
 TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 

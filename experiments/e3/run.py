@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 
 def measure(only: str = "", cores: int = len(BACKENDS)) -> dict[str, float]:
-    """`only`: one figure; "kept": write the pages from the kept figures, also those of older code, without measuring."""
+    """`only`: one figure; "kept": write the pages from kept figures, also of older code, without measuring."""
     code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
     if only == KEPT:
         rows_by_figure = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
