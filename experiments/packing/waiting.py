@@ -23,7 +23,11 @@ def first_come(waiting: Waiting) -> list[int]:
 
 
 def by_length(waiting: Waiting) -> list[int]:
-    """The launch of neighbours in length that pads least and contains the oldest text, so that no text starves."""
+    """The launch of neighbours in length that pads least and contains the oldest text, so that no text starves.
+
+    >>> by_length([(9, 0.0)] + [(3, 0.1)] * 20 + [(8, 0.2)] * 15)[:3]
+    [21, 22, 23]
+    """
     ordered = sorted(range(len(waiting)), key=lambda place: waiting[place][0])
     size, oldest = min(SIZE, len(ordered)), ordered.index(0)
     starts = range(max(0, oldest - size + 1), min(oldest, len(ordered) - size) + 1)
