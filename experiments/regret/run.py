@@ -12,7 +12,7 @@ from experiments.regret.replay import play
 from experiments.regret.suite import TRACES, ReplayedTrace, recorded_per_s
 
 
-def measure(hours: int = 1, percents: int | str = "5,30,90") -> dict[str, float]:
+def measure(hours: int = 1, percents: int | str = "30,90") -> dict[str, float]:
     """`hours` of each trace, whose busy windows ask for `percents` of what the first plan sustains."""
     shares = [int(each) for each in str(percents).split(",")]
     cases = [ReplayedTrace(trace, percent, hours) for trace in TRACES for percent in shares]

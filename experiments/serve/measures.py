@@ -46,11 +46,6 @@ def stats(url: str) -> dict[str, Any]:
     return content
 
 
-def fronts_cpu_s(url: str) -> float:
-    """The processor time of all fronts together, in seconds."""
-    return float(sum(front["cpu_s"] for front in stats(url)["fronts"]))
-
-
 def p50s_ms(record: LoadRecord, bodies: int) -> Sequence[float]:
     """The median latency for each of the bodies that took turns, from when a request was due."""
     if (record.status != 200).any():
