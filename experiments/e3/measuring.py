@@ -71,7 +71,7 @@ def goodput(setting: E3Setting, backend: str, system: str) -> BarValue:
 
 
 def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:
-    """Dollars per hour of the cheapest plan that sustains what is asked; 0 where none does."""
+    """Dollars per hour of the cheapest plan that sustains the rate; 0 if no plan does."""
     facts, asked_per_s = setting.facts(backend), setting.asked_per_s
     for _ in range(TURNS):
         plan = planned(setting, facts, backend, system, asked_per_s)

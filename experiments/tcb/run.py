@@ -1,4 +1,4 @@
-"""Claim: TCB's order of inputs answers more texts in time in our launches, without starving long texts.
+"""Claim: TCB's order of inputs answers more texts in time in our launches, but long texts get less than their share.
 
 The paper's systems run on our dispatcher and event loop, in virtual time, on one V100 by its datasheet. Its figures are
 the highest throughput of any rate, with texts that are launched before their deadline; all other figures count texts
