@@ -4,9 +4,8 @@ A claim is a folder with `run.py`, whose `measure()` returns its figures by name
 written to `experiments/results/NAME.json` with the machine, the date and the commit, so that every quoted number has a
 command.
 
-A part of one is run by naming what is smaller, as `measure()` calls it: `python -m experiments.bench replan changes=6`.
-Its figures are printed, not kept. `on=zen4` keeps the figures of another machine beside those that are there
-(`NAME@zen4.json`).
+Arguments of `measure()` make a benchmark smaller: `python -m experiments.bench replan changes=6`. Such figures are
+printed, not kept. `on=zen4` keeps figures of another machine in a file of their own (`NAME@zen4.json`).
 """
 
 import json
@@ -53,14 +52,14 @@ def commit_of_tree(root: Path = EXPERIMENTS.parent) -> str:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What figures were measured on, and when. `load`: how many programs wanted a core in the minute before."""
+    """Where and when figures were measured. `load`: how many programs needed a core in the minute before."""
 
     load: float = field(default_factory=lambda: round(os.getloadavg()[0], 2))
     commit: str = field(default_factory=commit_of_tree)
     began_s: float = field(default_factory=time.monotonic)
 
     def fields(self) -> dict[str, object]:
-        """As they are kept, when the measurement ends."""
+        """The conditions as a results file keeps them, at the end of the measurement."""
         machine = {"processor": processor(), "flags": processor_flags(), "cores": os.cpu_count(), "load": self.load}
         packages = {name: version(name) for name in ("numpy", "torch", "ray")}
         return {
@@ -72,7 +71,7 @@ class Conditions:
 
 
 def write(name: str, figures: Mapping[str, float], conditions: Conditions, folder: Path = RESULTS) -> Path:
-    """Keep the figures beside their conditions and the code that they belong to."""
+    """Write the figures with their conditions and hashes of the code."""
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = {figure: float(f"{value:.5g}") for figure, value in figures.items()}
@@ -83,7 +82,7 @@ def write(name: str, figures: Mapping[str, float], conditions: Conditions, folde
 
 
 def table(name: str, figures: Mapping[str, float]) -> Table:
-    """The figures beside their aims; those that miss theirs are bold."""
+    """The figures beside their aims; figures that miss an aim are bold."""
     aims = {each.figure: each for group in HEADLINES.values() for each in group if each.claim == name}
     result = Table("figure", "value", "aim", title=f"bench-{name}")
     for figure, value in figures.items():

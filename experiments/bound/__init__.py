@@ -1,1 +1,1 @@
-"""How near plans and dispatcher are to what is possible."""
+"""Claim: plans keep their promises, and neither baselines nor admission in hindsight are much better."""

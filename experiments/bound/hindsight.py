@@ -1,6 +1,6 @@
-"""How much more is in time if admission is chosen in hindsight: each rule is tried on the inputs that came.
+"""Measures how many more inputs are in time if the rule of admission is chosen in hindsight, on the same inputs.
 
-The rules are to let everybody in, and to refuse whoever finds more than some number of inputs inside.
+A rule admits all inputs, or refuses an input if a certain number of inputs is inside.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,24 @@ from isobatch.deployments.dispatch.messages import Place, Refusal
 from isobatch.profiles.exits import ExitProfile
 
 LOADS = (1.0, 1.2, 2.0)  # of what the plan promises
-SHARES = (0.4, 0.6, 0.8, 1.0)  # of the inputs that arrive within the SLO at the promised rate: those that may be inside
+SHARES = (
+    0.4,
+    0.6,
+    0.8,
+    1.0,
+)  # the limits of inputs inside, over the promised rate times the SLO
 INPUTS = 3000
 
 
 class Hindsight(NamedTuple):
-    """At one load: what more the best rule gives, as a share, and the share of admitted inputs that were late."""
+    """At one load: the gain of the best rule, as a share, and the share of admitted inputs that were late."""
 
     gain: float
     late: float
 
 
 class CappedDispatcher(Dispatcher):
-    """Lets in whoever finds fewer inputs inside than a number."""
+    """Admits an input if fewer inputs than a limit are inside."""
 
     def __init__(self, most: float, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -47,7 +52,7 @@ class CappedDispatcher(Dispatcher):
 
 
 def hindsight(world: World, promised_per_s: float, seed: int) -> list[Hindsight]:
-    """By load, for this plan."""
+    """The hindsight of this plan at each load."""
     inside = world.slo_s * promised_per_s
     caps = [inf, *(max(1.0, share * inside) for share in SHARES)]
     found = []

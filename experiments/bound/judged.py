@@ -1,6 +1,6 @@
-"""Judges problem after problem, each in every respect, until the time is over.
+"""Judges one problem after another until the time is over.
 
-The next run goes on with the problems that are left: what was found is kept as long as the code stays the same.
+The next run continues with the other problems. Results are kept while the code stays the same.
 """
 
 import json
@@ -30,7 +30,7 @@ class Until:
 
 
 def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> dict[int, JudgedPlan | None]:
-    """Those of these problems that this code has judged, now or in a run before; None: the problem has no plan."""
+    """The problems that this code has judged, now or in earlier runs; None: the problem has no plan."""
     kept = place_of("bound", module="judged").with_suffix(".json")
     kept.parent.mkdir(parents=True, exist_ok=True)
     found = {int(seed): _read(each) for seed, each in (json.loads(kept.read_text()) if kept.exists() else {}).items()}
@@ -45,7 +45,7 @@ def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> dict[in
 
 
 def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
-    """Of all these problems."""
+    """The figures of all these problems together."""
     plans = [each for each in found.values() if each]
     errors = np.abs([plan.error for plan in plans])
     gains = [plan.neighbour_gain for plan in plans if plan.neighbour_gain is not None]
@@ -64,7 +64,7 @@ def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
 
 
 def _hindsight_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
-    """The product's own rule is one to choose from, so no gain is below 0."""
+    """Gains are at least 0, since the product's rule is one of the rules."""
     for number, load in enumerate(LOADS):
         at = [plan.hindsight[number] for plan in plans]
         name = f"{load:g}".replace(".", "_")
@@ -74,7 +74,7 @@ def _hindsight_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float
 
 
 def _oracle_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
-    """The share of the upper bound that plans sustain, by what limits them most."""
+    """The share of the upper bound that plans sustain, by the restriction that costs most."""
     for why in sorted({plan.limited_by for plan in plans}):
         shares = [plan.share_of_oracle for plan in plans if plan.limited_by == why]
         name = why.split(",")[0].replace(" ", "_")
@@ -90,5 +90,5 @@ def _read(kept: Sequence[Any] | None) -> JudgedPlan | None:
 
 
 def _judge(seed: int, out_of_time: Until) -> list[JudgedPlan | None]:
-    """Empty: there was no time."""
+    """The judged plan; an empty list: the time was over."""
     return [] if out_of_time() else [judge(seed)]

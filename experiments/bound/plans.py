@@ -1,4 +1,4 @@
-"""Whether a problem's plan keeps its promise, and whether a baseline or a plan close by is better, by the simulator."""
+"""Simulates whether a plan keeps its promise, and whether a baseline or a neighbouring plan sustains more."""
 
 import time
 from collections.abc import Iterator
@@ -37,33 +37,33 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 
-SEEDS = 7, 8  # of inputs that no plan was chosen by
-INPUTS, SLOS = 10_000, 40  # of a run at least
+SEEDS = 7, 8  # of inputs by which no plan was chosen
+INPUTS, SLOS = 10_000, 40  # the shortest run, in seconds of virtual time
 MOST_INPUTS = 40_000  # of a run that lasts `SLOS`, where many inputs come within one SLO
 BEATEN = 0.02  # a baseline is better if it sustains this share more
-GAP = 0.01  # of the planner, as the product's controller asks for it
-MOST_INSIDE = 10**6  # inputs: fronts are not what is judged
+GAP = 0.01  # of the planner, as in the product's controller
+MOST_INSIDE = 10**6  # inputs, so that fronts do not limit plans
 FIND = partial(side_by_side, gap=CANDIDATE_GAP)
 BATCH = 16  # the largest, of the paper's figures
 MOVED_EVERY, MOVING_S = 8, 20.0  # problem's plan has its neighbours played, and for how much processor time
 
 
 class JudgedPlan(NamedTuple):
-    """One problem's plan. Rates are what the simulator sustains; `error` is of the promise, as a share of it."""
+    """One problem's plan, with simulated rates; `error` is that of the promise, as a share of it."""
 
     promised_per_s: float
     sustained_per_s: float
     error: float
-    beaten_by: str  # a baseline, or nothing
-    neighbour_gain: float | None  # how much more the best plan sustains that is found close by, where it is looked for
+    beaten_by: str  # baselines that sustain more
+    neighbour_gain: float | None  # the gain of the best neighbouring plan, for problems whose neighbours are simulated
     seconds: float  # of processor time that planning took
     hindsight: list[Hindsight]  # by load
     share_of_oracle: float
-    limited_by: str  # what costs the largest part of the upper bound
+    limited_by: str  # the restriction that costs the largest part of the upper bound
 
 
 def judge(seed: int) -> JudgedPlan | None:
-    """None: no plan."""
+    """None: the problem has no plan."""
     problem, began_s = playable(seed), time.process_time()
     plan = planned(*problem) if problem else None
     if problem is None or plan is None or plan.promise is None:
@@ -84,9 +84,9 @@ def judge(seed: int) -> JudgedPlan | None:
 
 
 def sustained_per_s(world: World, near_per_s: float) -> float:
-    """The mean, by ratios, of what some inputs show and what others do: what is lost comes in bursts.
+    """The geometric mean of the rates over several samples of inputs, since losses come in bursts.
 
-    Rates far above `near_per_s` are looked at, too.
+    Rates far above `near_per_s` are tried, too.
     """
     slos = max(SHORT_SLOS, min(SLOS, MOST_INPUTS / (world.slo_s * near_per_s)))
     most_per_s = HOPE * evaluate(world.plan, world.facts).goodput_per_s
@@ -96,7 +96,7 @@ def sustained_per_s(world: World, near_per_s: float) -> float:
 
 
 def planned(facts: Problem, objective: Objective) -> Plan | None:
-    """What `isobatch plan` answers."""
+    """The plan of `isobatch plan`."""
     plan = side_by_side(facts, objective, GAP)
     if plan is None or why_not_simulated(facts, objective):
         return plan
@@ -104,7 +104,7 @@ def planned(facts: Problem, objective: Objective) -> Plan | None:
 
 
 def share_of_oracle(fleet: PaperFleet) -> float:
-    """What the plan for one of the paper's fleets sustains, as a share of what no system can exceed."""
+    """The rate that the plan for one of the paper's fleets sustains, as a share of the upper bound."""
     facts, objective = fleet.facts, Objective(slo_s=fleet.slo_s, max_batch=BATCH)
     plan = planned(facts, objective)
     assert plan is not None
@@ -125,7 +125,7 @@ def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
 
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
-    """The baselines that sustain this rate: planned with the same care, or with none."""
+    """The baselines that sustain this rate, with simulated plans or with estimated ones."""
     for asked in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
         for other in baselines(facts, asked):
             if other.plan and other.score and other.score.goodput_per_s * HOPE > rate_per_s > 0:
@@ -137,5 +137,5 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
 
 
 def _world(plan: Plan, facts: Problem, slo_s: float) -> World:
-    """The whole fleet, with as many fronts as its inputs need."""
+    """The whole fleet, with enough fronts for its inputs."""
     return World(plan, facts, slo_s, Limits(backlog=MOST_INSIDE))

@@ -1,4 +1,4 @@
-"""Problems to plan and to play: networks and fleets made up, and the paper's networks on fleets of known kinds."""
+"""Makes problems to plan and simulate: random networks and fleets, and the paper's networks on known kinds."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ COUNTS = (1, 2, 3, 4, 6, 8)  # devices of a kind: what a run takes grows with th
 
 
 def playable(seed: int) -> tuple[Problem, Objective] | None:
-    """A problem with an SLO that is tight or not, for the most goodput; None if no plan runs its network at all."""
+    """A problem with a tight or loose SLO and the goal goodput; None if no plan can run the network."""
     random = np.random.default_rng([seed, 2])
     facts = _known(random, seed // EVERY) if seed % EVERY == 0 else _made_up(random)
     largest = int(random.choice(LARGEST))
@@ -36,7 +36,7 @@ def _known(random: np.random.Generator, number: int) -> Problem:
 
 
 def _made_up(random: np.random.Generator) -> Problem:
-    """Links cost what they do here (profiles/devices.py), or nothing."""
+    """A random problem, whose links cost the catalogue's time (profiles/devices.py) or nothing."""
     blocks, names = int(random.integers(2, 13)), [f"kind{i}" for i in range(random.integers(1, 4))]
     falls = random.choice([0.0, 0.05, 0.3, 0.6], size=blocks - 1, p=[0.35, 0.25, 0.25, 0.15])
     once, each = random.uniform(0.1, 2, blocks), random.uniform(0.02, 0.5, blocks)
@@ -58,7 +58,7 @@ def _made_up(random: np.random.Generator) -> Problem:
 def _table(
     random: np.random.Generator, kind: str, once: np.ndarray, each: np.ndarray, ramps: np.ndarray
 ) -> LatencyTable:
-    """A kind is slower than another in what a launch takes at least, and in what an input adds."""
+    """Kinds differ in the least time of a launch and in the time that an input adds."""
     floor, slope = 1e-3 * np.exp(random.normal(0, 0.7, 2))
     sizes = (1, max(LARGEST))
     block_s = tuple(tuple((floor * once + slope * each * size).tolist()) for size in sizes)

@@ -1,9 +1,8 @@
-"""Claim: promises are kept, no baseline is better, hindsight admits hardly better, and most of what is possible
-is sustained.
+"""Claim: plans keep their promises and sustain most of an upper bound; no baseline and no admission is much better.
 
-Problems are drawn: networks and fleets that are made up, and the paper's networks. What a plan sustains is simulated on
-inputs that it was not chosen by. Controls: the baselines, planned with the same care and with none; plans close by;
-five rules of admission, the best of which is chosen in hindsight; and the rate that no system can exceed.
+Problems are random networks and fleets, and the paper's networks. Plans are simulated on inputs by which they were not
+chosen. The controls are baselines with simulated and with estimated plans, neighbouring plans, the best of five rules
+of admission in hindsight, and an upper bound on the rate of any system.
 """
 
 import os
@@ -18,7 +17,7 @@ PROBLEMS, MINUTES = 120, 38
 
 
 def measure(problems: int = PROBLEMS, minutes: int = MINUTES, oracle: int = 1) -> dict[str, float]:
-    """So many problems, as far as the minutes go."""
+    """Judge this number of problems, or as many as the minutes allow."""
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         result = figures(judged(range(problems), Until(time.time() + 60 * minutes), cores))
         if oracle:

@@ -1,1 +1,1 @@
-"""Claim: a small network before a large one answers sooner and more, at what is promised of accuracy."""
+"""Claim: a small network before a large one answers sooner and more, at the promised accuracy."""

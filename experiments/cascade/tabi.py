@@ -1,6 +1,6 @@
-"""Tabi's own networks on virtual V100s: its latencies (table 1) and shares (section 7.3.2), our planner and dispatcher.
+"""Simulates Tabi's networks with its latencies (table 1) and shares (section 7.3.2), our planner and dispatcher.
 
-As there, two devices, one query at a time and no batches, in virtual time.
+As in the paper, there are two V100s, one query at a time, and no batches.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable, cascade_table
 
 QUERIES, APART_S, SLO_S = 20_000, 0.1, 0.2
-TEXT_BYTES = 16 * 40  # of 40 tokens
-BYTES = 4  # of a parameter
+TEXT_BYTES = 16 * 40  # 40 tokens
+BYTES = 4  # bytes of a parameter
 DEVICES = fleet("v100=2")
 
 
 @dataclass(frozen=True)
 class TabiNetwork:
-    """A row of table 1: its layers, how long it takes, and its parameters."""
+    """A row of table 1: layers, latency and parameters."""
 
     layers: int
     ms: float
@@ -71,7 +71,7 @@ def measured() -> Iterator[tuple[str, float]]:
 
 
 def mean_s(profile: Profile, queries: int = QUERIES) -> float:
-    """The mean latency of queries that come when the one before has long been answered."""
+    """The mean latency of queries that arrive far apart."""
     plan, facts = _planned(profile)
     times_s = arrivals("uniform", 1 / APART_S, queries * APART_S, seed=0)
     blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(0))
@@ -79,7 +79,7 @@ def mean_s(profile: Profile, queries: int = QUERIES) -> float:
 
 
 def goodput_per_s(profile: Profile) -> float:
-    """What is sustained within the deadline."""
+    """The sustained rate within the deadline."""
     plan, facts = _planned(profile)
     return sustained_per_s(plan, facts, SLO_S)
 

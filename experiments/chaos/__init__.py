@@ -1,1 +1,1 @@
-"""Claim: whichever process dies, every admitted request is answered, and service recovers by itself."""
+"""Claim: if any process dies, every admitted request is answered, and service recovers by itself."""

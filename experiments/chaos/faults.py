@@ -1,4 +1,4 @@
-"""The application that faults hit, and the faults: each is a function that causes one and returns when that is done."""
+"""The application under faults, and the faults: functions that cause a fault and return when it is done."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from isobatch.optimizer import Objective, Plan, optimize
 from isobatch.profiles.devices import Device, links_between
 
 DEVICES = {FAST: 7}
-NEIGHBOUR, ITS_DEVICES = "neighbour", {FAST: 3}  # another application of the same fleet, which is not hit
+NEIGHBOUR, ITS_DEVICES = "neighbour", {FAST: 3}  # another application of the same fleet, without faults
 PROFILE = profile({FAST: 0.030})
 SLO_MS = 2000.0
-AGAIN_S = 10.0  # for how long a client repeats a request whose connection broke
-SHARE = 0.5  # of what the plan sustains, so that the devices left after a fault can carry it
+AGAIN_S = 10.0  # seconds for which a client repeats a request whose connection broke
+SHARE = 0.5  # of the sustained rate, so that the devices that are left after a fault suffice
 
 
 def best(devices: Mapping[str, int]) -> Plan:
@@ -40,7 +40,7 @@ def offered_per_s(plan: Plan = START) -> float:
 
 
 def load(url: str, fresh: bool = False) -> PersistentLoad:
-    """A load of inputs that say where they are sure; the controller chooses the ramps, and none may leave earlier.
+    """Requests that name the block after which their input is sure; an answer from an earlier block counts as wrong.
 
     `fresh`: each request has a connection of its own.
     """
@@ -69,8 +69,8 @@ async def _any(here: Live, deployment: str, chance: random.Random) -> int:
 
 
 async def _stop(process: int) -> None:
-    """Stop the process for a while, as if its machine gave it no time."""
-    with contextlib.suppress(ProcessLookupError):  # it was given up meanwhile
+    """Stop the process for a while, as on a machine without time for it."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(process, signal.SIGSTOP)
         await asyncio.sleep(STOPPED_S)
         os.kill(process, signal.SIGCONT)
@@ -113,7 +113,7 @@ async def deployer_killed(here: Live, chance: random.Random) -> None:
 
 
 async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
-    """The application must go on by one of the two plans; the next round rolls the first plan out again."""
+    """The application must continue with either plan; the next round rolls the first plan out again."""
     roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ALSO)))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
     kill(await _any(here, "deployer", chance))
@@ -126,7 +126,7 @@ async def controller_killed(here: Live, chance: random.Random) -> None:
 
 
 async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
-    """Asked by hand to take the best plan, while another one runs."""
+    """Kill the controller while it rolls out the best plan, which an operator has forced."""
     with contextlib.suppress(RolloutError):  # another roll-out is already under way
         await RunningApplication(NAME).roll_out(chance.choice(ALSO))
     force = asyncio.create_task(asyncio.to_thread(_force, here))
@@ -164,7 +164,7 @@ FAULTS: dict[str, Fault] = {
 
 
 async def restored(here: Live) -> None:
-    """Make slow processes fast again, and lead the application back to its first plan."""
+    """Make slow processes fast again, and roll out the first plan."""
     for file in here.faults.iterdir():
         file.unlink()
     application = RunningApplication(NAME)

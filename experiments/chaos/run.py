@@ -1,12 +1,12 @@
-"""Claim: whichever process dies, every admitted request is answered, and goodput is back at 90 % within seconds.
+"""Claim: if any process dies, every admitted request is answered, and goodput is back at 90 % within seconds.
 
-A live application on virtual devices with two fronts, a controller, and a second node that can be lost. Processes are
-killed, stopped or slow, and the application is deployed anew. Faults are drawn by chance, under one open loop of
-requests; how long goodput stays below 90 % of what is offered is read off the answers. As HTTP clients do, the client
-sends a request again whose connection broke, since a process that died cannot answer the requests inside it.
+A live application on virtual devices has two fronts, a controller, and a second node that can be lost. Random faults
+kill, stop or slow processes, or deploy the application again, under one open loop of requests. Answers show how long
+goodput stays below 90 % of the offered load. The client sends a request again if its connection broke, as HTTP clients
+do, since a dead process cannot answer.
 
-Then faults hit one of two applications of a fleet, with an arbiter: the requests of the other one (`neighbour_...`) are
-counted, too. Faults of HAProxy, of Serve's controller and of a node hit both.
+Then faults hit one of two applications of a fleet, with an arbiter; the figures `neighbour_...` are those of the other
+application. Faults of HAProxy, of Serve's controller and of a node hit both.
 
 `make bench-chaos faults=30 beside=0` takes 6 minutes. `make bench-chaos only=deployed faults=100 fresh=1 beside=0`
 deploys 100 times, and opens a connection for each request.
@@ -58,8 +58,11 @@ ENOUGH = 0.9
 ROUNDS, BESIDE = 40, 17
 BEFORE_S, ROUND_S = 3.0, 9.0
 LONGEST_S = 3600.0
-REMOTE = 2  # how many of the devices are on the node that can be lost
-AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of each node: Ray ends the node if one of them ends
+REMOTE = 2  # devices on the node that can be lost
+AGENTS = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+)  # of each node; Ray ends the node if one of them ends
 NODE_ENDS_S = 3.0
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
 T = TypeVar("T")
@@ -73,11 +76,11 @@ class Round:
     what: str
     requests: int
     late: int  # answered right, after the SLO
-    refused: int  # with a reason: 429, 503, 504
-    failed: int  # an answer of 500 or 502
+    refused: int  # status 429, 503 or 504
+    failed: int  # status 500 or 502
     wrong: int
-    broken: int  # connections that ended without a word: the client asked again
-    lost: int  # no answer at all, though it was asked for again
+    broken: int  # connections that ended without an answer; the client sent the request again
+    lost: int  # no answer within the time in which the client repeats the request
     recovery_s: float
 
     @property
@@ -165,9 +168,9 @@ def application_on_two_nodes(
 
 
 def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
-    """The application's controller, another application with its own, and the arbiter that leads both.
+    """The controller of the application, another application with a controller, and the arbiter of both.
 
-    Each needs its own devices. Where some are lost, the application that is hit goes without first.
+    Each application needs its own devices. After a loss, the application under faults gives up devices first.
     """
     (folder / NEIGHBOUR).mkdir()
     lead, its_lead = (
@@ -198,7 +201,7 @@ def fleet_beside(folder: Path, devices: dict[str, int]) -> list[dict[str, Any]]:
 async def struck_beside_a_neighbour(
     here: Live, faults: dict[str, Fault], rounds: int, fresh: bool = False
 ) -> tuple[list[Round], list[Round]]:
-    """As `struck_under_load`, and what became meanwhile of the requests of the other application."""
+    """As `struck_under_load`, with the outcomes of the other application's requests, too."""
     requests, began = load(f"{here.base}/{NEIGHBOUR}/predict", fresh), list[tuple[str, float]]()
 
     def noted(name: str) -> Fault:
@@ -222,7 +225,7 @@ async def struck_under_load(
     here: Live, faults: dict[str, Fault], rounds: int, heal: Callable[[Live], Awaitable[None]] = restored,
     round_s: float = ROUND_S, seed: int = 7, fresh: bool = False,
 ) -> list[Round]:  # fmt: skip
-    """Cause each fault once, then faults chosen by chance, under load; `heal` ends each of them."""
+    """Cause each fault once, then random faults, under load; `heal` repairs each fault."""
     chance = random.Random(seed)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
     await load(here.url).at(arrivals("uniform", offered_per_s(), BEFORE_S, 0))  # warms up

@@ -1,1 +1,1 @@
-"""Several nodes: faults of nodes and of the network between them, and fronts that share the work."""
+"""Claim: nodes that fall silent cost no request, and two fronts fill batches as one front does."""

@@ -1,6 +1,6 @@
-"""Faults of nodes, in a network namespace of this process's own: `python -m experiments.cluster.nodes OUT FAULTS SEED`.
+"""Lets a node fall silent again and again: `python -m experiments.cluster.nodes OUT FAULTS`, in a network namespace.
 
-OUT gets what every fault did, as JSON, and is written at the end.
+At the end, OUT gets the outcome of every fault as JSON.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from experiments.chaos.run import console, struck_under_load, table
 from experiments.shared.live import Live, application, bare, kill_node, node
 from isobatch.deployments.processes import descendants
 
-FAR = "127.0.0.3"  # the node that is lost, and whose network is cut
-REMOTE = 2  # of the devices
-CUT_S = 7.0  # longer than a connection may be silent, shorter than Ray takes to give a node up
+FAR = "127.0.0.3"  # the address of the node that falls silent
+REMOTE = 2  # devices of that node
+CUT_S = 7.0  # longer than a connection may be silent, shorter than Ray waits for a silent node
 CUT = "the network to a node is cut for 7 s"
-FAULT_S = 6.0  # from one fault to the next at least, which shows how requests fare after it
-WHOLE_WITHIN_S = 180.0  # a fault after which replicas are missing for longer fails the run
+FAULT_S = 6.0  # at least from one fault to the next
+WHOLE_WITHIN_S = 180.0  # the run fails if replicas are missing for longer after a fault
 
 
-def main(out: str, faults: str, seed: str) -> None:
+def main(out: str, faults: str) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with TemporaryDirectory() as folder, application_with_a_far_node(Path(folder)) as (here, kinds):
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            result = asyncio.run(struck_under_load(here, kinds, int(faults), whole, FAULT_S, int(seed)))
+            result = asyncio.run(struck_under_load(here, kinds, int(faults), whole, FAULT_S))
         console.print(table(result))
     Path(out).write_text(json.dumps([asdict(each) for each in result]))
 
 
 @contextmanager
 def application_with_a_far_node(folder: Path) -> Iterator[tuple[Live, dict[str, Fault]]]:
-    """Fronts and most devices near, the others on a node that can be reached over one address only."""
+    """Fronts and most devices are on one node; the other devices are on a node at the address FAR."""
     near = DEVICES["v100"] - REMOTE
     with bare("0.0.0.0") as here, ExitStack() as nodes:
         nodes.enter_context(node(here.ray.address, {"v100": near}, cpus=0))
@@ -51,7 +51,7 @@ def application_with_a_far_node(folder: Path) -> Iterator[tuple[Live, dict[str, 
 
 
 class FarNode:
-    """The node that is lost, and another one in its place."""
+    """The node that falls silent, and the nodes that replace it."""
 
     def __init__(self, address: str, nodes: ExitStack) -> None:
         self._address, self._nodes = address, nodes
@@ -63,30 +63,18 @@ class FarNode:
 
     @property
     def faults(self) -> dict[str, Fault]:
-        return {
-            "a node is killed, and another joins": self.killed,
-            CUT: self.cut,
-            "a node joins, and another is killed": self.replaced,
-            "a node falls silent and is gone, and another joins": self.vanished,
-        }
-
-    async def killed(self, here: Live, chance: random.Random) -> None:
-        kill_node(self._process)
-        await asyncio.to_thread(self._join)
+        return {CUT: self.cut, "a node falls silent and is gone, and another joins": self.vanished}
 
     async def cut(self, here: Live, chance: random.Random) -> None:
-        """What is sent to the node vanishes; what it sends arrives, and is confirmed in vain."""
+        """Messages to the node vanish; its own messages arrive, but their confirmations vanish."""
         with _unreachable():
             await asyncio.sleep(CUT_S)
 
-    async def replaced(self, here: Live, chance: random.Random) -> None:
-        before = self._process
-        await asyncio.to_thread(self._join)
-        kill_node(before)
-
     async def vanished(self, here: Live, chance: random.Random) -> None:
-        """As a machine that is taken away without notice: no process of it says or hears anything, nor does its kernel
-        end connections. Ray learns of it when it is killed, after which nobody can tell the difference."""
+        """As of a machine that is taken away without notice: its processes are silent, and no kernel ends connections.
+
+        Ray learns of the loss when the processes are killed.
+        """
         before = self._process
         with _unreachable():
             for process in (*descendants(before), before):
@@ -98,7 +86,7 @@ class FarNode:
 
 
 async def whole(here: Live) -> None:
-    """All replicas run, on nodes that are there."""
+    """Wait until a replica runs on every device."""
     async with asyncio.timeout(WHOLE_WITHIN_S):
         while sum(map(_runs, (await asyncio.to_thread(here.processes, "split")).values())) < DEVICES["v100"]:
             await asyncio.sleep(0.2)

@@ -1,8 +1,7 @@
-"""Carries published latencies over into experiments/curves/published.csv: `python -m experiments.curves.carry`.
+"""Copies published latencies into experiments/curves/published.csv: `python -m experiments.curves.carry`.
 
-Of each framework the newest release that speaks of a device, of networks whose shape is known. Left out: tokens beyond
-512 an input, precisions that are mixed, calls to a server (Triton's), and what is known to measure a slow host rather
-than a framework (below).
+For each framework and device it takes the newest release, and networks of known shape. It leaves out inputs of more
+than 512 tokens, mixed precisions, calls to a server (Triton), and times that a slow host dominates (below).
 """
 
 import csv
@@ -21,11 +20,11 @@ NETWORKS = {"bert-base": "bert-base", "bert-base-encoder": "bert-base", "bge-bas
 NETWORKS |= {name: name for name in ("bert-large", "bert-6l-768h", "bert-4l-288h", "resnet50")}
 NETWORKS |= {"vit-b16-224": "vit-b", "vit-b16-384": "vit-b", "vit-l16-384": "vit-l", "vit-l16-224": "vit-l"}
 COLUMNS = ("kind", "framework", "backend", "dtype", "network", "length", "clock", "ms_by_batch", "source")
-LONGEST = 512  # beyond, what attention keeps decides
-# A host of 1.7 GHz took 1.0 to 1.4 ms for a layer where others take 0.5: its flat part says nothing of the framework.
+LONGEST = 512  # beyond, the memory of attention decides
+# A host of 1.7 GHz took 1.0 to 1.4 ms for a layer, others take 0.5: its small batches measure the host.
 SLOW_HOST = "FasterTransformer"
-FLAT = 1.5  # what is at most so many times the fastest is the host's
-# Frameworks as the sources call them, the backend of ours that does the same, and what their clocks saw.
+FLAT = 1.5  # times up to this multiple of the fastest one are the host's
+# Frameworks by their names in the sources, with our equivalent backend and the clock of the measurement.
 FRAMEWORKS = (
     ("TensorRT 7.2 demoBERT", "tensorrt", "device"),
     ("TensorRT 8.5.1 demoBERT", "tensorrt", "device"),
@@ -41,7 +40,7 @@ SUPERSEDED = {("a100", "TensorRT 7.2 demoBERT"), ("a100", "TensorRT 8.5.1 demoBE
 
 
 class Carried(NamedTuple):
-    """What one curve of one source has in common."""
+    """The properties of one curve of one source."""
 
     kind: str
     framework: str
@@ -82,7 +81,7 @@ def _taken(rows: Iterable[dict[str, str]]) -> Iterator[tuple[Carried, int, float
 
 
 def _of_the_framework(series: Carried, by_batch: dict[int, float]) -> dict[int, float]:
-    """Without what a slow host made flat."""
+    """The times without those of a slow host."""
     if series.backend != "torch" or SLOW_HOST not in series.source:
         return by_batch
     fastest = min(by_batch.values())

@@ -1,7 +1,7 @@
-"""Fits curves to what was published: `python -m experiments.curves.fit` writes profiles/curves.csv.
+"""Fits curves to published latencies: `python -m experiments.curves.fit` writes profiles/curves.csv.
 
-Least squares of the logarithms, so that an error of 10 % counts alike at 1 and at 1,000 ms, with less weight for what
-lies far off. Constants that the measurements of a device leave open stay near those of its framework elsewhere.
+The fit minimizes squares of logarithms, so that an error of 10 % counts the same at 1 and at 1,000 ms, with less weight
+for outliers. Constants that a device's measurements do not determine stay near those of the framework on other devices.
 """
 
 import csv
@@ -22,9 +22,9 @@ Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family
 
 FAR = 0.1  # relative errors beyond this count less
-# How many times more or less a constant may be than elsewhere before that weighs as much as an error of FAR would.
+# A constant that differs from other devices by this factor weighs as much as an error of FAR.
 NEAR = np.log([1.1, 1.6, 2.0, 1.6])
-# A start: the call, a kernel's floor, bytes of weights per second, and the share of the peak rate.
+# First values: seconds of a call, a kernel's least seconds, bytes of weights per second, share of the peak rate.
 START = {
     "torch": (2e-4, 5e-5, 300e9, 0.4),
     "graphs": (1e-4, 8e-6, 300e9, 0.5),
@@ -42,7 +42,7 @@ def key_of(series: Published) -> Key:
 
 
 def expected_s(curve: Curve, series: Published) -> Floats:
-    """What a curve says of the batches of a series, as its clock would have seen them."""
+    """The times of a series' batches by a curve, as the clock of the series measures them."""
     blocks, call_s = shape_of(series).blocks, 0.0 if series.clock == "device" else curve.call_s
     return np.array([
         call_s + sum(curve.layer_s(block.kernels, batch, series.dtype) for block in blocks)
@@ -58,7 +58,7 @@ def errors(curve: Curve, series: Published) -> Floats:
 
 
 def fit(rows: Collection[Published]) -> list[Fitted]:
-    """A curve for each device, framework, precision and family: at first by itself, then near those of the others."""
+    """A curve for each device, framework, precision and family: first fitted alone, then near the others."""
     groups: dict[Key, list[Published]] = {}
     for series in rows:
         groups.setdefault(key_of(series), []).append(series)
@@ -73,7 +73,7 @@ def _start(key: Key) -> Curve:
 
 
 def _elsewhere(key: Key, alone: Sequence[Fitted]) -> Curve:
-    """The constants of this framework on other devices, else in other precisions or families, else a start."""
+    """The framework's constants on other devices, else in other precisions or families, else the first values."""
     kind, backend, dtype, family = key
     others = [each for each in alone if (each.kind, each.backend, each.dtype, each.family) != key]
     if not any(each.backend == backend for each in others):

@@ -1,4 +1,4 @@
-"""What constant batches gain by these curves: BERT-base in half precision, 16 devices of one kind, 100 ms."""
+"""Computes the gain of constant batches by these curves: BERT-base in float16, 16 devices of one kind, 100 ms."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ GAP = 0.001
 
 
 def gains() -> dict[str, float]:
-    """By the planner's own model, batches free up to 16."""
+    """The gains by the planner's cost model, with batches of at most 16."""
     figures: dict[str, float] = {}
     for kind, backend in track(list(product(KINDS, BACKENDS)), "gains"):
         facts = BERT_BASE.facts(f"{kind}=16", "float16", backend)

@@ -1,4 +1,4 @@
-"""Published latencies, to which the curves of profiles/curves.py are fitted."""
+"""Reads the published latencies to which the curves of profiles/curves.py are fitted."""
 
 import csv
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Published:
 
     kind: str
     framework: str  # with its version, as in the source
-    backend: str  # the backend of isobatch that does the same
+    backend: str  # the equivalent backend of isobatch
     dtype: str
     network: str  # by its name in experiments.planner.networks.published_shape
     length: int | None  # tokens of an input; None where inputs have one size

@@ -1,8 +1,7 @@
-"""Claim: curves fitted to published latencies tell those of networks and devices that they have not seen.
+"""Claim: curves fitted to published latencies predict those of other networks and devices.
 
-Held out one network at a time (the curve of the device is fitted to its other networks), one device at a time (its
-curve is estimated from those of the same framework elsewhere). The control is what was published (published.csv);
-nothing else is needed.
+One network at a time is held out (the device's curve is fitted to its other networks), then one device at a time (its
+curve is estimated from the framework's curves on other devices). The control is the published latency (published.csv).
 """
 
 from collections import defaultdict
@@ -50,7 +49,7 @@ def _by_backend(missed_by: Iterator[tuple[Published, list[float]]]) -> Errors:
 
 
 def _other_networks() -> Iterator[tuple[Published, list[float]]]:
-    """A network that a framework has not been seen to run, on a device that it has been seen on."""
+    """Errors for networks that the framework's data lack, on devices that they have."""
     for key in sorted({(series.network, series.backend) for series in published()}):
         rest = [series for series in published() if (series.network, series.backend) != key]
         seen = {key_of(series) for series in rest}
@@ -58,14 +57,14 @@ def _other_networks() -> Iterator[tuple[Published, list[float]]]:
 
 
 def _other_devices() -> Iterator[tuple[Published, list[float]]]:
-    """A device that a framework has not been seen on. What others do there tells nothing of it."""
+    """Errors for devices that the framework's data lack; other frameworks' times on the device are not used."""
     for key in sorted({(series.kind, series.backend) for series in published()}):
         rest = [series for series in published() if (series.kind, series.backend) != key]
         yield from _told(_of(key, "kind", "backend"), rest)
 
 
 def _inside_intervals() -> Iterator[bool]:
-    """For each time of a device that nothing has been seen on, whether it lies in the interval of its estimate."""
+    """For each time of a device that no data have, whether it lies in the interval of its estimate."""
     for kind in sorted({series.kind for series in published()}):
         curves = tuple(fit([series for series in published() if series.kind != kind]))
         for series in _of((kind,), "kind"):

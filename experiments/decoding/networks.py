@@ -1,4 +1,4 @@
-"""Decoders of some 90 M random weights: their last blocks add less, so that many tokens may leave before these."""
+"""Makes decoders of about 90 M random weights, whose last blocks add little, so that many tokens may leave early."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +24,8 @@ def prompts(count: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class RealDecoder:
-    """`make` gets the numbers of special tokens, and the size of the vocabulary. `shares`: prompts that begin alike
-    share pages; those that an encoder reads do not."""
+    """`make` gets the special tokens and the size of the vocabulary. `shares`: prompts with the same beginning share
+    pages, which is not possible with an encoder."""
 
     name: str
     make: Callable[[Mapping[str, int], int], Any]
@@ -74,8 +74,8 @@ def _t5(names: Mapping[str, int], vocabulary: int) -> Any:
     )  # fmt: skip
     network = T5ForConditionalGeneration(config)
     with torch.no_grad():
-        network.lm_head.weight[names["eos_token_id"]] = 0.0  # hardly ever the largest, so texts have all their tokens
-    _scale(0.1, [network.shared])  # else a token says nearly the same whatever blocks add
+        network.lm_head.weight[names["eos_token_id"]] = 0.0  # rarely the largest, so that texts rarely end early
+    _scale(0.1, [network.shared])  # otherwise blocks would hardly change the next token
     for block in network.decoder.block[:4]:
         own, source, inner = block.layer
         _scale(8, (own.SelfAttention.o, source.EncDecAttention.o, inner.DenseReluDense.wo))

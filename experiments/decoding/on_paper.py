@@ -1,7 +1,7 @@
-"""Decoders on virtual devices: what plans bring where something else binds, and whether they keep what they promise.
+"""Measures the gain of exits where weights or KV limit decoders, and whether plans keep promises, on virtual devices.
 
-The engine and the scheduler are those that serve; launches take what a table says. Settings are the corners of the
-arithmetic (docs/decoding.md), and E3's and DREX's, on tables that are estimated from datasheets and configs.
+The engine and the scheduler are the product's; launches take the time of a table. Settings are corners of the
+arithmetic (docs/decoding.md), and those of E3 and DREX, on tables that are estimated from datasheets.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, Decodi
 RESIDENTS, PROMPT_ROWS = 32, 256
 WIDE = DecodingGoal(ttft_s=1e9, tpot_s=1e9)
 KIND = "a6000"  # E3's
-TEXTS, OTHERS = 200, 3  # texts of a run at least; runs with texts that no plan was chosen by
-SLOWER = 2.0  # TPOT, in that of a replica that is never idle; TTFT in launches is far more than that
+TEXTS, OTHERS = 200, 3  # the least texts of a run; runs with texts by which no plan was chosen
+SLOWER = 2.0  # the limit of TPOT, in times that of a busy replica
 TTFT_S = 2.0
-SPREAD = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)  # lengths of outputs, in the mean
+SPREAD = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)  # lengths of outputs over their mean
 
 
 @dataclass(frozen=True)
 class DecoderSetting:
-    """A network on paper, cut where `p` of the tokens go on."""
+    """A network on paper, cut at the block that a share `p` of the tokens enters."""
 
     name: str
     profile: DecoderProfile
@@ -45,8 +45,8 @@ class DecoderSetting:
 
 
 def settings() -> list[DecoderSetting]:
-    """E3: 70 % of T5's tokens leave by block 2 of 8, half of Llama's by 25 of 32; WMT's and SAMSum's texts are taken to
-    have 30 and 150 tokens, and BoolQ's to have 150 and one to be written."""
+    """In E3, 70 % of T5's tokens leave by block 2 of 8, half of Llama's by 25 of 32. Assumed are 30 and 150 tokens for
+    texts of WMT and SAMSum, and for BoolQ 150 tokens and one token of output."""
     t5, llama = _t5_small(), _llama_8b()
     return [
         DecoderSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 8, 2, 0.3, 8, 48)),
@@ -71,7 +71,7 @@ def measure_on_paper(tell: Callable[[str], None]) -> dict[str, float]:
 
 
 def gain(setting: DecoderSetting) -> float:
-    """Tokens per second of a replica that is never idle, with exits over without; both have as many residents."""
+    """Tokens per second of a busy replica with exits, over those without, with the same number of residents."""
     facts, num_blocks = setting.facts, setting.profile.num_blocks
     cut = setting.profile.workload.survival[0][0] + 1
     way = max((_way(cut, k) for k in RHYTHMS), key=lambda each: expected_pace(facts, each).tokens_per_s)
@@ -86,7 +86,7 @@ def _way(cut: int, launches: int) -> DecodingWay:
 
 
 def promises(setting: DecoderSetting) -> dict[str, float]:
-    """What a plan keeps of its promise, for texts that it was not chosen by."""
+    """Tokens and latencies over a plan's promise, for texts by which it was not chosen."""
     facts = setting.facts
     cut = setting.profile.workload.survival[0][0] + 1
     tpot_s = SLOWER * expected_pace(facts, _way(cut, 2)).tpot_s
@@ -94,7 +94,7 @@ def promises(setting: DecoderSetting) -> dict[str, float]:
     result = choose_plan(setting.profile, [facts.device], goal)
     promise = result.plan.promise
     assert promise, "This is a bug: what is chosen makes a promise."
-    whole = replace(goal, share_in_time=0.0)  # no run is given up
+    whole = replace(goal, share_in_time=0.0)  # so long that no run ends early
     runs = [
         trial_at(result.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
         for seed in range(OTHERS)
@@ -108,7 +108,7 @@ def promises(setting: DecoderSetting) -> dict[str, float]:
 
 
 def _room(setting: DecoderSetting) -> int:
-    """Megabytes for the KV of as many texts as are resident in all settings, so that runs are short."""
+    """Megabytes of KV for the residents of every setting, so that runs are short."""
     workload = setting.profile.workload
     return max(1, int(1.1 * RESIDENTS * (workload.prompt + workload.output) * setting.facts.position_bytes / 2**20))
 
@@ -128,13 +128,13 @@ def _published(config: Any, num_blocks: int, cut: int, survival: float, prompt: 
 
 
 def _workload(cut: int, survival: float, prompt: int, output: int) -> DecodingWorkload:
-    """Texts of many lengths, as texts of one length would begin and end together where nobody exits."""
+    """Texts of many lengths, since texts of one length would begin and end together without exits."""
     outputs = tuple(max(1, round(share * output)) for share in SPREAD)
     return DecodingWorkload(((cut - 1, survival),), (prompt,) * len(outputs), outputs)
 
 
 def _t5_small() -> Any:
-    """T5 v1.1 small, which CALM began with: 8 blocks."""
+    """T5 v1.1 small, with 8 blocks, as in CALM."""
     from transformers import T5Config
 
     return T5Config(

@@ -1,9 +1,9 @@
-"""Claim: decoding with exits at full batches beats decoding without exits, and exits that run as they come.
+"""Claim: decoding with exits at full batches beats decoding without exits, and exits without full batches.
 
-The demo's decoder, and a T5 that learns the same, on sums that no part of them was made from, really computed on one
-thread of this machine, all with as many residents and as much memory. Ways are measured in turns, and tokens counted
-per second of processor time, so that a busy machine does not tip the ratios. The baseline is the continuous batching of
-transformers, which has none for T5. What other devices would make of exits is played (on_paper.py).
+The demo's decoder and a T5 of the same task write held-out sums, really computed on one thread, with the same number of
+residents and the same memory. Ways take turns, and tokens are counted per second of processor time, so that a busy
+machine does not change the ratios. The baseline is the continuous batching of transformers, which does not support T5.
+Other devices are simulated (on_paper.py).
 """
 
 import time
@@ -43,8 +43,8 @@ from isobatch.profiles.errors import UserError
 
 MAX_TOKENS = 24
 RESIDENTS = 32
-KV_MEGABYTES = 32  # more than all residents need
-AT_ONCE = 0.01  # the deep part runs as soon as anybody waits
+KV_MEGABYTES = 32  # more than all residents need together
+AT_ONCE = 0.01  # the deep part runs as soon as a token waits
 console = Console(stderr=True)
 
 Texts = list[list[int]]
@@ -52,11 +52,11 @@ Texts = list[list[int]]
 
 @dataclass(frozen=True)
 class WrittenWay:
-    """What a way of decoding writes for these prompts."""
+    """The texts of a way of decoding for some prompts, and their speed."""
 
     name: str
     write: Callable[[Sequence[TextRequest]], Texts]
-    share: float = 1.0  # of the prompts, where it is slow
+    share: float = 1.0  # the share of the prompts that slow ways get
 
 
 PARTS = ("engines", "paper", "served")
@@ -68,10 +68,10 @@ def measure(
     dtypes: str = ",".join(PRECISIONS), threads: str = "1,2", turns: int = 6, seconds: int = 20,
     ways: str = ",".join(served.WAYS), again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of the engines, and of what is served beside `generate`; `turns` at rates, in runs of so many seconds.
+    """`rounds`: of the engines, and of served texts beside `generate`. `turns`: runs of `seconds` at a rate.
 
-    The first of `networks` is served in each of `dtypes` and with each number of `threads`, the others in the first
-    ones; all in these `ways`. `again=1`: measure also what the same code has measured on this machine before.
+    The first of `networks` is served in each of `dtypes` with each number of `threads`, the others in the first of
+    both, in all `ways`. `again=1`: measure parts again that the same code has measured on this machine.
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
@@ -96,7 +96,7 @@ def measure(
 
 
 def _cases(networks: list[str], dtypes: list[str], threads: list[str]) -> list[served.ServedCase]:
-    """The first network in all ways, the others in the first precision on the first number of threads."""
+    """The first network with all precisions and threads, the others with the first of both."""
     try:
         first, *others = (DECODERS[name] for name in networks)
     except KeyError as error:
@@ -121,7 +121,7 @@ def _points_lost(figures: dict[str, float], way: str) -> float:
 
 
 def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) -> dict[str, float]:
-    """Figures of one network, beside other ways to have the same written."""
+    """The figures of one network, beside other ways to write the same texts."""
     words, rules = load_tokenizer(folder), rules_of(folder, num_blocks=1_000)
     shape, stop, pairs = decoder_shape(folder), stop_tokens(folder), sums(held_out=True)[:texts]
     requests = [shape.request(words(prompt_of(*pair))["input_ids"], MAX_TOKENS, stop) for pair in pairs]
@@ -137,7 +137,7 @@ def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) ->
 
 
 def t5_directory() -> Path:
-    """A T5 that says sums, made once on a machine."""
+    """A T5 that writes sums, made once on a machine."""
     target = cache_directory() / "t5-sums"
     if not target.exists():
         with replacing(target) as folder:
@@ -161,7 +161,7 @@ def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
 
 
 def _ours(folder: Path, rules: DecoderRules, **settings: Any) -> Callable[[Sequence[TextRequest]], Texts]:
-    """An engine as a replica has it, without its thread."""
+    """The engine of a replica, without its thread."""
     base = {"model": "", "max_residents": RESIDENTS, "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
     base["kv_megabytes"] = KV_MEGABYTES
     config = DecoderConfig.model_validate(base | settings)
@@ -169,7 +169,7 @@ def _ours(folder: Path, rules: DecoderRules, **settings: Any) -> Callable[[Seque
 
 
 def _generate_batch() -> Callable[[Sequence[TextRequest]], Texts]:
-    """The continuous batching of transformers, with as many sequences at once."""
+    """The continuous batching of transformers, with the same number of sequences at once."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -220,5 +220,5 @@ def _figures(speeds: dict[str, list[float]], written: dict[str, Texts], right: T
 
 
 def _same(written: Texts, others: Texts) -> float:
-    """The share of texts that are the same, to the last token."""
+    """The share of texts with the same tokens."""
     return sum(one == other for one, other in zip(written, others, strict=True)) / len(others)

@@ -1,7 +1,7 @@
-"""A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
+"""Measures a really computed decoder over HTTP: the rates that it sustains over those promised, and over `generate`.
 
-Ways to write take turns of seconds on one server, which changes from plan to plan: first each at a rate of its own,
-then with as many texts at once as `generate` of transformers writes, which takes turns with them.
+Ways take turns of seconds on one server, which changes its plan for each: first each way at a rate of its own, then
+with the number of texts that `generate` of transformers writes at once, in turns with it.
 """
 
 import asyncio
@@ -43,22 +43,22 @@ from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.optimizer.text_plans import residents_of, terms_of, tokens_per_s, with_terms
 
 console = Console(stderr=True, width=140)
-RESIDENTS, MEGABYTES = 32, 2048  # without limits on times: texts at once, and memory for KV
+RESIDENTS, MEGABYTES = 32, 2048  # texts at once and memory for KV in plans without limits on times
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 NO_LIMIT_MS = 1e6
-LATEST_S = (TTFT_MS + (TOKENS - 1) * TPOT_MS) / 1e3  # when a text has ended that is in time
+LATEST_S = (TTFT_MS + (TOKENS - 1) * TPOT_MS) / 1e3  # when a text in time has ended, at the latest
 WAYS = ("off", "recompute", "verified", "project")
-SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
-PROMPTS = 600  # more than are written, so that none is there twice and shares all its pages
+SHARED, OWN = 500, 12  # tokens at the beginning that all prompts share, and tokens after them
+PROMPTS = 600  # more than are used, so that no prompt comes twice and shares all its pages
 KNOWN = prompts(PROMPTS, seed=100)
-WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise; of 32 texts at once
-LOST = 0.02  # of the texts at most: then a rate is sustained
-TWICE_S = 60.0  # of load at twice the promise
+WARMS_UP, WARMS_UP_S = 0.7, 6.0  # a share of the promised rate; seconds of 32 texts at once
+LOST = 0.02  # the largest share of lost texts at a sustained rate
+TWICE_S = 60.0  # seconds of load at twice the promise
 
 
 @dataclass(frozen=True)
 class ServedCase:
-    """What is served: a network in one precision on so many threads."""
+    """A network in one precision on a number of threads."""
 
     decoder: RealDecoder
     dtype: str
@@ -69,7 +69,7 @@ class ServedCase:
 
     @property
     def suffix(self) -> str:
-        """Ends the names of its figures. Those of the first network do not name it."""
+        """The end of the figures' names, without the name of the first network."""
         network = "" if self.decoder is next(iter(DECODERS.values())) else f"{self.decoder.name}_"
         return f"{network}{self.dtype}_{self.threads}"
 
@@ -79,7 +79,7 @@ class ServedCase:
 
 
 def measure_served(case: ServedCase, rounds: int, turns: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
-    """Figures of one network, precision, and number of threads: `turns` at a rate, and `rounds` beside `generate`."""
+    """The figures of a case: `turns` at a rate, and `rounds` beside `generate`."""
     network, precision = case.network, ("--dtype", case.dtype, "--threads", str(case.threads))
     with TemporaryDirectory() as folder, bare() as here:
         profile = Path(folder) / "profile.json"
@@ -109,7 +109,7 @@ async def _measured(
 
 
 def _free(case: ServedCase, way: str, plan: Plan) -> Plan:
-    """A plan with the cuts of this one, but without limits on times, so that all clients have a place."""
+    """The same cuts without limits on times, so that every client has a place."""
     cuts, blocks = [split.start for split in plan.splits[1:]] or None, plan.splits[-1].stop
     fields = {"model": str(case.network), "exits": way, "cuts": cuts, "dtype": case.dtype, "kv_megabytes": MEGABYTES}
     free = {"max_residents": RESIDENTS, "ttft_ms": NO_LIMIT_MS, "tpot_ms": NO_LIMIT_MS}
@@ -120,7 +120,7 @@ def _free(case: ServedCase, way: str, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class ServedWays:
-    """A server that changes between these plans. What it cannot change while it runs fits all of them."""
+    """A server that changes between these plans; its fixed settings fit all of them."""
 
     base: str
     plans: Mapping[str, Plan]
@@ -142,7 +142,7 @@ class ServedWays:
         return tokens_per_s(self.plans[way]) / TOKENS
 
     def lead_s(self, way: str) -> float:
-        """After this time, texts end as often as others begin, and queues have built up."""
+        """The time after which as many texts end as begin, and queues have built up."""
         return LEAD_S + residents_of(self.plans[way]) / self.promised(way)
 
     async def sustains(self, seconds: int, way: str, per_s: float, seed: int) -> bool:
@@ -152,19 +152,19 @@ class ServedWays:
         return await run_passes(load, due_s, lead_s, LOST, partial(_lost, load))
 
     async def open(self, way: str, per_s: float, seconds: float, seed: int) -> list[WrittenText]:
-        """The texts of a run, without those of its lead."""
+        """The texts of an open loop, without those of its lead."""
         load, lead_s = PromptLoad(self.base, KNOWN, TOKENS), self.lead_s(way)
         texts = load.texts(await load.at(arrivals("poisson", per_s, lead_s + seconds, seed)))
         return [text for text in texts if text.due_s >= lead_s]
 
     async def closed(self, seconds: float, texts: Sequence[str]) -> list[WrittenText]:
-        """The texts of clients that each wait for theirs."""
+        """The texts of a closed loop, whose clients wait for each text."""
         load = PromptLoad(self.base, texts, TOKENS)
         return load.texts(await load.by_clients(RESIDENTS, seconds))
 
 
 def _lost(load: PromptLoad, record: LoadRecord, now_s: float) -> NDArray[Any]:
-    """Which texts were refused or are late."""
+    """Marks the texts that were refused or are late."""
     late = np.array([not _is_in_time(text) for text in load.texts(record)], bool)
     return np.where(np.isnan(record.ended_s), now_s - record.due_s > LATEST_S, late)
 
@@ -174,7 +174,7 @@ def _is_in_time(text: WrittenText) -> bool:
 
 
 async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, float]:
-    """What all ways sustain, and what becomes of twice the promise."""
+    """The rates that all ways sustain, and the texts in time at twice the promise."""
     for way in served.plans:
         await served.follow(way)
         await served.open(way, WARMS_UP * served.promised(way), 0.0, seed=turns)
@@ -190,7 +190,7 @@ async def _sustained(served: ServedWays, turns: int, seconds: int) -> dict[str, 
 
 
 async def _at_twice(served: ServedWays, way: str, sustained_per_s: float, seconds: int) -> dict[str, float]:
-    """Texts in time of runs at twice the promise, each after a run at the rate that is sustained."""
+    """Texts in time at twice the promise, in runs that each follow a run at the sustained rate."""
     await served.follow(way)
     before, twice = list[WrittenText](), list[WrittenText]()
     for number in range(ceil(TWICE_S / seconds)):
@@ -204,7 +204,7 @@ async def _at_twice(served: ServedWays, way: str, sustained_per_s: float, second
 
 
 async def _with_residents(served: ServedWays, case: ServedCase, rounds: int, seconds: int) -> dict[str, float]:
-    """Tokens per second of as many residents as `generate` has texts."""
+    """Tokens per second with the number of residents that `generate` writes at once."""
     for way in served.plans:
         await served.follow(way)
         await served.closed(WARMS_UP_S, KNOWN)
@@ -225,24 +225,24 @@ async def _with_residents(served: ServedWays, case: ServedCase, rounds: int, sec
 
 
 def _per_s(texts: Sequence[WrittenText]) -> float:
-    """Tokens per second of the texts that were written, until the last one."""
+    """Tokens per second, until the last text ended."""
     written = [text for text in texts if text.status == 200]
     return sum(text.tokens for text in written) / max(text.last_s for text in written) if written else 0.0
 
 
 async def _prefix_over_none(served: ServedWays, seconds: int) -> float:
-    """Tokens per second of prompts that begin with the same tokens, over those of prompts that begin differently."""
+    """Tokens per second of prompts with a common beginning, over those of prompts without."""
     await served.follow("off")
     draw = random.Random(0)
     start = _digits(draw, SHARED)
     same = [start + _digits(draw, OWN) for _ in range(PROMPTS)]
     other = [_digits(draw, SHARED + OWN) for _ in range(PROMPTS)]
-    await served.closed(WARMS_UP_S, same[::-1])  # the last ones first: none is written twice
+    await served.closed(WARMS_UP_S, same[::-1])  # the last prompts first, so that no prompt comes twice
     return _per_s(await served.closed(seconds, same)) / _per_s(await served.closed(seconds, other))
 
 
 def _digits(draw: random.Random, count: int) -> str:
-    """A text with this number of tokens: the tokenizer has one for each digit."""
+    """A text with this number of tokens, since the tokenizer has a token for each digit."""
     return "".join(draw.choice("0123456789") for _ in range(count))
 
 
@@ -255,7 +255,7 @@ def generated_per_s(case: ServedCase) -> float:
 
 
 def print_generated(network: str, dtype: str, threads: str) -> None:
-    compute_with(int(threads))  # as a replica does, which keeps freed memory too
+    compute_with(int(threads))  # as a replica, which keeps freed memory, too
     model, tokenizer = load_decoder(Path(network), dtype=dtype), load_tokenizer(Path(network))
     tokenizer.padding_side = "left"
     batch = tokenizer(prompts(RESIDENTS, seed=3), return_tensors="pt", padding=True)

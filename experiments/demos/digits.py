@@ -56,7 +56,7 @@ SHIPPED: tuple[RampDtype, ...] = ("float32", "int8")  # the precisions of the de
 # too optimistic: one of two networks lost 0.8 % of the accuracy where 0.5 % was allowed, and 11 % of the inputs entered
 # its second half. With this threshold both lose less than 0.1 %, and inputs leave at many ramps.
 THRESHOLD = 0.025
-# Seeds of the digits that the promise is made from and tested on: fresh distortions, like those of the demo's load.
+# Seeds of the digits by which the promise is made and tested: fresh distortions, like those of the demo's load.
 SHAPE_SEED = 31
 TEST_SEED = 32
 BATCH = 500  # digits per batch
@@ -148,7 +148,7 @@ def _table(logits: RampLogits, threshold: float | None = None) -> ExitTable:
 
 
 def _calibrating(rows: int) -> tuple[Images, Labels]:
-    """Fresh distortions of the digits that only temperatures were chosen by."""
+    """Fresh distortions of the digits by which only temperatures were chosen."""
     images, labels = (part[NUM_TRAIN : NUM_TRAIN + NUM_CALIBRATE] for part in digits())
     random = torch.Generator().manual_seed(SHAPE_SEED)
     chosen = torch.randint(NUM_CALIBRATE, (rows,), generator=random).numpy()

@@ -27,7 +27,7 @@ from isobatch.profiles.promise import RULES
 
 IGNORED = -100  # Torch ignores positions with this label in its losses
 CONTEXT = 64  # positions of the network, far more than a sum needs
-PROMPTS = 500  # held-out sums that nothing is made from; the other held-out sums are for the ramps
+PROMPTS = 500  # held-out sums for tests; the other held-out sums are for the ramps
 # The share of tokens that may differ from the full network's. If none of 400 texts differs, at most 0.75 % of all texts
 # do, with 95 % confidence.
 ALLOWED_LOSS = 0.0

@@ -1,4 +1,4 @@
-"""Makes a small T5 that writes sums as words, for trying out: `python -m experiments.demos.t5_sums DIRECTORY`.
+"""Makes a small T5 that writes sums as words, as an example: `python -m experiments.demos.t5_sums DIRECTORY`.
 
 It learns what the demo's decoder learns (sums.py), but an encoder reads the sum. The held-out sums are written
 beside it, in files for `isobatch prepare` and `isobatch load`.

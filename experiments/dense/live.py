@@ -1,4 +1,4 @@
-"""The tail through HTTP: the network with exits and without, in turns on one replica, at the same four loads."""
+"""Measures p99 over HTTP with exits over that without, in turns on one replica, at four loads."""
 
 import asyncio
 from collections.abc import Iterator

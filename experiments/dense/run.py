@@ -1,17 +1,17 @@
 """Claim: exits with bridges (PAME) answer maps earlier and raise goodput, within a promise of mean IoU.
 
-No weights are downloaded: a small SegFormer is trained here on drawn scenes of scikit-learn's digits, and `prepare`
-gives it bridges. Everything but the live part runs in process, on one thread, and counts by its own processor time.
-The promise is that other pictures lose at most 1 % of their mean IoU, 95 % sure.
+A small SegFormer is trained here on drawn scenes of scikit-learn's digits, and `prepare` adds bridges. Except for the
+live part, it runs in this process, on one thread, and its processor time counts. The promise, with 95 % confidence, is
+that other pictures lose at most 1 % of their mean IoU.
 
-Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
-smaller where pictures leave. Goodput: what one device sustains within an SLO in full, and with the plan and thresholds
-of `isobatch tune`, beside early exit in batches that shrink. The promise is repeated on random parts of recorded
-pictures. Tail: p99 over that in full at four loads, by `isobatch tune --no-later`, simulated with the measured times.
-Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose weights are random. The figures of a
-part are kept when it ends, so that an interrupted run goes on with the next.
+- Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that gain at that size; batches shrink.
+- Goodput: the sustained rate within an SLO in full, with the plan of `isobatch tune`, and with early exit.
+- Promise: made again and again on random parts of recorded pictures.
+- Tail: p99 with `isobatch tune --no-later` over that in full at four loads, simulated with measured times.
+- Shapes: the cost of exits in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, with random weights.
 
-`parts=tail` and then `parts=live` play the tail through HTTP; the second one on a machine that does nothing else.
+The figures of a part are kept when it ends, so that an interrupted run continues with the next part. `parts=tail`, then
+`parts=live` on an otherwise idle machine, measure the tail over HTTP.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,28 +60,26 @@ from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
 STEPS, DEPTHS = 2200, (1, 8, 1)  # most blocks in the last region but one, as in PAME's ResNet-101
-# Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
-# comparison if they knew digits that the network does not know.
+# Numbers of scenes. Bridges learn from the network's training digits alone: with other digits, the comparison would not
+# be fair.
 LEARNT, CALIBRATED, TESTED = 1600, 200, 1000
 FRESH, RECORDED = 640, 4000
 ALLOWED, SURE, REPEATS = 0.01, 0.95, 100
-PROMISES: dict[str, Metric] = {"": MEAN_IOU, "_agreement": "agreement"}  # by the end of the figures' names
+PROMISES: dict[str, Metric] = {"": MEAN_IOU, "_agreement": "agreement"}  # keys are ends of the figures' names
 BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 20.0
-SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
+SLO_OVER_ONE = 8.0  # the SLO, over the time of one picture in full
 TRIAL_S, ROUNDS = 1.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
 KIND, GAP = "cpu", 0.01
-LIVE, LIVE_S = "live", 15  # of seconds: the part then takes seven minutes
+LIVE, LIVE_S = "live", 15  # seconds of each load: the part takes seven minutes
 console = Console(stderr=True, width=140)
 Figures = Iterator[tuple[str, float]]
 
 
 def measure(parts: str = "", repeats: int = REPEATS, again: int = 0, live_s: int = LIVE_S) -> dict[str, float]:
-    """`parts`: those that are measured, by their names with commas between them; none: all that need no quiet machine.
+    """`parts`: names with commas; none: all parts except `live`. `live_s`: seconds of each load in the part `live`.
 
-    `live_s`: how long each load lasts in the part `live`.
-
-    `again=1`: measure also what the same code has measured on this machine before.
+    `again=1`: measure parts again that the same code has measured on this machine.
     """
     out, threads = place_of("dense", "prepared"), torch.get_num_threads()
     for name in ("prepared", "tuned", "no-later") if again else ():
@@ -169,7 +167,7 @@ class Networks:
         yield "picture_iou_full", float(iou)
 
     def _best_exits(self, size: int) -> list[int]:
-        """One exit after the other, each the best beside those before it, as long as one more pays."""
+        """Exits chosen one after another, each the best beside the earlier ones, while one more exit gains."""
         best = list[int]()
         for _ in range(MOST_OPEN):
             more = [sorted([*best, exit_]) for exit_ in range(self.model.num_blocks - 1) if exit_ not in best]
@@ -177,7 +175,7 @@ class Networks:
         return best
 
     def _costs(self, opened: Sequence[int], size: int) -> Floats:
-        """What pictures cost that leave at each exit or at the end, with these exits open."""
+        """The time of pictures that leave at each exit or at the end, with these exits open."""
         block_s, ramp_s = self.table.block_times_s(float(size)), self.table.ramp_times_s(float(size))
         spent = np.cumsum(block_s + np.where(np.isin(np.arange(len(ramp_s)), opened), ramp_s, 0.0))
         costs: Floats = spent / block_s.sum()
@@ -189,7 +187,7 @@ class Networks:
         return shape.cost(shape.places(self.evidence.likely_candidates(opened, costs)))
 
     def tuned(self, name: str, **options: Any) -> "TunedNetwork":
-        """What `isobatch tune` makes of it for one device; kept, so that a quiet machine need not wait for it."""
+        """The plan of `isobatch tune` for one device; kept for the live part."""
         out = place_of("dense", name)
         if not out.exists():
             tune(self.folder, self.folder / PROFILE, f"{KIND}=1", out, max_batch=LARGEST, gap=GAP, **options)
@@ -208,7 +206,7 @@ class Networks:
         yield "goodput_over_early_exit", rows[GIVEN].goodput_per_s / max(rows[NAIVE].goodput_per_s, 1e-9)
 
     def no_later(self) -> "tuple[TunedNetwork, Tails]":
-        """What `isobatch tune --no-later` makes of it, and the tail without exits."""
+        """The plan of `isobatch tune --no-later`, and the tail without exits."""
         made = self.tuned("no-later", no_later=True)
         facts = alone(made.profile, KIND)
         limited = no_later(facts, Objective(max_batch=LARGEST))
@@ -261,7 +259,7 @@ def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int])
 
 
 def _promise(model: TorchModel, repeats: int) -> Figures:
-    """How often other pictures lose more than is promised, where the parts of the recorded pictures are drawn anew."""
+    """How often other pictures lose more than promised, over random parts of the recorded pictures."""
     recorded, rules = drawn(RECORDED, seed=4), model.ramps.rules
     pictures = PixelSample(model.with_ramps(Ramps()), list(recorded.pictures), on_grid(recorded.labels, GRID))
     bridges = [model.ramps.heads[rule.block] for rule in rules.ramps]

@@ -1,4 +1,4 @@
-"""What exits with bridges cost in networks of the usual shapes, with random weights: figures of time only."""
+"""Times exits with bridges in networks of the usual shapes, with random weights."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,7 +31,7 @@ def shapes() -> Iterator[tuple[str, Any]]:
 
 
 def exit_costs() -> Iterator[tuple[str, float]]:
-    """Of the exits behind each region but the last, as shares of the whole network, for a picture alone."""
+    """The cost of the exit behind each region except the last, as a share of the network's time for one picture."""
     for name, network in shapes():
         with TemporaryDirectory() as folder:
             yield from _costs(name, network, Path(folder))

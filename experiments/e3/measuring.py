@@ -1,6 +1,6 @@
-"""Measures one system at one point of a figure's axis: a plan as the planner or a baseline makes it, then simulated.
+"""Measures one system at one point of a figure's axis: it simulates the plan of the planner or of a baseline.
 
-What is measured follows from this file and the settings alone, so that sentences may change without a new measurement.
+A result depends on this file, its imports and the settings, so that sentences may change without a new measurement.
 """
 
 from collections.abc import Callable
@@ -29,17 +29,17 @@ OURS, EARLY, FULL = "isobatch", "early exit", "no exits"
 SERIAL, ALL_RAMPS = "one device at a time", "all ramps open"
 NAMES = {EARLY: baselines.EARLY_EXIT, FULL: baselines.NO_EXITS, SERIAL: baselines.SERIAL}
 INPUTS, GAP = 6_000, 0.01
-SLOS = 30  # that a run lasts: an overload that grows by the SLO within it, 3 %, is not seen, whosesoever it is
-STEADY_SHARE = 0.8  # of what the weakest system sustains: the load under which latencies are compared
-BURSTY_SHARE, BURSTY_S = 0.4, 100.0  # the mean of the trace, of what the network without exits sustains; how long
+SLOS = 30  # length of a run: it does not show an overload of less than 3 %, which delays inputs by less than the SLO
+STEADY_SHARE = 0.8  # the load at which latencies are compared, as a share of the weakest system's sustained rate
+BURSTY_SHARE, BURSTY_S = 0.4, 100.0  # the trace's mean rate, as a share of the rate that no exits sustain; seconds
 TWEETS = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 NOBODY_LEAVES: Survivors = ((0.0, 1.0), (1.0, 1.0))
-MORE, TURNS = 1.05, 20  # a plan that does not sustain the asked rate in the simulator is asked for this multiple
+MORE, TURNS = 1.05, 20  # the planner gets this multiple of the rate if its plan does not sustain the rate in simulation
 
 
 @dataclass(frozen=True)
 class E3Setting:
-    """One point of an axis: who is compared, on what, with which batches, within how long."""
+    """One point of an axis: network, devices, batch size, SLO and systems."""
 
     network: Network
     devices: str
@@ -48,8 +48,8 @@ class E3Setting:
     fixed: bool = True  # every launch has exactly the batch, not at most
     systems: tuple[str, ...] = (OURS, EARLY, FULL)
     dtype: str = "float16"
-    expected: Network | None = None  # whose exits plans are made for, if not the network's own
-    asked_per_s: float = 0.0  # what the cheapest plan must sustain
+    expected: Network | None = None  # the exits that plans expect; None: the network's own
+    asked_per_s: float = 0.0  # the rate that the cheapest plan must sustain
     quantile: float = 0.0  # of latencies
 
     def facts(self, backend: str) -> Problem:
@@ -58,7 +58,7 @@ class E3Setting:
 
 @dataclass(frozen=True)
 class BarValue:
-    """A value, and of goodputs the share of what no system can exceed."""
+    """A value; of a goodput also its share of the upper bound."""
 
     value: float
     share: float | None = None
@@ -71,7 +71,7 @@ def goodput(setting: E3Setting, backend: str, system: str) -> BarValue:
 
 
 def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:
-    """Dollars per hour of the cheapest plan that sustains what is asked; 0 where none does."""
+    """Dollars per hour of the cheapest plan that sustains the rate; 0 if no plan does."""
     facts, asked_per_s = setting.facts(backend), setting.asked_per_s
     for _ in range(TURNS):
         plan = planned(setting, facts, backend, system, asked_per_s)
@@ -85,12 +85,12 @@ def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:
 
 
 def latency(setting: E3Setting, backend: str, system: str) -> BarValue:
-    """Milliseconds, at one load for all systems that the weakest of them bears."""
+    """Milliseconds, at one load that all systems sustain."""
     return BarValue(1e3 * _steady(replace(setting, quantile=0.0), backend, system).tally.quantile_s(setting.quantile))
 
 
 def under_tweets(setting: E3Setting, backend: str, system: str) -> BarValue:
-    """Inputs in time per second, where they come as tweets did."""
+    """Inputs in time per second, with the arrival times of tweets."""
     facts = setting.facts(backend)
     plan = planned(setting, facts, backend, system)
     if plan is None:
@@ -128,7 +128,7 @@ def _sustained(setting: E3Setting, backend: str, system: str) -> float:
 
 
 def _that_matters(setting: E3Setting, system: str) -> E3Setting:
-    """The setting without what one system's goodput does not depend on, as several figures ask for the same."""
+    """The setting without fields that do not affect the system's goodput, since several figures share the rest."""
     network = replace(setting.network, name="")
     if system == FULL:
         network, setting = replace(network, survivors=NOBODY_LEAVES), replace(setting, expected=None)
@@ -136,7 +136,7 @@ def _that_matters(setting: E3Setting, system: str) -> E3Setting:
 
 
 def planned(setting: E3Setting, facts: Problem, backend: str, system: str, asked_per_s: float = 0.0) -> Plan | None:
-    """The plan of a system, made of what it expects."""
+    """The plan of a system for the exits that it expects."""
     if setting.expected:
         facts = setting.expected.facts(setting.devices, setting.dtype, backend)
     objective = Objective(
@@ -153,7 +153,7 @@ def planned(setting: E3Setting, facts: Problem, backend: str, system: str, asked
 
 
 def _opened(plan: Plan, facts: Problem) -> Plan:
-    """The same plan without control over ramps: whoever may leave anywhere leaves there."""
+    """The same plan with every ramp open at which inputs leave."""
     useful = {block for block in range(facts.num_blocks - 1) if facts.survival[block + 1] < facts.survival[block]}
 
     def opened(split: Split) -> Split:

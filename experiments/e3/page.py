@@ -15,7 +15,7 @@ PAGE = DOCS / "e3.md"
 BLUE, PALE, ORANGE, GREY = "#1b6ca8", "#7fb3d5", "#d98c3f", "#999999"
 COLOURS = {OURS: BLUE, SERIAL: PALE, EARLY: ORANGE, FULL: GREY, ALL_RAMPS: PALE}
 Row = Mapping[str, Any]
-LOST = {  # in a word or two
+LOST = {  # short names of restrictions
     shortfalls.WAITING: "waiting",
     shortfalls.FEW: "few devices",
     shortfalls.LAUNCHES: "launches",
@@ -23,7 +23,10 @@ LOST = {  # in a word or two
     shortfalls.LATENCY: "SLO",
     shortfalls.APART: "kinds",
 }
-ENOUGH, LEAST = 0.95, 0.005  # of the bound, above which losses are not listed; the smallest loss that is listed
+ENOUGH, LEAST = (
+    0.95,
+    0.005,
+)  # of the bound: above it, losses are not listed; the least loss in lists
 TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 
@@ -52,7 +55,7 @@ ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could 
 
 
 def write(measured: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure], *, whole: bool) -> None:
-    """Write what was measured. `old`: figures whose code or settings have changed since."""
+    """Write the page, pictures and tables. `old`: figures whose code or settings have changed since."""
     for figure, rows in measured.items():
         draw(figure, rows)
     if whole:
@@ -61,7 +64,7 @@ def write(measured: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure],
 
 
 def ratio(figure: E3Figure, rows: Sequence[Row], other: Row) -> float | None:
-    """How many times better isobatch is than this row, at its place; None where one of them cannot do it."""
+    """How many times better isobatch is than this row; None if either of them has no value."""
     (ours,) = (
         row["value"]
         for row in rows
@@ -116,7 +119,7 @@ def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _lost(figure: E3Figure, row: Row) -> str:
-    """To what goodput is lost; empty for plans that are made for other inputs than those that come."""
+    """The restrictions that cost goodput; empty for plans that expect other exits than those of the inputs."""
     setting: E3Setting = dict(figure.settings)[row["x"]]
     if row["share"] >= ENOUGH or setting.expected:
         return ""
@@ -139,7 +142,7 @@ def _number(value: float) -> str:
 
 
 def _gains(figure: E3Figure, rows: Sequence[Row]) -> str:
-    """How many times better isobatch is at least and at most, by backend."""
+    """The smallest and largest gain over each system, by backend."""
     sentences = []
     for backend, name in zip(BACKENDS, ("Eager PyTorch", "ONNX Runtime"), strict=True):
         of_backend = [row for row in rows if row["backend"] == backend]
@@ -161,7 +164,7 @@ def _span(better: Sequence[float]) -> str:
 
 
 def draw(figure: E3Figure, rows: Sequence[Row]) -> None:
-    """Bars by what stands on the axis, one panel for each backend."""
+    """Draw the bars of each point of the axis, with a panel for each backend."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(10, 3.4), layout="constrained")

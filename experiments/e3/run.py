@@ -1,8 +1,8 @@
-"""Claim: E3's figures, in the simulator: the product's dispatcher, the planner's plans and baselines, published curves.
+"""Claim: plans gain in simulation what E3 reports, on published curves, with the product's dispatcher and baselines.
 
-Each figure is kept as soon as it is measured (experiments/e3/results), and is not measured again while its settings and
-the code that measures it stay the same: a run that was cut off goes on. `python -m experiments.bench e3 only=fig07`
-runs one. Each process measures with one backend, so that what several figures share is measured once.
+Each figure is kept when it is measured (experiments/e3/results), and is measured again only if its settings or its code
+change, so that an interrupted run continues. `python -m experiments.bench e3 only=fig07` measures one figure. Each
+process has one backend, so that it measures rates once that several figures share.
 """
 
 import json
@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 
 def measure(only: str = "", cores: int = len(BACKENDS)) -> dict[str, float]:
-    """`only`: one figure, or "kept" for those that are there, of whatever code: nothing is measured then."""
+    """`only`: one figure; "kept": write the pages from kept figures, also of older code, without measuring."""
     code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
     if only == KEPT:
         rows_by_figure = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
@@ -54,7 +54,7 @@ def _all_of(figures: Sequence[E3Figure], code: str, pools: Sequence[Executor]) -
         if isinstance(rows[0], Future):
             try:
                 rows = [row for each in rows for row in each.result()]
-            except UserError as error:  # public data that is not here
+            except UserError as error:  # public data are missing
                 console.print(f"{figure.name} is left out: {error}", style="bold red", soft_wrap=True)
                 continue
             _keep(figure, code, rows)
@@ -63,7 +63,7 @@ def _all_of(figures: Sequence[E3Figure], code: str, pools: Sequence[Executor]) -
 
 
 def measured(figure: E3Figure, backend: str) -> Rows:
-    """The rows of one backend. `share`: of what no system can exceed, where that is known."""
+    """The rows of one backend. `share`: of the upper bound; None: no bound is known."""
     return [_row(figure, x, setting, backend, system) for x, setting in figure.settings for system in setting.systems]
 
 
@@ -78,7 +78,7 @@ def _mark(figure: E3Figure, code: str) -> str:
 
 
 def _kept(figure: E3Figure, code: str | None = None) -> Rows | None:
-    """What is there of a figure; with `code`, if it was measured with these settings by this code."""
+    """The kept rows of a figure; with `code`, only if this code measured them with these settings."""
     path = RESULTS / f"{figure.name}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     fits = code is None or kept.get("mark") == _mark(figure, code)

@@ -1,7 +1,7 @@
-"""E3's evaluation (SOSP'24, section 5) on curves of published times: what each figure asks, and what the paper says.
+"""The settings and the paper's sentences of each figure of E3's evaluation (SOSP'24, section 5).
 
-Every system has batches of exactly the size on the axis, as in the paper, but where SLOs stand on it. Devices compute
-in half precision, by eager PyTorch (what the paper ran) and by ONNX Runtime (what people serve).
+Every system has batches of exactly the size on the axis, as in the paper, except where the axis has SLOs. Devices
+compute in half precision, with eager PyTorch (as in the paper) and with ONNX Runtime.
 """
 
 from dataclasses import dataclass, replace
@@ -10,21 +10,21 @@ from experiments.e3.measuring import ALL_RAMPS, FULL, MEASURES, OURS, SERIAL, E3
 from experiments.planner.settings import BERT_BASE, DISTILBERT, RESNET50, Network, Survivors
 
 V100S, MIXED = "v100=16", "v100=6,p100=8,k80=15"  # the paper's, of about the same price
-QUARTER = "v100=4"  # what one device answers hardly depends on how many others there are, and runs take a quarter
+QUARTER = "v100=4"  # a device's rate hardly depends on the number of devices, and runs take a quarter of the time
 BACKENDS = ("torch", "onnx")
 GOODPUT, DOLLARS, MS, TWEETS = MEASURES
 ASKED_PER_S = 6_000.0  # as in the paper, whose devices do less
 BATCHES, FEW = (1, 2, 4, 8, 16), (1, 4, 16)
 Points = tuple[tuple[str, E3Setting], ...]
 
-# PABEE's rule on ElasticBERT's six exits (50,000 reviews of IMDb): two exits in a row that agree with the one before.
+# PABEE's rule on ElasticBERT's six exits (50,000 reviews of IMDb): an input leaves when three exits in a row agree.
 PABEE = Network(
     "PABEE", BERT_BASE.shape,
     ((0.0, 1.0), (0.34, 1.0), (0.5, 0.514), (0.67, 0.139), (0.83, 0.083), (1.0, 0.083)),
 )  # fmt: skip
 
-# Who of 4,000 sentences of SST-2 enters which sixth of MiniLM (experiments/backend/minilm.py), if whoever is below this
-# entropy leaves at any ramp; and how many points of accuracy that costs.
+# By the entropy below which inputs leave at any ramp, and its cost in points of accuracy: the shares of 4,000 sentences
+# of SST-2 that enter each sixth of MiniLM (experiments/shared/minilm.py).
 ALLOWED = {
     "0.3 (costs 0.05 points)": (1.0, 0.817, 0.702, 0.596, 0.504, 0.468),
     "0.4 (costs 0.01 points)": (1.0, 0.722, 0.602, 0.489, 0.389, 0.347),
@@ -34,12 +34,12 @@ ALLOWED = {
 
 @dataclass(frozen=True)
 class E3Figure:
-    """A figure of the paper: its axis, and two sentences, on what the paper says and why ours may differ."""
+    """A figure of the paper: its axis, the paper's result, and why ours differs."""
 
     number: int
     title: str
     axis: str
-    settings: Points  # by what stands on the axis
+    settings: Points  # keys are the points of the axis
     paper: str
     differs: str
     unit: str = GOODPUT
@@ -58,7 +58,7 @@ def _by_batch(network: Network, devices: str, batches: tuple[int, ...], **others
 
 
 def _mixed(easy: float) -> Network:
-    """BERT-base with this share of easy inputs; of half easy and half hard ones, the easy half leaves first."""
+    """BERT-base with this share of easy inputs. Easy inputs are the half that leaves first of the usual inputs."""
     survivors: Survivors = tuple(
         (depth, easy * max(0.0, 2 * share - 1) + (1 - easy) * min(1.0, 2 * share))
         for depth, share in ((0.0, 1.0), (0.5, 0.5), (1.0, 0.2))
@@ -67,13 +67,13 @@ def _mixed(easy: float) -> Network:
 
 
 def _leaving_as(shares: tuple[float, ...]) -> Network:
-    """BERT-base, with these shares of inputs that enter each of its equal parts."""
+    """BERT-base of equal parts, each of which this share of the inputs enters."""
     depths = (*(part / len(shares) for part in range(len(shares))), 1.0)
     return replace(BERT_BASE, survivors=tuple(zip(depths, (*shares, shares[-1]), strict=True)))
 
 
 def _misjudged(error: float) -> Network | None:
-    """BERT-base with this share of leavers less than there are; None: with all of them."""
+    """BERT-base with this share of its leavers missing; None: none is missing."""
     if not error:
         return None
     survivors: Survivors = tuple((depth, 1 - (1 - share) * (1 - error)) for depth, share in BERT_BASE.survivors)

@@ -1,8 +1,8 @@
-"""Measures the costs of serving beside the devices (`HostCosts`) on the live graphs that are simulated later.
+"""Measures what serving costs beside the devices (`HostCosts`), on the live graphs that are simulated later.
 
-An answer says how long it waited and was computed. The rest of its latency, by its number of launches, gives the travel
-times of a request and of a launch. The front's processor time, at rest and at two rates at which launches are filled
-differently, gives the part of the rest that is the front's own work.
+An answer has its waiting and computing time. The rest of its latency, by its number of launches, is the travel time of
+a request and of a launch, and the front's work. The front's processor time, at rest and at two rates with different
+fill of launches, gives its work.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
 
-APART = 2.0  # times a request's time on its devices, between lone requests, so that none meets another
-LIGHT, HEAVY = 0.3, 0.8  # of what the plan promises
+APART = 2.0  # between lone requests, in times of a request on its devices, so that none meets another
+LIGHT, HEAVY = 0.3, 0.8  # of the promise
 NORMAL = 1.4826  # a normal variable's standard deviation over its median deviation
 
 
@@ -34,7 +34,7 @@ class Account:
 
     launches: int
     computed_s: float
-    beside_s: float  # its latency without computing and waiting
+    beside_s: float  # latency without computing and waiting
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class ServerCosts:
 
     turns_s: Sequence[float]  # how much longer launches took than their table says
     accounts: Sequence[Account]  # under light load
-    seen: Sequence[FrontCounts]  # counts between stretches of different load, the first of which is rest
+    seen: Sequence[FrontCounts]  # between periods of different load, of which the first is rest
 
 
 @dataclass(frozen=True)
 class Calibration:
     host: HostCosts
-    jitter: float  # how much answers vary, as a share of their time on devices
+    jitter: float  # the deviation of answers' times, as a share of their time on devices
 
 
 def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float = 2.0) -> ServerCosts:
-    """Measure one server, in about four times `seconds`. `per_s` is what the plan promises."""
+    """Measure one server, in about four times `seconds`. `per_s`: the promise of the plan."""
     turns_s = _turns_s(url, plan, facts)
     seen = [_seen(url)]
     time.sleep(seconds / 2)
@@ -116,7 +116,7 @@ def _seen(url: str) -> FrontCounts:
 
 
 def calibration(servers: Sequence[ServerCosts]) -> Calibration:
-    """Fit the host's costs: travel time is the answers' time beside their devices, less the front's own work.
+    """Fit the host's costs: travel time is the time of answers beside devices and the front's work.
 
     >>> counted = [(0, 0, 0.0, 0.0), (0, 0, 0.1, 4.0), (100, 90, 0.37, 8.0), (300, 150, 0.69, 12.0)]
     >>> seen = [FrontCounts(*each) for each in counted]
@@ -141,7 +141,7 @@ def calibration(servers: Sequence[ServerCosts]) -> Calibration:
 
 
 def _work_s(stretches: Sequence[tuple[FrontCounts, FrontCounts]]) -> tuple[float, float]:
-    """Seconds of the front's work for a request and for a launch; its idle work is proportional to time."""
+    """Seconds of the front's work for a request and for a launch; a front at rest works in proportion to time."""
     counted = [(b.requests - a.requests, b.launches - a.launches, b.at_s - a.at_s) for a, b in stretches]
     (request_s, launch_s, _), _ = nnls(np.array(counted, float), [b.work_s - a.work_s for a, b in stretches])
     return float(request_s), float(launch_s)

@@ -1,4 +1,4 @@
-"""Compares one case live and simulated, by the goodput and the latencies of the answers."""
+"""Compares goodput and latencies of one case, live and simulated."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class ComparedCase:
-    """A case live and simulated, the latter many times with the variation of lone requests; the median counts."""
+    """A case live, and simulated several times with the variation of lone requests; the median counts."""
 
     case: Case
     live: RunFigures

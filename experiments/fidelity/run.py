@@ -1,7 +1,7 @@
-"""Claim: the simulator predicts the live graph. Both follow the same plans under the same arrivals.
+"""Claim: the simulator predicts the live server, with the same plans and the same arrivals.
 
-Live means the whole path: `isobatch serve` on a local Ray, HTTP through HAProxy, replicas that hold virtual devices for
-the table's time. What serving costs beside the devices is measured on the same servers (`calibration.py`).
+Live is the whole path: `isobatch serve` on a local Ray, HTTP through HAProxy, replicas whose virtual devices take the
+table's time. The costs of serving beside the devices are measured on the same servers (`calibration.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from experiments.serve import measures, servers
 from experiments.serve.fleet import facts_for, promise_per_s
 
 HOST = Path(__file__).with_name("host.json")
-WIDE = 140  # a row is a line
+WIDE = 140  # so that a row is a line
 
 
 def measure() -> dict[str, float]:

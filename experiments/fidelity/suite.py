@@ -1,4 +1,4 @@
-"""Plans and loads that run both on the live graph with virtual devices and in the simulator, with equal arrivals."""
+"""Plans and loads that run on live virtual devices and in the simulator, with equal arrivals."""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,13 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 
 BATCH = 8
-PASS_S = 0.120  # a full batch through the network takes so long that the devices are the limit, not the host
-LONE = 0.5  # of this time, for a batch of one
+PASS_S = 0.120  # a full batch through the network: so long that the host is not the limit
+LONE = 0.5  # the time of a batch of one, as a share of PASS_S
 SLO_S = 0.7
 LOADS = (0.5, 0.8, 0.95, 1.2)  # of what the plan promises
 SECONDS = 6.0
 SEED = 0
-SIMULATED = 9  # runs, each with other small variations
+SIMULATED = 9  # simulated runs, each with other small variations
 PROCESSES = ("poisson", "twitter")
 TWITTER = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 FASTER = 10  # a minute of the trace passes in six seconds

@@ -1,1 +1,1 @@
-"""Claim: devices that move between applications answer more in time than divided ones."""
+"""Claim: devices that move between applications answer more inputs in time than divided devices."""

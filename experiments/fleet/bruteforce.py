@@ -1,6 +1,6 @@
-"""What the arbiter decides on small fleets, against all divisions of the devices.
+"""Compares the arbiter's decisions on small fleets with all divisions of the devices.
 
-Trying every division shares nothing with the arbiter but the planner's plan of one application on its devices.
+The comparison shares only the planner's plan of one application with the arbiter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Parts = tuple[KindCounts, ...]
 
 @dataclass(frozen=True)
 class SmallFleet:
-    """Applications on a few devices. `own` are the devices that are theirs, `present` those that they have now."""
+    """Applications on a few devices. `own`: each application's own devices; `present`: those that it has now."""
 
     applications: Sequence[FleetApplication]
     devices: Sequence[Device]
@@ -68,7 +68,7 @@ class SmallFleet:
         return ArbiterConfig(devices=devices, applications=members, replan_every_s=WINDOW_S, least_gain=GAIN)
 
     def decided(self) -> Parts:
-        """The division that the arbiter decides on at the end of its first window."""
+        """The arbiter's division at the end of its first window."""
         standings = {
             each.name: Standing(
                 each.facts,
@@ -96,12 +96,12 @@ class SmallFleet:
 
 
 def agrees(seed: int) -> bool:
-    """Whether the arbiter changes to the best of all divisions where that is worth it, and else changes nothing."""
+    """Whether the arbiter changes to the best of all divisions if it gains enough, and else changes nothing."""
     fleet = SmallFleet.random(seed)
     tables = [_sustained(each, fleet.devices) for each in fleet.applications]
     whole = tuple(each.count for each in fleet.devices)
     if not all(table[whole] for table in tables):
-        return True  # the arbiter leaves alone what no devices of the fleet can run
+        return True  # the arbiter leaves out an application that the fleet cannot run
     asks = [
         replace(each, rate_per_s=max(each.rate_per_s or 0.0, LEAST_ASKED * table[whole]))
         for each, table in zip(fleet.applications, tables, strict=True)
@@ -118,7 +118,7 @@ def agrees(seed: int) -> bool:
     best = max(value(parts, BEYOND) for parts in allowed)
     asked = max(value(parts, 0.0) for parts in allowed if value(parts, BEYOND) >= best - CLOSE)
     before = value(fleet.present, 0.0)
-    enough = [need / (1 + RESERVE) for need in needs]  # an application that lacks its reserve only takes no devices
+    enough = [need / (1 + RESERVE) for need in needs]  # an application that lacks only its reserve takes no devices
     stays = fleet.present in divisions and _has(tables, fleet.present, enough) and asked - before < GAIN * before
     decided = fleet.decided()
     if stays:
@@ -127,7 +127,7 @@ def agrees(seed: int) -> bool:
 
 
 def _dealt(random: np.random.Generator, devices: Sequence[Device], applications: int) -> Parts:
-    """Each device to one of the applications, by chance."""
+    """Give each device to a random application."""
     rows = [np.bincount(random.integers(applications, size=each.count), minlength=applications) for each in devices]
     return tuple(tuple(int(count) for count in part) for part in np.array(rows).T)
 
@@ -152,7 +152,7 @@ def _divisions(devices: Sequence[Device], applications: int) -> Iterator[Parts]:
 def _needs(
     asks: Sequence[FleetApplication], tables: Sequence[Mapping[KindCounts, float]], own: Parts
 ) -> Iterator[list[float]]:
-    """What each needs, given up application by application: those of lower priority first, the later of equals."""
+    """The needs of each application, given up in turn: first of low priority, and of equals the later application."""
     order = sorted(range(len(asks)), key=lambda index: (asks[index].priority, -index))
     sustained = [table[part] for table, part in zip(tables, own, strict=True)]
     lends = [min(each.rate_per_s or 0.0, most) for each, most in zip(asks, sustained, strict=True)]
@@ -173,7 +173,7 @@ def _value(
     asks: Sequence[FleetApplication], tables: Sequence[Mapping[KindCounts, float]], parts: Parts, beyond: float,
     fleet: SmallFleet,
 ) -> float:  # fmt: skip
-    """The weighted goodput of a division, where goodput that nobody asks for counts as the share `beyond`.
+    """The weighted goodput of a division. Goodput beyond the expected rate counts with the share `beyond`.
 
     Devices that change hands answer nothing until their replicas have started.
     """

@@ -1,6 +1,6 @@
-"""Divisions of a fleet among applications: against all divisions of small fleets, and against the clock on large ones.
+"""Compares `divide` with all divisions of small fleets, and times it on large ones.
 
-Trying every division shares nothing with `divide` but the planner's plan of one application on its devices.
+The comparison shares only the planner's plan of one application with `divide`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ def random_fleet(seed: int) -> tuple[list[FleetApplication], list[Device]]:
 
 
 def divides_best(seed: int, goal: FleetGoal) -> bool:
-    """Whether no division of a small fleet is better, and whether it is refused where there is none."""
+    """Whether `divide` finds the best division of a small fleet, or an error where none is possible."""
     applications, devices = random_fleet(seed)
     best = best_by_trying(applications, devices, goal)
     try:
@@ -70,9 +70,9 @@ def divides_best(seed: int, goal: FleetGoal) -> bool:
 def best_by_trying(
     applications: Sequence[FleetApplication], devices: Sequence[Device], goal: FleetGoal
 ) -> Value | None:
-    """The value of the best of all divisions; None where none gives every application what it needs.
+    """The value of the best of all divisions; None if no division meets all needs.
 
-    One that has no plan even on all devices is an error, even if it may get no device.
+    An application without a plan on all devices is an error, even if it may get no device.
     """
     parts = list(product(*(range(each.count + 1) for each in devices)))
     worths = [{part: worth_on(each, devices, part, goal) for part in parts} for each in applications]
@@ -84,7 +84,7 @@ def best_by_trying(
 def worth_on(
     application: FleetApplication, devices: Sequence[Device], part: KindCounts, goal: FleetGoal
 ) -> float | None:
-    """The worth of some devices for an application, as docs/planner.md has it; None where they do not suffice."""
+    """The value of some devices for an application (docs/planner.md); None if they do not suffice."""
     here = [replace(each, count=count) for each, count in zip(devices, part, strict=True) if count]
     least, rate, weight = application.least_per_s, application.rate_per_s or inf, application.weight
     objective = replace(application.objective, goal="goodput")
@@ -105,7 +105,7 @@ def worth_on(
 def _divisions(
     worths: Sequence[Mapping[KindCounts, float | None]], devices: Sequence[Device]
 ) -> Iterator[tuple[float, ...]]:
-    """The worths of the applications in every division of the devices."""
+    """The values of the applications in every division of the devices."""
     counts = np.array([each.count for each in devices])
     for parts in product(*worths):
         found = [of_each[part] for of_each, part in zip(worths, parts, strict=True)]
@@ -120,14 +120,14 @@ def _value(worths: Sequence[float], goal: FleetGoal) -> Value:
 def value_on(
     applications: Sequence[FleetApplication], devices: Sequence[Device], parts: Sequence[KindCounts], goal: FleetGoal
 ) -> Value | None:
-    """The value of one division; None where an application has less than it needs."""
+    """The value of one division; None if an application has less than it needs."""
     worths = [worth_on(each, devices, part, goal) for each, part in zip(applications, parts, strict=True)]
     return None if None in worths else _value([worth for worth in worths if worth is not None], goal)
 
 
 @cache
 def large_fleet(name: str, rated: bool) -> tuple[list[FleetApplication], tuple[Device, ...]]:
-    """Networks of E3's evaluation with several SLOs and weights. `rated`: each asks for about 60 % of its share."""
+    """Networks of E3's evaluation with several SLOs and weights. `rated`: with rates of about 60 % of their shares."""
     many, text = LARGE[name]
     random, devices = np.random.default_rng(many), fleet(text)
     applications = []

@@ -1,14 +1,14 @@
-"""Claim: an arbiter that moves devices between applications answers more in time than devices that are divided once.
+"""Claim: applications answer more inputs in time if an arbiter moves devices between them than if devices stay.
 
-In virtual time, six applications with recorded bursts on 24 devices, each with the real controller, and with replicas
-on every device: a device changes hands within `HANDOVER_S`. The control has the
-same inputs and controllers, and the best division of the devices for exactly these mean loads, but no arbiter.
-`fluid_over_divided` says by arithmetic how much more could be answered at all, if devices moved at once. Then the
-arbiter's decisions and divisions against all divisions, the planner's times, and a device that changes hands, live.
+In virtual time, six applications with recorded bursts share 24 devices, each with the real controller and with replicas
+on every device, so that a device changes hands within `HANDOVER_S`. The control has the same inputs and controllers,
+and the best division of the devices for these mean loads, but no arbiter. `fluid_over_divided` is an upper bound by
+arithmetic, with devices that move at once. Other parts compare decisions and divisions with all divisions, time the
+planner, and move a device live.
 
-A neighbour of a flooded application must keep what its own devices answer (`flooded_neighbour_kept`): what it borrows
-in a calm hour, and misses in a flood, is in `flooded_neighbour_kept_of_calm`. The figures of a part are kept when it
-ends, so that an interrupted run goes on with the next part.
+A neighbour of a flooded application must keep the answers of its own devices (`flooded_neighbour_kept`);
+`flooded_neighbour_kept_of_calm` includes devices that it borrows in a calm hour. The figures of a part are kept when it
+ends, so that an interrupted run continues with the next part.
 """
 
 import subprocess
@@ -33,12 +33,12 @@ from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.rehearsal import replan_fleet
 from isobatch.optimizer.fleets.division import divide
 
-PERCENTS = (50, 100)  # of what the devices of each application sustain, on average
+PERCENTS = (50, 100)  # mean loads, of the rate that an application's own devices sustain
 FLOOD, FLOOD_TIMES = "base_azure", 10.0
 FLOOD_PERCENT = 50
 PROBLEMS = 200
-FLEETS = 60  # that are divided, each for every goal
-LIVE = "tests.integration.test_fleet"  # measures how long a device takes to change hands
+FLEETS = 60  # fleets to divide, each for every goal
+LIVE = "tests.integration.test_fleet"  # times how a device changes hands
 Figures = dict[str, float]
 console = Console(stderr=True, width=140)
 
@@ -58,9 +58,9 @@ def measure(
     parts: str = "shared,brute,plans,move", hours: float = 0.25, percents: str = ",".join(map(str, PERCENTS)),
     problems: int = PROBLEMS, again: int = 0,
 ) -> Figures:  # fmt: skip
-    """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force.
+    """`percents`: mean loads, of the rate that each application's devices sustain. `problems`: against brute force.
 
-    `again=1`: measure also what the same code has measured on this machine before.
+    `again=1`: measure parts again that the same code has measured on this machine.
     """
     wanted, loads = str(parts).split(","), [FleetLoad(int(each), float(hours)) for each in str(percents).split(",")]
     measures: dict[str, Callable[[], Figures]] = {}
@@ -75,7 +75,7 @@ def measure(
 
 
 def _means(figures: Figures, names: tuple[str, ...]) -> Figures:
-    """Over all loads."""
+    """The means over all loads."""
     each = {name: [value for figure, value in figures.items() if figure.startswith(f"{name}_")] for name in names}
     return {name: float(np.mean(values)) for name, values in each.items() if values}
 
@@ -98,7 +98,7 @@ def _shared(load: FleetLoad) -> Figures:
 
 
 def _flooded(load: FleetLoad, divided: FleetRun, calm: FleetRun) -> Figures:
-    """The least that a neighbour of a flooded application keeps of what its own devices answer, and of a calm hour."""
+    """The least share of its own devices' answers, and of a calm hour's, that a neighbour of a flood keeps."""
     flooded = played_fleet(replace(load, flooded=FLOOD, times=FLOOD_TIMES), arbitrated=True)
 
     def kept(control: FleetRun) -> list[float]:
@@ -117,7 +117,7 @@ def _brute(problems: int) -> Figures:
 
 
 def _plans() -> Figures:
-    """Processor time of divisions of large fleets, with the gap to their bound; small ones against all divisions."""
+    """Times and gaps of divisions of large fleets; divisions of small fleets against all divisions."""
     figures = Figures()
     for name in LARGE:
         for goal in GOALS:
@@ -130,7 +130,7 @@ def _plans() -> Figures:
 
 
 def _move() -> Figures:
-    """What the live test of a fleet on virtual devices notes of itself."""
+    """The times that the live test of a fleet records."""
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         file = f"{LIVE.replace('.', '/')}.py"
@@ -152,7 +152,7 @@ def played_fleet(load: FleetLoad, arbitrated: bool) -> FleetRun:
 
 
 def _progress(load: FleetLoad) -> Callable[[float], None]:
-    """Says every tenth of a run how far it is."""
+    """Print the progress at every tenth of a run."""
 
     def say(at_s: float) -> None:
         if round(at_s) % max(1, round(load.seconds / 10)) == 0:

@@ -1,4 +1,4 @@
-"""Six applications on 24 devices of three kinds, and the recorded arrivals that each of them gets."""
+"""Six applications on 24 devices of three kinds, each with recorded arrivals."""
 
 import csv
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ DEVICES = "v100=4,p100=8,k80=12"
 AZURE, TWITTER = "arrivals/azure_functions/invitro_1000_inv.csv", "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 MAX_BATCH, GAP = 32, 0.03
 DAY_S, HOUR_S = 86_400, 3600.0
-BURSTY_CV = 1.0  # of a function's calls per minute: 1 is that of calls that come by chance, one a minute
-# Replicas stand by. No plan gives up goodput to be quicker, which goodput would only count as a loss.
+BURSTY_CV = 1.0  # of a function's calls per minute; 1 is that of one Poisson call a minute
+# Replicas stand by. Plans do not give up goodput for latency, since only goodput is counted.
 PATIENCE = Patience(notice=1.0, start_s=HANDOVER_S, look_every_s=LOOK_EVERY_S)
-STEP_S = 5.0  # of the arithmetic beside the simulation: a few times the SLO of 1 to 2 s
-# Long texts on devices that take tenths of a second for a launch: an hour has few enough inputs to be simulated.
+STEP_S = 5.0  # step of the arithmetic: a few times the SLO of 1 to 2 s
+# Launches of long texts take tenths of a second, so that the inputs of an hour can be simulated.
 NETWORKS = {
     "large": (Network("BERT-large, 512 tokens", shapes.bert_large(length=512), HALF), 2.0),
     "base": (Network("BERT-base, 512 tokens", shapes.bert_base(length=512), HALF), 1.0),
@@ -45,7 +45,7 @@ APPLICATIONS = {f"{network}_{trace}": (network, trace) for network in NETWORKS f
 
 @dataclass(frozen=True)
 class FleetLoad:
-    """So many hours. On average `percent` of what the devices of each application sustain arrive.
+    """A load of `hours`, at `percent` of the rate that the devices of each application sustain, on average.
 
     `flooded`: this application gets `times` as many inputs in the middle third.
     """
@@ -70,7 +70,7 @@ def question(name: str) -> ClassifierPlanningProblem:
 
 @cache
 def own_devices() -> Mapping[str, Mapping[str, int]]:
-    """The best division of the devices for applications that shall have equal shares of what each sustains alone."""
+    """The best division of the devices for loads that are equal shares of each application's rate on all devices."""
     kinds = fleet(DEVICES)
     asks = []
     for name in APPLICATIONS:
@@ -94,7 +94,7 @@ def arbiter_config() -> ArbiterConfig:
 
 
 def member(name: str, load: FleetLoad) -> Member:
-    """An application with its first plan, on its own devices, and its inputs. The same load, the same inputs."""
+    """An application with its first plan, its own devices, and inputs that are always the same for a load."""
     problem, number = question(name), list(APPLICATIONS).index(name)
     survival = problem.prior.survival
     plan = problem.best(survival, Corrections(), own_devices()[name])
@@ -114,10 +114,10 @@ def member(name: str, load: FleetLoad) -> Member:
 
 
 def fluid_over_divided(members: Mapping[str, Member], seconds: float) -> float:
-    """What devices that move at once would answer, over what each application's own devices would, by arithmetic.
+    """The answers of devices that move at once, over those of each application's own devices, by arithmetic.
 
-    Each application has its own devices first. Those that are idle for a step go to the application that answers most
-    with its own, and are worth as much to it. No input waits for the next step.
+    Each application first uses its own devices. In each step, the idle ones go to the application that answers most
+    with its own, with equal gain. No input waits for the next step.
     """
     steps = np.linspace(0.0, seconds, max(1, round(seconds / STEP_S)) + 1)
     promises = [each.world.plan.promise for each in members.values()]
@@ -134,10 +134,10 @@ def fluid_over_divided(members: Mapping[str, Member], seconds: float) -> float:
 
 @cache
 def _recorded(name: str, number: int, hours: float) -> Floats:
-    """Counts in equal periods, for the whole run: of one Azure function's first hours, or of a whole day of Twitter.
+    """Counts in equal periods: of one Azure function's first hours, or of a whole day of Twitter.
 
-    The functions are the most called of those whose calls come in bursts: most others are timers. The days follow each
-    other and begin eight hours apart, as if users of an application lived together, and those of another one elsewhere.
+    The functions are those with bursts that are called most, since most others are timers. The days begin eight hours
+    apart, as those of users in different parts of the world.
     """
     if name == "twitter":
         times_s = trace(data(TWITTER), None, float(3 * DAY_S))

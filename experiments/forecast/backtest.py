@@ -1,4 +1,4 @@
-"""Forecasts one day window by window, each from those before it, beside each method by itself."""
+"""Forecasts each window of a day from earlier windows, with the forecast and with each of its methods alone."""
 
 from dataclasses import dataclass
 
@@ -15,22 +15,22 @@ WARM_UP = 60  # windows before the first forecast counts: two hours
 
 @dataclass(frozen=True)
 class Backtest:
-    """One day, window by window: what came (windows x cuts), and what each method had forecast."""
+    """The windows of a day: their survival (windows x cuts), and the forecast of each method."""
 
     trace: Trace
     actual: Floats
     forecast: Floats
-    singles: dict[str, Floats]  # each method of the forecast by itself
-    inside: float  # the share of what came that lay within the forecast's interval
+    singles: dict[str, Floats]  # each method alone
+    inside: float  # the share of values inside the forecast's interval
 
     def error(self, way: str) -> float:
-        """Of one method by itself, or of the forecast."""
+        """The mean error of the forecast, or of one method."""
         forecasts = self.singles.get(way, self.forecast)
         return float(np.abs(forecasts - self.actual).mean())
 
 
 def backtest(trace: Trace) -> Backtest:
-    """Forecast every window of the day from those before it."""
+    """Forecast every window of the day from earlier ones."""
     windows = trace.windows
     seen = np.array([window.exits.survival for window in windows])
     cuts = [block for block in range(1, seen.shape[1]) if (seen[:, block] != seen[:, block - 1]).any()]
@@ -51,7 +51,7 @@ def backtest(trace: Trace) -> Backtest:
 
 
 def _alone(forecaster: Forecaster) -> dict[str, Floats]:
-    """By method: what it says of every cut, and the last value where it says nothing."""
+    """By method: its value for every cut; the last window's value where the method has none."""
     cuts = forecaster.singles()
     forecasts = {way: np.array([cut[way] for cut in cuts]) for way in cuts[0]}
     return {way: np.where(np.isnan(values), forecasts[Last.name], values) for way, values in forecasts.items()}

@@ -1,7 +1,7 @@
-"""Claim: survival in the next window is forecast as well as by the best single method, in milliseconds.
+"""Claim: the forecast of survival is as accurate as the best single method, and takes milliseconds.
 
-Days of recorded arrivals and exits are played window by window; each window is forecast from those before it. The
-controls are the last window taken as forecast, and each method of the forecast by itself.
+On days of recorded arrivals and exits, each window is forecast from earlier ones. The controls are the last window
+taken as forecast, and each method of the forecast alone.
 """
 
 import time
@@ -20,7 +20,7 @@ from isobatch.profiles.windows import Window
 SHOWN = 1  # the day in the picture: the first network, tenants, 300 inputs a window
 PICTURE = Path(__file__).parents[2] / "docs" / "forecast.png"
 ENTERING = 8  # inputs per batch at the first block
-BARS = 10  # how many windows have bars
+BARS = 10  # windows with bars
 ACTUAL, FORECAST = "#1f2933", "#2a6fbb"
 
 
@@ -41,7 +41,7 @@ def measure() -> dict[str, float]:
 
 
 def wandering(ramps: int, count: int, inputs: int = 5000) -> list[Window]:
-    """Windows of a network with this many ramps, whose exits wander; they serve for timing only."""
+    """Windows of a network with this number of ramps and wandering exits, for timing."""
     random = np.random.default_rng(0)
     level = np.cumsum(random.normal(0, 0.03, count))[:, None] + random.normal(0, 0.1, (count, ramps))
     staying = np.cumprod(1 - 1 / (1 + np.exp(2.5 - level)), axis=1)
@@ -51,7 +51,7 @@ def wandering(ramps: int, count: int, inputs: int = 5000) -> list[Window]:
 
 
 def steady_s(ramps: int, count: int = 48) -> float:
-    """Seconds to take in a window and forecast the next: the mean over two refits of every ramp, on one thread."""
+    """Seconds to add a window and forecast the next one: the mean over two refits of every ramp, on one thread."""
     windows = wandering(ramps, 240 + count)
     forecaster = Forecaster.after(windows[:240], ramps + 1)
     start = time.thread_time()
@@ -62,7 +62,7 @@ def steady_s(ramps: int, count: int = 48) -> float:
 
 
 def draw(test: Backtest, path: Path) -> None:
-    """Forecast and reality: batch sizes at two cuts, as in figure 21 of E3, and the whole day."""
+    """Draw forecast and reality: batch sizes at two cuts, as in figure 21 of E3, and the whole day."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

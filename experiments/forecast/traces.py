@@ -1,7 +1,7 @@
-"""Windows that a server would have seen: real arrivals, real shifts of traffic between tenants, real exits.
+"""Makes windows of a server from recorded arrivals, shifts of traffic between tenants, and exits.
 
-Three groups of inputs leave differently: those on which all exits agree, those that change their mind once, and those
-that change it more often. Each tenant sends one group, and the tenants' shares of the traffic change over the day.
+Three groups of inputs leave differently: all exits agree, the answer changes once, or it changes more often. Each
+tenant sends one group, and the tenants' shares of the traffic change over the day.
 """
 
 import csv
@@ -48,7 +48,7 @@ def traces() -> Iterator[Trace]:
 
 
 def sampled(groups: Floats, shares: Floats, arrived: Floats, inputs: int, seed: int) -> Iterator[Window]:
-    """Windows whose inputs are drawn from the groups in these shares."""
+    """Windows with inputs from the groups in these shares."""
     random = np.random.default_rng(seed)
     leaving = shares @ groups
     counts = random.poisson(arrived * inputs / arrived.mean())

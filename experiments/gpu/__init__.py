@@ -1,1 +1,1 @@
-"""Measures what needs a real accelerator, with torch, transformers and pydantic; without Ray, data or internet."""
+"""Measures on a real accelerator, with torch, transformers and pydantic; without Ray, data or internet."""

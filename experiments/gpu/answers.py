@@ -1,7 +1,7 @@
-"""Compares answers on the device with those of the same network on the host in float32, before anything is timed.
+"""Compares answers on the device with those of the same network on the host in float32, before times are measured.
 
-The networks are small and untrained: one for each way in which texts lie, of which a kernel without padding, a bias, a
-window and a mask of later tokens need different ones, and one for pictures.
+The networks are small and untrained: one for each kind of attention (without padding, with a bias, with a window, with
+a mask of later tokens), and one for pictures.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.backend.families import LABELS, NoEncoder
 from experiments.gpu.tables import TableSetting
+from experiments.shared.untrained import LABELS, NoEncoder
 from isobatch.deployments.exits import entropy
 from isobatch.deployments.models.backends import served
 from isobatch.deployments.models.families import family_of
@@ -27,12 +27,14 @@ FAMILIES = ("bert", "mpnet", "modernbert", "gpt2", "vit")
 BACKENDS = ("torch", "graphs", "onnx", "onnx-graphs")
 BLOCKS, CUT, WORDS, SIDE = 4, 2, 200, 32
 LENGTHS = (48, 5, 100, 31, 7, 96, 12, 64)
-OTHERS = (3, 90, 33, 80, 9, 41, 100, 4)  # in the same shape of a recording
+OTHERS = (3, 90, 33, 80, 9, 41, 100, 4)  # for the same recorded shape
 
 
 def measure(setting: TableSetting) -> dict[str, float | str]:
-    """By family and backend, the largest difference of a logit, as a share of the spread of all logits: of two batches
-    that follow each other, cut in the middle, with all that stays brought to the host and back."""
+    """By family and backend: the largest difference of a logit, as a share of the spread of all logits.
+
+    Two batches follow each other; both are cut in the middle, and survivors go to the host and back.
+    """
     return {f"{family}, {backend}": found for family in FAMILIES for backend, found in _of_family(family, setting)}
 
 
@@ -41,21 +43,21 @@ def _of_family(family: str, setting: TableSetting) -> Iterator[tuple[str, float 
     exact = _network(family, setting.device, getattr(torch, setting.dtype))
     batches = [_batch(family, lengths) for lengths in (LENGTHS, OTHERS)]
     known = np.concatenate([_logits(host, batch, host.device) for batch in batches])
-    exports = _has_onnx_runtime(setting) and (setting.layers is None or family == FAMILIES[0])  # it takes seconds
+    exports = _has_onnx_runtime(setting) and (setting.layers is None or family == FAMILIES[0])  # exports take seconds
     for name in BACKENDS if exports else BACKENDS[:2]:
         try:
             if backend_named(name).obstacle(exact, False):
                 continue
             model = served(exact, name, lambda _, name=name: f"answers {family} {setting} {name}")  # type: ignore[misc]
             own = np.concatenate([_logits(model, batch, model.device) for batch in batches])
-        except Exception as error:  # the others are compared nevertheless
+        except Exception as error:  # other backends are still compared
             yield name, f"{type(error).__name__}: {error}".partition("\n")[0]
             continue
         yield name, float(np.abs(own - known).max() / known.std())
 
 
 def _has_onnx_runtime(setting: TableSetting) -> bool:
-    """Whether it is here, and for this device: else nothing need be exported."""
+    """Whether ONNX Runtime is installed for this device; otherwise exports are of no use."""
     if not (find_spec("onnxruntime") and find_spec("onnx")):
         return False
     import onnxruntime
@@ -64,7 +66,7 @@ def _has_onnx_runtime(setting: TableSetting) -> bool:
 
 
 def _logits(model: BackedModel, batch: Batch, device: torch.device) -> np.ndarray:
-    """The logits of a ramp and of the head, input by input. Nobody leaves at the ramp."""
+    """The logits of a ramp and of the head for each input; no input leaves at the ramp."""
     everybody = np.arange(len(batch))
     model.prepare([BlockRange(0, CUT, model.ramp_blocks), BlockRange(CUT, BLOCKS)], batch)
     model.warm_up(0, [CUT], model.ramp_blocks, batch)

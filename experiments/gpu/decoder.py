@@ -1,4 +1,4 @@
-"""Measures a decoder of Llama's true shape, untrained: how fast it writes, with texts of one length side by side."""
+"""Measures the speed of an untrained decoder of Llama's shape, with several texts of one length at once."""
 
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ from isobatch.deployments.decoding.sequences import TextRequest
 
 WRITTEN = 64  # tokens of each text
 LARGE_BYTES = 40 * 2**30  # a device with less memory gets the smaller network
-# Llama 3.1 8B, Llama 3.2 1B, and one for a trial: width, inner width, blocks, heads, heads of keys, words.
+# Llama 3.1 8B, Llama 3.2 1B, a trial: width, inner width, blocks, heads, heads of keys, words.
 SHAPES = {
     "8B": (4096, 14336, 32, 32, 8, 128256),
     "1B": (2048, 8192, 16, 32, 8, 128256),
@@ -23,8 +23,10 @@ SHAPES = {
 
 
 def measure(setting: TableSetting) -> dict[str, float | str]:
-    """Tokens a second of one text and of 32, each after a prompt of 2,048 tokens, and the rate at which weights are
-    read, which limits a GPU."""
+    """Tokens per second of one text and of 32, after prompts of 2,048 tokens, and the rate of reading weights.
+
+    That rate limits a GPU.
+    """
     if setting.layers is not None:
         name, prompt, many = "trial", 32, 2
     else:
@@ -53,7 +55,7 @@ def _untrained(name: str, setting: TableSetting, context: int) -> Any:
 
 
 def _decoding_s(model: Any, residents: int, prompt: int) -> float:
-    """Seconds for the tokens after the first one, of so many texts at once."""
+    """Seconds for the tokens after the first one, with this number of texts at once."""
     position_bytes = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
     needed_bytes = residents * (prompt + WRITTEN + 32) * position_bytes * model.dtype.itemsize
     config = DecoderConfig.model_validate({

@@ -1,4 +1,4 @@
-"""Measures the cost of moving a split's survivors: kept on the device, or through the host as replicas do it."""
+"""Times how a split's survivors move: kept on the device, or through the host, as between replicas."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ REPEATS = 15
 
 
 def hop_ms(model: BackedModel, batch: Batch) -> dict[str, float]:
-    """Milliseconds for one batch that stands before block 1, and the bytes that it weighs on the wire."""
+    """Milliseconds for one batch before block 1, and its bytes on the wire."""
     hidden = model.run(batch, 1, ()).survivors
     assert hidden is not None, "This is a bug: no ramp is active, so all go on."
     half = np.arange(len(hidden))[::2]

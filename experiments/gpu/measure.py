@@ -1,11 +1,11 @@
-"""Measures all on the device at hand, in the order of what tells most, until its time is up:
+"""Measures all parts on this machine's device, the most telling ones first, until the time is over:
 
     python -m experiments.gpu.measure --device cuda --dtype float16 --out profiles/measured
 
-Tables go to DIR/NETWORK.json, a profile that `isobatch plan` reads; all else to DIR/results-KIND.json, and from there
-to the table of docs/gpu.md. Each part is kept at once: the same command goes on with those that are missing. A part
-that fails is kept with its reason, and the others are measured; `--again` tries it again.
-`--small` is a trial of a minute on any machine: two layers, short texts, small batches, no page.
+Tables go to DIR/NETWORK.json, a profile that `isobatch plan` reads; other figures to DIR/results-KIND.json, and from
+there to the table of docs/gpu.md. Each part is kept at once, so that the same command continues with missing parts. A
+failed part is kept with its error; `--again` tries it again. `--small` is a trial of a minute on any machine: two
+layers, short texts, small batches, no page.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.backend.families import NAMES, config, own_cache
 from experiments.gpu import answers, decoder, hops, page, systems, tables
 from experiments.gpu.tables import TableSetting
+from experiments.shared.untrained import NAMES, config, own_cache
 from isobatch.cluster.profiling import links
 from isobatch.deployments.models.attention import has_kernel
 from isobatch.deployments.models.loading import resolve_device
@@ -40,15 +40,15 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import device_name
 
 console = Console(stderr=True)
-FIRST = "bert-large"  # the network whose rate others have published
+FIRST = "bert-large"  # the network with published rates
 ANSWERS, DECODER, LINK, LIVE = "answers", "decoder", "link", "live"
-LEAST_S = 20.0  # in which a part can be measured
+LEAST_S = 20.0  # the least time for a part
 Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class GpuPart:
-    """A part that is measured and kept by itself."""
+    """A part, whose figures are kept when it ends."""
 
     name: str
     measure: Callable[[], Found]
@@ -68,7 +68,7 @@ def _measure(wish: argparse.Namespace) -> None:
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
     for name in setting.networks:
-        config(name)  # an unknown one is refused before anything is measured
+        config(name)  # refuses an unknown network before the first measurement
     results = Results.of(wish, setting)
     with own_cache():
         for part in parts(setting, wish):
@@ -90,7 +90,7 @@ def _measure_part(part: GpuPart, results: "Results", left_s: float, setting: Tab
     try:
         with _within(left_s):
             found = part.measure()
-    except Exception as error:  # such as no memory: the others are measured nevertheless
+    except Exception as error:  # such as too little memory; other parts are still measured
         console.print(format_exc(), markup=False)
         results.add_failure(part.name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         _begin_again_if_broken(setting, left_s - (monotonic() - begun_s))
@@ -100,7 +100,7 @@ def _measure_part(part: GpuPart, results: "Results", left_s: float, setting: Tab
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """End a part that takes longer: it would cost the device for nothing."""
+    """End a part that takes longer, since device time is expensive."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"its time of {seconds:.0f} s is over")
@@ -115,7 +115,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def _begin_again_if_broken(setting: TableSetting, left_s: float) -> None:
-    """After some errors of CUDA nothing works any more in a process: another one goes on, with the minutes left."""
+    """Continue in a new process for the minutes left, since some CUDA errors break the present one."""
     if not setting.on_gpu:
         return
     try:
@@ -129,7 +129,7 @@ def _begin_again_if_broken(setting: TableSetting, left_s: float) -> None:
 
 @dataclass
 class Results:
-    """The parts that are measured, and those that failed, by their names; each is written at once."""
+    """Measured and failed parts by name; each is written at once."""
 
     path: Path
     page: Path | None
@@ -139,7 +139,7 @@ class Results:
 
     @classmethod
     def of(cls, wish: argparse.Namespace, setting: TableSetting) -> "Results":
-        """Those of an earlier run are kept if it was of the same device, settings and versions."""
+        """The results of an earlier run, if it had the same device, settings and versions; otherwise empty ones."""
         about: Found = {
             "device": device_name(setting.device), "dtype": setting.dtype, "backend": setting.backend,
             "trial": wish.small, "versions": versions(setting),
@@ -170,7 +170,7 @@ class Results:
 
 
 def versions(setting: TableSetting) -> dict[str, str]:
-    """What computes: the driver, libraries, and whether torch has the kernel for texts of different lengths."""
+    """The driver, the libraries, and whether torch has the kernel for texts of different lengths."""
     found = {"python": sys.version.split()[0]}
     for package in ("torch", "transformers", "onnxruntime-gpu", "onnxruntime"):
         try:
@@ -193,7 +193,7 @@ def _by_driver() -> str:
 
 
 def parts(setting: TableSetting, wish: argparse.Namespace) -> Iterator[GpuPart]:
-    """All parts, those first that tell most for the time that they take."""
+    """All parts, ordered by what they tell for their time."""
     networks = [
         (name, length)
         for name in sorted(setting.networks, key=lambda name: name != FIRST)
@@ -220,7 +220,7 @@ def _title(name: str, length: int | None) -> str:
 
 
 def _full_batches(name: str, length: int | None, setting: TableSetting, wish: argparse.Namespace) -> Found:
-    """The rate of full batches, how near the roofline it is, and what a hop costs."""
+    """The rate of full batches, its share of the roofline, and the time of a hop."""
     table = tables.measure(name, length, setting)
     tables.keep(name, [table], wish.out)
     model = tables.network(name, setting)
@@ -234,7 +234,7 @@ def _full_batches(name: str, length: int | None, setting: TableSetting, wish: ar
 
 
 def _compared(name: str, length: int | None, survival: str, setting: TableSetting, wish: argparse.Namespace) -> Found:
-    """What no exits, early exit and constant batches sustain, by the table that was measured before."""
+    """The rates of no exits, early exit and constant batches, by the measured table."""
     seconds, slos_ms = (0.05, [1000.0]) if wish.small else (wish.seconds, list(systems.SLOS_MS))
     table = tables.kept(name, length, setting, wish.out)
     bench = systems.bench(name, table, survival, setting)
@@ -242,7 +242,7 @@ def _compared(name: str, length: int | None, survival: str, setting: TableSettin
 
 
 def _link(setting: TableSetting) -> Found:
-    """What moving survivors costs between two processes with this device, through their streams and sockets."""
+    """The time in which survivors move between two processes with this device, through streams and sockets."""
     sizes, rounds = (links.SIZES, links.ROUNDS) if setting.layers is None else (links.SIZES[:4], 5)
     link, note = links.in_one_machine(setting.device, setting.kind, sizes, rounds)
     rate = {"hop_ms": 1e3 * link.latency_s, "gb_per_s": link.bytes_per_s / 1e9, "turn_ms": 1e3 * link.turn_s}

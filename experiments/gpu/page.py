@@ -1,4 +1,4 @@
-"""Writes the table of what was measured on GPUs into docs/gpu.md."""
+"""Writes the table of measurements on GPUs into docs/gpu.md."""
 
 import json
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # MLPerf Inference 4.1, BERT-large on SQuAD (bert-99.9, Offline): medians over submitters, of one device.
-MLPERF = "bert-large 176"  # a text of SQuAD is as long as this without its padding
+MLPERF = "bert-large 176"  # texts of SQuAD have 176 tokens without padding
 MLPERF_PER_S = {"h100": 7769, "h200": 8020}
-SLO_MS = 50.0  # of the systems that are compared
+SLO_MS = 50.0  # the SLO whose rates are on the page
 
 
 def write(page: Path, results: Path) -> None:
-    """Put the figures of all results in a folder between the marks of a page."""
+    """Write the figures of all results in a folder between the marks of a page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = ["| device | what | measured |", "|---|---|---|"]
@@ -51,7 +51,7 @@ def _is_published(name: str, kind: str) -> bool:
 
 
 def _rates(rows: list[dict[str, Any]]) -> str:
-    """What the systems sustain under one SLO: the one for the page, or the only one."""
+    """The rates of the systems under the SLO of the page, or under the only SLO."""
     slo_ms = SLO_MS if any(row["slo_ms"] == SLO_MS for row in rows) else max((row["slo_ms"] for row in rows), default=0)
     rates = {row["system"]: row["goodput_per_s"] for row in rows if row["slo_ms"] == slo_ms}
     return "; ".join(f"{name} {rates[name]:.0f}/s" for name in (STOCK, NAIVE, CONSTANT) if name in rates)

@@ -1,4 +1,4 @@
-"""Compares no exits, early exit and constant batches on one device, by its own tables, under the paper's SLOs."""
+"""Compares no exits, early exit and constant batches on one device, with its measured tables and the paper's SLOs."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from isobatch.profiles.measure import stopwatch_for
 
 SLOS_MS = (10.0, 25.0, 50.0, 100.0)
 DRAWN = 512
-# Inputs still inside, by depth. MiniLM on SST-2: measured on 2026-11-20, with light ramps; no command prints it.
+# Survival by depth. MiniLM on SST-2 was measured on 2026-11-20, with light ramps; no command prints it.
 SURVIVALS = {
     "paper: half by the middle": HALF,
     "paper: DistilBERT": EARLY,
@@ -24,7 +24,7 @@ SURVIVALS = {
 
 
 def bench(name: str, table: LatencyTable, survival: str, setting: TableSetting) -> Bench:
-    """A bench with inputs of one length that carry the block where they leave."""
+    """A bench with inputs of one length, each with the block at which it leaves."""
     model = network(name, setting)
     leaving, random = exits_along(SURVIVALS[survival], model.num_blocks), np.random.default_rng(0)
     each = inputs(model, name, table.length)

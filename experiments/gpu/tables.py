@@ -1,4 +1,4 @@
-"""Block latency tables of real networks on the device at hand, with a light ramp after every block."""
+"""Measures latency tables of real networks on this machine's device, with a light ramp after every block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.backend.families import NAMES, SIDE, batches, config, untrained
+from experiments.shared.untrained import NAMES, SIDE, batches, config, untrained
 from isobatch.cluster.bench.setup import with_recorded_exits
 from isobatch.cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
 from isobatch.cluster.profiling.datasheets import shape_of
@@ -49,7 +49,7 @@ class TableSetting:
 
 @lru_cache(1)
 def network(name: str, setting: TableSetting) -> BackedModel:
-    """An untrained network with ramps at which inputs leave where they are told to. Large ones take seconds."""
+    """An untrained network, whose inputs carry the ramp at which they leave. A large one takes seconds to make."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
     return served(
         with_recorded_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}"
@@ -57,7 +57,7 @@ def network(name: str, setting: TableSetting) -> BackedModel:
 
 
 def lengths_of(name: str, setting: TableSetting) -> tuple[int | None, ...]:
-    """The tokens of texts; BERT-large first reads texts like those of which MLPerf publishes rates."""
+    """The lengths of texts in tokens; BERT-large begins with the length of MLPerf's texts."""
     if name not in TEXTS:
         return (None,)
     return (SQUAD_TOKENS, *setting.lengths) if name == "bert-large" and setting.layers is None else setting.lengths
@@ -67,7 +67,7 @@ def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
     of = batches(name, length or 0)
 
     def staying(size: float) -> Batch:
-        """A batch whose inputs leave only at the end, so that every block is timed at the full size."""
+        """A batch whose inputs leave at the end, so that every block is timed at the full size."""
         batch = of(round(size))
         return replace(batch, memory=torch.full((len(batch), 1), float(model.num_blocks)).numpy())
 
@@ -88,7 +88,7 @@ def best_rate_per_s(table: LatencyTable) -> float:
 
 
 def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:
-    """One file a network, to which other devices are added."""
+    """Write the tables to the network's file, which keeps tables of other devices."""
     folder.mkdir(parents=True, exist_ok=True)
     path, new = folder / f"{name}.json", Profile(name, tuple(tables))
     save(load(path).joined_by(new) if path.exists() else new, path)
@@ -110,7 +110,7 @@ def kept(name: str, length: int | None, setting: TableSetting, folder: Path) -> 
 
 
 def roofline_shares(name: str, table: LatencyTable, setting: TableSetting) -> dict[int, float]:
-    """By batch size, the time at the device's peak rate as a share of the time that the network took."""
+    """By batch size, the time at the device's peak rate over the measured time."""
     if table.kind not in CATALOGUE:
         return {}
     device = CATALOGUE[table.kind]

@@ -1,4 +1,4 @@
-"""Who asks: open loop over HTTP or gRPC, by the project's load generator; both leave the same record."""
+"""Sends open loops over HTTP or gRPC with the project's load generator; both return the same record."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ PATIENCE_S = 5.0
 
 
 class Asker:
-    """Each time over new connections: those of another event loop are of no use in this one."""
+    """Opens connections for each run, since connections belong to an event loop."""
 
     def __init__(self, load: Callable[[], LoadGenerator]) -> None:
         self._load = load
 
     async def at(self, due_s: Floats) -> LoadRecord:
-        """Ask at each of these times."""
+        """Send a request at each of these times."""
         return await self._load().at(due_s, PATIENCE_S)
 
 
@@ -31,7 +31,7 @@ def http_asker(url: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker
 
 
 def grpc_asker(target: str, model: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker:
-    """Every request has the SLO as its deadline, as gRPC tells it."""
+    """Every request has the SLO as its deadline, in gRPC's own header."""
     request = message("ModelInferRequest")
     messages = [
         request(

@@ -1,8 +1,8 @@
-"""Calls over gRPC as cheap as Python allows: gRPC's own client is the limit long before a server that refuses is.
+"""Sends gRPC calls with little processor time, since gRPC's own client is slower than a server that refuses.
 
-A connection carries many calls, each in one of its `CALLS` slots, which the load generator takes for connections of one
-request at a time. Of HTTP/2 there is what one call with one message each way needs; headers are sent as they are,
-without compression, and read by looking for what a proxy that has no table to compress with writes as it is, too.
+A connection carries many calls, each in one of its `CALLS` slots; the load generator treats a slot as a connection.
+Only the part of HTTP/2 is there that a call with one message each way needs. Headers are sent without compression.
+Those of answers are searched as text, since a proxy without a table for compression does not compress them either.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import Any
 from isobatch.cluster.load.generator import BROKEN, LoadGenerator
 from isobatch.deployments.front.open_inference.messages import SERVICE
 
-CALLS = 128  # of one connection at once, as the front's HAProxy allows
+CALLS = 128  # calls of a connection at once, as the front's HAProxy allows
 _FRAME = 16_384  # bytes of a frame, at most
 _HEAD = struct.Struct("!BHBBI")  # of a frame: its length in two parts, type, flags, stream
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW = 0, 1, 3, 4, 6, 8
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
-_WIDE = 2**30  # bytes that may come before we say that more may: never
+_WIDE = 2**30  # the window in bytes; so large that it is never renewed
 _STATUS = {b"0": 200, b"14": 503, b"8": 503, b"4": 504}  # gRPC's code -> HTTP's
 
 
@@ -29,7 +29,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 _HELLO = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    # no table, nothing pushed, wide streams
+    # no table of headers, no push, wide streams
     + _frame(_SETTINGS, 0, 0, struct.pack("!HIHIHI", 1, 0, 2, 0, 4, _WIDE))
     + _frame(_WINDOW, 0, 0, struct.pack("!I", _WIDE))
 )
@@ -40,7 +40,7 @@ def _header(name: bytes, value: bytes) -> bytes:
 
 
 class CallLoad(LoadGenerator):
-    """Sends these messages to ModelInfer; each call states `timeout_ms` as its deadline, and waits longer."""
+    """Sends these messages to ModelInfer, with the deadline `timeout_ms`; it waits for answers beyond the deadline."""
 
     def __init__(self, target: str, messages: list[bytes], timeout_ms: float, connections: int) -> None:
         super().__init__(f"http://{target}/", [], connections * CALLS)

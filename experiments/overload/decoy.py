@@ -1,7 +1,7 @@
-"""A server that refuses everything at once: the same flood against it costs the machine what no server can save.
+"""A server that refuses every request at once, to measure what a flood costs besides the measured server.
 
-The load generator and HAProxy run on the cores of the server that is measured. What a flood takes from it by that alone
-is found by sending the flood here, while the server is asked for no more than it can do.
+The load generator and HAProxy run on the same cores as the server. The flood goes to the decoy, while the server has a
+load that it sustains: the server's loss is due to the generator and HAProxy alone.
 """
 
 import subprocess

@@ -1,14 +1,14 @@
-"""Claim: whatever is asked of it, a server goes on answering what it can, in time, and tells the others at once.
+"""Claim: under any load, a server answers as many inputs in time as it sustains, and refuses the others at once.
 
-The demo on this machine's cores with real compute, which the load generator shares. Open loop, every request with the
-SLO as its deadline: first what can be done at best, then 1.5, 3 and 10 times that, then half of it. An answer is good
-if it was read within the SLO, and late if it was not. That may be the generator's doing, where it waits for a core:
-`late_by_server` counts what was not there yet when the generator looked, an SLO after it had sent the request. Refusals
-are timed both ways, too. Clients wait for answers beyond the deadline that they tell. A request is lost if its
-connection ends without an answer, or if for seconds nobody has one. Where the system allows it, the generator gets a
-core as soon as it needs one, as a client on another machine would; otherwise it reads answers late.
-`goodput_beside_share_*` compares with runs at the best rate, one before each flood, while the rest of the flood goes to
-a decoy: what the generator and HAProxy take of the cores by themselves counts against neither.
+The demo computes on this machine's cores, which the load generator shares. Open loops have the SLO as each request's
+deadline: first the best rate is searched, then floods have 1.5, 3 and 10 times that rate, and half of it follows. An
+answer is good if the generator reads it within the SLO, else late. The generator may read it late because it waits for
+a core: `late_by_server` counts answers that were not there when the generator looked, an SLO after it had sent the
+request. Refusals are timed both ways, too. Clients wait beyond their deadlines. A request is lost if its connection
+ends without an answer, or if no answer comes for seconds. If the system allows it, the generator has priority for a
+core, as a client on another machine would have. `goodput_beside_share_*` compares with runs at the best rate, one
+before each flood, while the rest of the flood goes to a decoy, so that the cores' time for generator and HAProxy does
+not count.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from isobatch.deployments.demo.digits import demo_inputs
 SLO_MS = 500.0
 FLOODS = {"1_5x": 1.5, "3x": 3.0, "10x": 10.0}
 STARTS_PER_S = {(1, "http"): 400.0, (64, "http"): 20.0, (1, "grpc"): 200.0, (64, "grpc"): 20.0}
-STEP = 1.5  # from one rate that is tried to the next
+STEP = 1.5  # the factor between tried rates
 BODIES = 32
-EDGE_S = 2.0  # at the beginning of a run, which does not count: the run before it still empties
-PAIRS = 2  # of a run beside the decoy and the flood itself
-SEARCHED = 0.5  # of the time of other runs: of those that find the best rate
+EDGE_S = 2.0  # seconds at the beginning of a run that do not count, since the run before still empties
+PAIRS = 2  # runs beside the decoy, each followed by the flood
+SEARCHED = 0.5  # the time of runs that search the best rate, over that of other runs
 AFTER_S = 3.0
 WARMS_UP_S, KEPT_UP = 2.0, 0.9
 COUNTED = ("late", "late_by_server", "lost")
@@ -49,7 +49,7 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Target:
-    """Where one kind of requests goes: to the server, or to what refuses everything."""
+    """The two goals of one kind of requests: the server, and the decoy, which refuses every request."""
 
     server: Asker
     decoy: Asker
@@ -57,9 +57,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Flooded:
-    """What came of one run. `generator_cores`, `server_cores`: processor time, by the second; HAProxy is the server's.
+    """The outcome of one run. `generator_cores`, `server_cores`: processor time per second; HAProxy is the server's.
 
-    `late` and `refusal_p99_ms` are what the client saw, `*_by_server` what the server took at least.
+    `late` and `refusal_p99_ms` count from the client's view, `*_by_server` without the client's own delay.
     """
 
     offered_per_s: float
@@ -91,7 +91,7 @@ def measure(seconds: int = 10, fronts: int = 2, only: str = "") -> dict[str, flo
 
 
 def _overall(figures: Mapping[str, float]) -> dict[str, float]:
-    """The worst of all kinds of requests, and how many were late or lost of all."""
+    """The worst figure over all kinds of requests, and the sums of late and lost requests."""
 
     def each(figure: str) -> list[float]:
         return [value for name, value in figures.items() if re.fullmatch(rf"{figure}_\d+_.*", name)]
@@ -102,7 +102,7 @@ def _overall(figures: Mapping[str, float]) -> dict[str, float]:
 
 @contextmanager
 def _demo(fronts: int) -> Iterator[tuple[str, int]]:
-    """The demo without a controller, which would change its plan meanwhile."""
+    """The demo without a controller, which might change the plan meanwhile."""
     port = free_port()
     with servers.demo({"name": "demo", "front_replicas": fronts}, grpc_port=port) as base:
         yield f"{base}/predict", port
@@ -157,7 +157,7 @@ def _mean(runs: Sequence[Flooded], figure: str) -> float:
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:
-    """The most that comes in time at any rate, and that rate: it grows, or falls, while that brings more."""
+    """The best goodput and its rate; the rate grows, or falls, while goodput grows."""
     _run(target.server, _poisson(start_per_s / 2, WARMS_UP_S))
 
     def good_per_s(rate: float) -> float:
@@ -170,8 +170,8 @@ def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tupl
 
 
 def peak(good_per_s: Callable[[float], float], rate: float) -> tuple[float, float]:
-    """The most that comes of any rate, and the rate; the search ends where a lower rate brings less, or two higher ones
-    in a row are not kept up with: one may fall into a bad moment.
+    """The best goodput of any rate, and the rate. The search ends when a lower rate brings less, or when two higher
+    rates in a row exceed the server, since one may fail by chance.
 
     >>> peak(lambda rate: min(rate, 500.0), 400.0), peak(lambda rate: min(rate, 100.0), 400.0)
     ((500.0, 600.0), (100.0, 400.0))
@@ -191,7 +191,7 @@ def peak(good_per_s: Callable[[float], float], rate: float) -> tuple[float, floa
 
 
 def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> Flooded:
-    """What comes in time at the best rate, while the rest of the flood goes to the decoy."""
+    """The goodput at the best rate, while the rest of the flood goes to the decoy."""
 
     async def both() -> tuple[LoadRecord, LoadRecord]:
         flood = asyncio.create_task(target.decoy.at(_poisson(max(flood_per_s, 1.0), seconds, seed=2)))
@@ -204,7 +204,7 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
 
 
 def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float:
-    """How long after the end of a flood the last request came that had no good answer."""
+    """Seconds from the end of a flood until the last request without a good answer."""
     flood_s = 2.0
     calm = flood_s + _poisson(then_per_s, AFTER_S)
     record = run_noting_polls(server.at(np.concatenate([_poisson(flood_per_s, flood_s), calm])))
@@ -219,7 +219,7 @@ def _run(server: Asker, due_s: Floats) -> Flooded:
 
 
 class _Cores:
-    """The processor time by the second of this process and of the server, since it was made."""
+    """The processor time per second of this process and of the server, since this object was made."""
 
     def __init__(self) -> None:
         self._server_s = servers.processor_s()

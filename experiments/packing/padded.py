@@ -1,6 +1,6 @@
-"""What everybody else does, and isobatch did: texts padded to the longest. Transformers' own network as it is.
+"""Runs the network of transformers on texts padded to the longest, as the baseline.
 
-Only what computes differs: who leaves is found out by the same code, so that both pay for it.
+The same code finds which inputs leave, so that both systems have its cost.
 """
 
 import warnings
@@ -13,18 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from isobatch.deployments.models import load as load_checkpoint
 from isobatch.deployments.models.onnx_export import OPSET, in_8_bits
 from isobatch.deployments.models.onnx_session import Session
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Spans
 from isobatch.deployments.models.torch_model import TorchModel
 
-Logits = Callable[[Tensor, Tensor], Tensor]  # of tokens side by side, and which of them are real
+Logits = Callable[[Tensor, Tensor], Tensor]  # of padded tokens and a mask of real tokens
 
 
 class PaddedModel(TorchModel):
-    """A cut network that runs whole, on padded texts."""
+    """A network that runs as a whole, on padded texts."""
 
     def __init__(self, inner: TorchModel, logits: Logits) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
@@ -32,7 +31,7 @@ class PaddedModel(TorchModel):
         self._present = torch.empty(0)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
-        """Padding wants none of it but the mask."""
+        """Padding needs only the mask."""
         self._present = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
         return Spans(len(lengths), self._present, self._present)
 
@@ -40,14 +39,6 @@ class PaddedModel(TorchModel):
         ids = torch.zeros(self._present.shape, dtype=torch.int64)
         ids[self._present] = arrays["input_ids"]
         return RangeOutput(None, {}, self._logits(ids, self._present))
-
-
-def load(directory: str | Path, device: str = "cpu", dtype: str = "float32") -> PaddedModel:
-    """What `loader:` of a served application may name: the checkpoint there, without exits, on padded texts."""
-    from transformers import AutoModelForSequenceClassification
-
-    exact, network = load_checkpoint(directory, device, dtype), AutoModelForSequenceClassification
-    return PaddedModel(exact, on_torch(network.from_pretrained(directory).eval()))
 
 
 def on_torch(network: Any) -> Logits:
@@ -64,7 +55,7 @@ def on_onnx(network: Any, folder: Path, int8: bool) -> Logits:
 
 
 class _Masked(nn.Module):
-    """As isobatch exported it when it padded: layer by layer, with a mask that is added."""
+    """The network layer by layer with an additive mask, as isobatch exported it with padding."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -84,7 +75,7 @@ class _Masked(nn.Module):
 def _export(network: Any, path: Path) -> None:
     axes = {0: "inputs", 1: "tokens"}
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tracing and of this exporter's age
+        warnings.simplefilter("ignore")  # about tracing and this old exporter
         torch.onnx.export(
             _Masked(network).eval(),
             (torch.ones(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.bool)),

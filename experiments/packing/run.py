@@ -1,6 +1,6 @@
-"""Claim: without padding, launches take the time of their tokens: less than padded ones, and hardly ever more.
+"""Claim: without padding, launches take the time of their tokens, which is hardly ever more than padded.
 
-The same network on the same batches, packed and padded in turns, on one host thread: torch, ONNX Runtime, and 8 bits.
+The same network runs the same batches packed and padded, in turns, on one thread: torch, ONNX Runtime, and 8 bits.
 """
 
 import copy
@@ -26,18 +26,18 @@ from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
 console = Console(stderr=True)
-Counted = Callable[[Sequence[int]], int]  # of a launch's texts: what its time follows
+Counted = Callable[[Sequence[int]], int]  # of a launch's lengths: the tokens that determine its time
 
 BACKENDS = ("torch", "onnx", "int8")
-APART = 1e-4  # how far packed logits may be from padded ones
-EQUAL = (16, 32)  # texts, and tokens of each, where nothing can be gained
+APART = 1e-4  # the largest difference of packed and padded logits
+EQUAL = (16, 32)  # texts, and tokens of each text, in batches without padding
 SIZES = (1, 2, 4, 8, 16, 32)  # texts of a launch whose time is predicted
-SOON, LATER = 3, 12  # the 99th percentile that is allowed, in padded launches of 16 texts of the mean length
+SOON, LATER = 3, 12  # the limits of p99, in padded launches of 16 texts of the mean length
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One network, both ways. In 8 bits answers may differ: padding has a say in the scales."""
+    """One network, packed and padded. In 8 bits answers may differ, since padding affects the scales."""
 
     packed: TorchModel
     padded: PaddedModel
@@ -88,13 +88,13 @@ def _drawn(lengths: Integers, size: int, batches: int) -> list[Batch]:
 
 
 def packed_over_padded(pair: Pair, batches: Sequence[Batch], rounds: int) -> float:
-    """Of the time that all batches take."""
+    """The time of all batches, packed over padded."""
     packed, padded = times_in_turns(pair, batches, rounds)
     return sum(packed.took_s) / sum(padded.took_s)
 
 
 def times_in_turns(pair: Pair, batches: Sequence[Batch], rounds: int) -> tuple["PackedTimes", "PackedTimes"]:
-    """Packed and padded times, in turns: of each batch the median."""
+    """The median times of each batch, packed and padded in turns."""
     lengths = [batch.lengths.tolist() for batch in batches if batch.lengths is not None]
     packed_s, padded_s = zip(*(_in_turns(pair, batch, rounds) for batch in batches), strict=True)
     return PackedTimes(lengths, packed_s), PackedTimes(lengths, padded_s)
@@ -123,28 +123,28 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class PackedTimes:
-    """What launches of texts of these lengths took."""
+    """The lengths of launches' texts, and the times of the launches."""
 
     lengths: Sequence[Sequence[int]]
     took_s: Sequence[float]
 
     def line(self, counted: Counted, places: slice = slice(None)) -> Seconds:
-        """A straight line through what was counted in them."""
+        """The time of a launch by a straight line through these times over their counts."""
         took_s = np.array(self.took_s[places])
         terms = np.array([[1.0, counted(lengths)] for lengths in self.lengths[places]])
-        weights = 1 / took_s  # a tenth counts as a tenth, of short launches as of long ones
+        weights = 1 / took_s  # relative errors count
         (at_once_s, each_s), _ = nnls(terms * weights[:, None], took_s * weights)
         return lambda lengths: float(at_once_s + each_s * counted(lengths))
 
     def error(self, counted: Counted) -> float:
-        """How far a launch's time is from such a line, on average, where the line was not fitted."""
+        """The mean relative error of the line for launches to which it was not fitted."""
         line, others = self.line(counted, slice(None, None, 2)), slice(1, None, 2)
         predicted = [line(lengths) for lengths in self.lengths[others]]
         return float(np.abs(np.array(predicted) / np.array(self.took_s[others]) - 1).mean())
 
 
 def packed_over_sorted(packed: PackedTimes, padded: PackedTimes, lengths: Integers, launches: int = SOON) -> float:
-    """Texts a second where each way keeps the same 99th percentile. The later, the more wait that may be sorted."""
+    """Texts per second at the same p99. With a longer p99, more texts wait, and sorting pads less."""
     ours, theirs = packed.line(real_tokens), padded.line(padded_tokens)
     limit_s = launches * theirs([int(lengths.mean())] * 16)
     return most_per_s(limit_s, lengths, first_come, ours) / most_per_s(limit_s, lengths, by_length, theirs)

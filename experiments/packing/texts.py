@@ -1,4 +1,4 @@
-"""What is packed: MiniLM, and the lengths of real texts."""
+"""MiniLM with random weights, and the lengths of real texts."""
 
 import re
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.backend.families import NoEncoder
 from experiments.shared.machine import data
+from experiments.shared.untrained import NoEncoder
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.torch_model import TorchModel
@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 
 
 def untrained_minilm(layers: int = 6) -> Any:
-    """Of all-MiniLM-L6-v2's shape, with random weights: time does not depend on what weights mean."""
+    """A network of all-MiniLM-L6-v2's shape with random weights, since time does not depend on the weights."""
     from transformers import BertConfig, BertForSequenceClassification
 
     shape = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_labels": 2}
@@ -44,7 +44,7 @@ def cut(network: Any) -> TorchModel:
 
 
 def lengths_of(data_set: str) -> Integers:
-    """In words and marks, since MiniLM's tokenizer comes with its weights only: a little below its tokens."""
+    """Lengths in words and punctuation marks, slightly below MiniLM's tokens, since its tokenizer is not at hand."""
     path, columns = FILES[data_set]
     result = [_tokens(row.value) for row, _ in zip(rows(data(path), columns), range(ROWS), strict=False)]
     lengths: Integers = np.minimum(np.array(result), POSITIONS)

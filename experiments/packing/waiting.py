@@ -1,5 +1,6 @@
-"""Sorting those who wait by length is the other way to pad little. Here both ways serve the same texts in virtual time,
-by their measured times, and each at the highest rate that keeps the same 99th percentile.
+"""Compares packing with sorting waiting texts by length, which also pads little, in virtual time with measured times.
+
+Each way serves the same texts at the highest rate that keeps the same p99.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +10,12 @@ import numpy as np
 from experiments.packing.texts import Integers
 from isobatch.cluster.load.workloads import arrivals
 
-Waiting = list[tuple[int, float]]  # tokens, and when it came; who came first is first
-Take = Callable[[Waiting], list[int]]  # places of those who are launched together
-Seconds = Callable[[Sequence[int]], float]  # what a launch of texts of these lengths takes
+Waiting = list[tuple[int, float]]  # tokens and arrival time of each text, in order of arrival
+Take = Callable[[Waiting], list[int]]  # the places of the texts of a launch
+Seconds = Callable[[Sequence[int]], float]  # the time of a launch of texts of these lengths
 
 SIZE = 16  # texts of a launch
-TEXTS, STEPS = 4000, 14  # of a run, and how often the range of rates is halved
+TEXTS, STEPS = 4000, 14  # texts of a run, and halvings of the range of rates
 
 
 def first_come(waiting: Waiting) -> list[int]:
@@ -22,7 +23,7 @@ def first_come(waiting: Waiting) -> list[int]:
 
 
 def by_length(waiting: Waiting) -> list[int]:
-    """Of those beside each other by length the launch with the first one in it that pads least: nobody starves.
+    """The launch of neighbours in length that pads least and contains the oldest text, so that no text starves.
 
     >>> by_length([(9, 0.0)] + [(3, 0.1)] * 20 + [(8, 0.2)] * 15)[:3]
     [21, 22, 23]

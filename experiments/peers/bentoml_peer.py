@@ -1,4 +1,4 @@
-"""BentoML, one service that batches: `python -m experiments.peers.bentoml_peer FOLDER PORT WORKERS [EXITS]`."""
+"""Serves with BentoML and its batching: `python -m experiments.peers.bentoml_peer FOLDER PORT WORKERS [EXITS]`."""
 
 import os
 import subprocess
@@ -10,11 +10,11 @@ from experiments.peers.network import BATCH, PeerNetwork, PeerOptions, options, 
 from isobatch.profiles.model import Label
 
 FOLDER, EXITS, WORKERS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS", "ISOBATCH_PEER_WORKERS"
-LATENCY_MS = 60_000  # it refuses what it expects to take longer: nothing is refused here, lateness is counted outside
+LATENCY_MS = 60_000  # so long that it refuses no request; the client counts late answers
 
 
 def service() -> Any:
-    """What `bentoml serve` runs, in processes of its own."""
+    """The service that `bentoml serve` runs in its own processes."""
     import bentoml
 
     class Classifier:
@@ -30,7 +30,7 @@ def service() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """BentoML imports `Classifier` by name; it is made here, so that this module can be read without BentoML."""
+    """Make `Classifier` when BentoML imports it by name, so that this module can be imported without BentoML."""
     if name != "Classifier":
         raise AttributeError(name)
     globals()[name] = made = service()

@@ -1,6 +1,6 @@
-"""LitServe, batching, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT WORKERS [EXITS]`.
+"""Serves with LitServe and its batching: `python -m experiments.peers.litserve_peer FOLDER PORT WORKERS [EXITS]`.
 
-LitServe is no dependency of isobatch: this file may be run by a Python of its own that has it.
+LitServe is not a dependency of isobatch, so another Python may run this file.
 """
 
 import os
@@ -13,7 +13,7 @@ import litserve
 from experiments.peers.network import BATCH, WAIT_S, PeerNetwork, PeerOptions, options, say_when_ready
 from isobatch.profiles.model import Label
 
-FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its workers, processes of their own
+FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its worker processes
 
 
 class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no types here

@@ -1,4 +1,4 @@
-"""What every peer serves: the network, one thread, in batches; in full, or with its exits inside a call."""
+"""The network of every peer: batches on one thread, in full or with exits inside a call."""
 
 import time
 import urllib.request
@@ -19,17 +19,17 @@ READY = "ready"
 
 
 class PeerNetwork:
-    """Answers a batch of inputs, each with its label. It loads in the process that serves.
+    """Answers a batch of inputs with labels. The process that serves loads the network.
 
-    `exits`: on what the network runs with its exits, so that a batch shrinks at each ramp: "onnx", or a precision of
-    torch. Empty: in full, on ONNX Runtime.
+    `exits`: "onnx", or a precision of torch, with which the network runs with exits; a batch shrinks at each ramp.
+    Empty: the network in full, on ONNX Runtime.
     """
 
     def __init__(self, folder: str, exits: str = "") -> None:
         from isobatch.deployments.models import load
         from isobatch.deployments.models.backends import compute_with, make_ready, on_backend
 
-        compute_with(1)  # as a replica does, which keeps freed memory too
+        compute_with(1)  # as a replica, which keeps freed memory, too
         self._exits = bool(exits)
         on_onnx = exits in ("", ONNX)
         loaded = load(folder, device="cpu", dtype="float32" if on_onnx else exits)
@@ -44,7 +44,7 @@ class PeerNetwork:
 
 
 def _ranges(num_blocks: int, ramps: Collection[int]) -> list["BlockRange"]:
-    """What a call runs at a time: the blocks up to each ramp, and those behind the last one."""
+    """The block ranges of a call: up to each ramp, and behind the last ramp."""
     from isobatch.deployments.dispatch.route import stops
     from isobatch.deployments.models.served_model import BlockRange
 
@@ -67,7 +67,7 @@ def options(arguments: Sequence[str]) -> PeerOptions:
 
 
 def say_when_ready(url: str) -> None:
-    """Print when a server answers, for peers that do not say so themselves."""
+    """Print a line when a server answers, for peers that do not print one."""
     while True:
         try:
             with urllib.request.urlopen(url, timeout=1):

@@ -1,6 +1,6 @@
-"""Plain Ray Serve, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS [EXITS]`.
+"""Serves with plain Ray Serve and `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS [EXITS]`.
 
-It has the settings of Ray that isobatch has, where they make it quicker.
+It has those of isobatch's settings of Ray that make it faster.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.peers.network import BATCH, READY, WAIT_S, PeerNetwork, PeerOptions, options
 
-# Its replicas answer HTTP themselves, behind HAProxy.
+# Replicas answer HTTP themselves, behind HAProxy.
 QUICK = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 MOST_UNDER_WAY = 1024  # requests
 
@@ -34,7 +34,7 @@ def _stage() -> Any:
 
 
 def main(asked: PeerOptions) -> None:
-    """Serve on a Ray of its own, and end all at the first signal."""
+    """Serve on a Ray of its own, and end all processes at the first signal."""
     os.environ |= QUICK  # before Ray is imported
     import ray
     from ray import serve

@@ -1,10 +1,10 @@
-"""Claim: with real compute, isobatch answers more in time than what one would serve the same network with otherwise.
+"""Claim: with real compute, isobatch answers more inputs in time than other servers of the same network.
 
 Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full on one worker and on two, and on one
-with the same exits inside a call; isobatch serves it by one replica, with its exits, and in full as its own control.
-All run on ONNX Runtime with one thread a worker and batches of at most 32, on the same cores as the client. For each,
-the best number of clients counts. One server runs at a time, as LitServe's idle workers poll, and every other round has
-the opposite order. A peer that is not installed is named, first and last.
+worker with the same exits inside a call. isobatch serves it on one replica, with exits, and in full as a control. All
+use ONNX Runtime with one thread a worker and batches of at most 32, on the same cores as the client. The best number of
+clients counts for each. One server runs at a time, since LitServe's idle workers poll; every other round has the
+opposite order. The output names peers that are not installed, at the beginning and at the end.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from isobatch.cluster.load.workloads import arrivals
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256, 512)
-LONE, LONE_PER_S = 50, 10.0  # requests of which none meets another
+LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
 console = Console(stderr=True)
 
@@ -42,7 +42,7 @@ console = Console(stderr=True)
 class Peer:
     """A way to serve a network.
 
-    `needs`: the module that must be importable for it. `listed`: a request holds a list. `exits`: as of PeerNetwork.
+    `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork.
     """
 
     name: str
@@ -73,7 +73,7 @@ OURS, OURS_FULL = Peer("isobatch", "ray"), Peer("isobatch_full", "ray", headers=
 
 @dataclass(frozen=True)
 class PeerRound:
-    """What one server did in one round."""
+    """The figures of one server in one round."""
 
     lone_ms: float
     best: Summary
@@ -95,7 +95,7 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
 
 
 def python(peer: Peer) -> str:
-    """The Python that has a peer: this one, or for what is no dependency of ours the one that ISOBATCH_PEERS names."""
+    """The Python of a peer: this one, or the one in ISOBATCH_PEERS for a peer that is not our dependency."""
     return sys.executable if peer.needs == OURS.needs else os.environ.get("ISOBATCH_PEERS", sys.executable)
 
 
@@ -116,7 +116,7 @@ def _tell_missing(missing: Sequence[Peer]) -> None:
 def _compared(
     workload: PeerWorkload, systems: Sequence[Peer], folder: Path, rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Every other round has the opposite order, so that a machine that slows down favours nobody."""
+    """Every other round has the opposite order, so that a machine that slows down favours no server."""
     result: defaultdict[str, list[PeerRound]] = defaultdict(list)
     for number in range(rounds):
         for system in systems if number % 2 == 0 else systems[::-1]:
@@ -146,7 +146,7 @@ def _figures(workload: str, result: Mapping[str, Sequence[PeerRound]]) -> dict[s
 
 
 def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
-    """Our goodput over that of the best peer, each with its exits and each without.
+    """Our goodput over that of the best peer, both with exits and both without.
 
     >>> over_best({"isobatch": 60.0, "isobatch_full": 40.0, "ray": 20.0, "litserve": 30.0, "ray_exits": 40.0}, "demo")
     {'exits_over_best_exits_demo': 1.5, 'full_over_best_full_demo': 1.3333333333333333}

@@ -1,4 +1,4 @@
-"""What is asked of the servers: the demo's digits, and sentences for a text classifier of MiniLM's size."""
+"""The workloads of the servers: the demo's digits, and sentences for MiniLM."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.backend import minilm
+from experiments.shared import minilm
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.profiles.errors import UserError
@@ -32,7 +32,7 @@ class PeerWorkload:
 
 
 def workloads() -> Iterator[PeerWorkload]:
-    """The demo, and MiniLM on SST-2 with its exits, where its weights are at hand."""
+    """The demo, and MiniLM on SST-2 with exits if its weights are at hand."""
     yield PeerWorkload("demo", str(demo_directory()), [digit.tolist() for digit in demo_inputs(INPUTS)])
     try:
         yield PeerWorkload("minilm", str(minilm.prepared()), minilm.sentences("test", INPUTS)[0])

@@ -1,1 +1,1 @@
-"""The planner against brute force, against its own bounds, and against the clock."""
+"""Claim: the planner finds the best plan, and is fast enough."""

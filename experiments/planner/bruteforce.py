@@ -1,9 +1,9 @@
-"""Tries every plan of a small problem, so that the planner can be proved exact.
+"""Tries every plan of a small problem, to test that the planner finds the best one.
 
-It tries every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share
-placements among splits of one kind, every number of replicas; local placements of the whole network on one kind; with
-exits and without any. It shares nothing with the search but the cost of one split (optimizer/model/work.py) and the
-value that a goal gives a plan. Plans with the same cuts on the same kinds are rows of one array.
+It tries every set of cuts, every kind and batch size of every split, ramps inside splits open or closed, every way to
+share placements among splits of one kind, every number of replicas, local placements of the whole network on one kind,
+and the network with and without exits. With the search it shares only the cost of one split (optimizer/model/work.py)
+and the value that a goal gives a plan. Plans with the same cuts on the same kinds are rows of one array.
 """
 
 from collections.abc import Iterator
@@ -28,29 +28,29 @@ SAME = 1e-9
 
 
 class SplitWays(NamedTuple):
-    """All ways to run one split on one kind, coming from one kind."""
+    """All ways to run one split on one kind, after a split on a given kind."""
 
     load_s: Floats
     work_s: Floats
     fill: Floats
     wait: Floats
     memory: Floats
-    quiet: Floats  # 1 where the batch keeps its size
+    quiet: Floats  # 1 if the batch keeps its size
     batch: Floats
 
 
 def best_value(facts: Problem, objective: Objective) -> float:
-    """The smallest value of any plan, in the units of the goal; infinite when there is none."""
+    """The smallest value of any plan, in the units of the goal; infinite if there is no plan."""
     graphs = [facts, facts.without_exits] if min(facts.survival) < 1 else [facts]
     return min((value for graph in graphs for value in _of_every_way(graph, objective)), default=inf)
 
 
 def most_side_by_side(facts: Problem, objective: Objective) -> float:
-    """The most goodput of any pipelines side by side, each with any number of devices of every kind."""
+    """The best goodput of any pipelines side by side, each with any number of devices of every kind."""
 
     @cache
     def alone(counts: tuple[int, ...]) -> float:
-        # Kinds without devices stay, as their tables may be the only ones in which a ramp takes time.
+        # Kinds without devices stay, since only their tables may have a time for a ramp.
         devices = [replace(each, count=count) for each, count in zip(facts.devices, counts, strict=True)]
         return 1 / best_value(facts.with_devices(devices), replace(objective, goal="goodput"))
 
@@ -86,7 +86,7 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
 def _parts(
     facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int
 ) -> SplitWays | None:
-    """The ways to run a split with all ramps at which inputs leave, or only its last one; None if there is no link."""
+    """The ways to run a split with all useful ramps open, or only its last one; None if there is no link."""
     f, table, names = facts.survival, facts.tables[kind], [device.kind for device in facts.devices]
     came = None if source is None else names[source]
     if came and (came, names[kind]) not in facts.links:
@@ -133,7 +133,7 @@ def _handed_over(parts: SplitWays, kinds: tuple[int, ...], facts: Problem, objec
 def _local(
     parts: SplitWays, kind: int, edges: tuple[tuple[int, int], ...], facts: Problem, objective: Objective
 ) -> float:
-    """The best value of a local placement: survivors stay on their replica, and batches keep their size in a split."""
+    """The best value of a local placement, where survivors stay on their replica."""
     device, hidden = facts.devices[kind], facts.tables[kind].hidden_bytes
     kept = sum(2 * parts.batch[:, i] * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))  # beyond the last launch
     fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + kept <= device.memory_bytes)

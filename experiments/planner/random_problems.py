@@ -1,4 +1,4 @@
-"""Makes small random problems with corners that break planners: no survivors, free links, kinds that are too small."""
+"""Makes small random problems with difficult corners: no survivors, free links, kinds with too little memory."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +10,7 @@ from isobatch.optimizer.problem import Problem
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.latency import LatencyTable
 
-# Blocks, kinds, largest batch: as much as brute force can do in a moment.
+# Blocks, kinds, largest batch: so small that brute force takes a moment.
 SIZES = [
     (1, 3, 6),
     (2, 3, 4),
@@ -39,14 +39,14 @@ def random_problem(seed: int) -> Problem:
 
 
 def _light(facts: Problem) -> Problem:
-    """The same with survivors of a hundredth of the bytes, so that small kinds hold some: links take as long."""
+    """The same with survivors of a hundredth of the bytes, so that small kinds hold some; links take the same time."""
     tables = [replace(each, hidden_bytes=tuple(size // 100 for size in each.hidden_bytes)) for each in facts.tables]
     links = {way: replace(link, bytes_per_s=link.bytes_per_s / 100) for way, link in facts.links.items()}
     return replace(facts, tables=tuple(tables), links=links)
 
 
 def random_objective(seed: int, facts: Problem) -> Objective:
-    """An objective for this problem: goals take turns, and limits bind about as often as not."""
+    """An objective for this problem: goals take turns, and limits bind in about half of the cases."""
     random = np.random.default_rng(seed)
     per_input = float(np.mean([np.sum(table.block_s[0]) for table in facts.tables]))
     goal = ("goodput", "cost", "goodput-per-dollar", "latency")[seed % 4]

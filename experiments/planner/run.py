@@ -1,7 +1,7 @@
-"""Claim: the planner is exact, and fast enough. Times are seconds of one core, the best of three.
+"""Claim: the planner finds the best plan, and is fast enough. Times are seconds of one core, the best of three.
 
-Timed is the search alone, not the simulations with which `isobatch plan` chooses among its plans (`bench-bound` has
-those). The control of small random problems is brute force; that of large ones is the planner's own bound.
+The times are those of the search, without the simulations with which `isobatch plan` chooses among its plans
+(`bench-bound`). The control of small random problems is brute force, that of large ones the planner's own bound.
 """
 
 import time
@@ -24,7 +24,7 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.search.exact import search
 
 PROBLEMS = 3000
-SEVERAL_KINDS = 300  # problems, less those of one kind
+SEVERAL_KINDS = 300  # problems; those of one kind are left out
 SLO = Objective(slo_s=0.1)
 PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer
 GAP = 0.01
@@ -70,7 +70,7 @@ def _exactness() -> dict[str, float]:
 
 
 def agrees(seed: int) -> bool:
-    """Whether the search finds what brute force finds, turns between launches (`turn_s`) and all."""
+    """Whether the search finds the value of brute force, also with turns between launches (`turn_s`)."""
     facts = random_problem(seed)
     objective = random_objective(seed * 7 + seed // 4, facts)
     plan, best = search(facts, objective), best_value(facts, objective)
@@ -82,7 +82,7 @@ def agrees(seed: int) -> bool:
 
 
 def _sharing() -> dict[str, float]:
-    """What plans fall short of the best pipelines on any devices, where kinds may be shared and where they may not."""
+    """The shortfall of plans from the best pipelines on any devices, with kinds that pipelines share and without."""
     several = [seed for seed in range(SEVERAL_KINDS) if len(random_problem(seed).devices) > 1]
     short = [results for seed in track(several, "kinds that are shared") if (results := short_of_best(seed))]
     shared, apart = zip(*short, strict=True)
@@ -96,7 +96,7 @@ def _sharing() -> dict[str, float]:
 
 
 def short_of_best(seed: int) -> tuple[float, float] | None:
-    """By which share of the most goodput, if any: the planner's plan, and one with each kind in one pipeline."""
+    """The shortfall, over the best goodput, of the planner's plan and of one with each kind in one pipeline."""
     facts = random_problem(seed)
     objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
     most = most_side_by_side(facts, objective)
@@ -119,7 +119,7 @@ def _beside_the_paper(figures: dict[str, float]) -> Table:
 
 
 def timed(task: Callable[[], T], repeat: int = 3) -> tuple[float, T]:
-    """The processor time of a task, so that other work on the machine hardly matters, and its result."""
+    """The least processor time of a task, which other programs hardly change, and its result."""
     best = float("inf")
     for _ in range(repeat):
         start = time.process_time()

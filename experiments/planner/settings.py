@@ -13,7 +13,7 @@ from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 
-Survivors = tuple[tuple[float, float], ...]  # depths as shares of the blocks, each with the share that is still inside
+Survivors = tuple[tuple[float, float], ...]  # depths as shares of the blocks, each with its survival
 
 
 def exits_along(survivors: Survivors, blocks: int) -> ExitProfile:
@@ -25,7 +25,7 @@ def exits_along(survivors: Survivors, blocks: int) -> ExitProfile:
 
 @dataclass(frozen=True)
 class Network:
-    """A shape, and how many of its inputs survive to which depth."""
+    """A shape, and the survival of its inputs by depth."""
 
     name: str
     shape: Shape
@@ -49,7 +49,7 @@ class Network:
         return problem(self.profile(devices, dtype, backend), kinds, links_between(kinds, turn_s=0.0))
 
 
-# Half of BERT's inputs are gone by the middle, and most of DistilBERT's leave right there (E3, sections 2 and 5.1).
+# Half of BERT's inputs leave before the middle, most of DistilBERT's in the middle (E3, sections 2 and 5.1).
 HALF = ((0.0, 1.0), (0.5, 0.5), (1.0, 0.2))
 EARLY = ((0.0, 1.0), (0.34, 0.9), (0.5, 0.35), (1.0, 0.25))
 BERT_BASE = Network("BERT-base", shapes.bert_base(), HALF)

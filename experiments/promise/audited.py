@@ -1,7 +1,8 @@
-"""What audits cost, and how soon a broken promise is mended: the real dispatcher and controller, in virtual time.
+"""Measures the cost of audits, and the time until a broken promise is kept again, in virtual time.
 
-Inputs are rows of an exit table. With the thresholds of `isobatch prepare` a small share of them, the *misfits*, leave
-with another answer than the full network's. Inputs drift when misfits become more frequent.
+The dispatcher and the controller are the product's. Inputs are rows of an exit table. With the thresholds of `isobatch
+prepare`, a small share of them, the *misfits*, leave with an answer that is not the full network's. Inputs drift when
+misfits become more frequent.
 """
 
 import math
@@ -36,7 +37,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.losses import Floats, Indices
 
 SLO_S, MAX_BATCH = 0.1, 32
-SHARE, COST = 0.02, 0.01  # of audits: the product's own
+SHARE, COST = 0.02, 0.01  # the product's own settings of audits
 PROMISED = 0.99
 RATE_PER_S, SOUND_S, DRIFTED_S, DRIFTED = 1000.0, 60.0, 60.0, 0.05
 LOOK_S, LOOKS = 5.0, 24  # the time between looks, and the looks of a window
@@ -44,7 +45,7 @@ WINDOW_S, DAY_S = LOOK_S * LOOKS, 8 * 3600.0
 
 
 class RecordedDevices(TableDevices):
-    """Devices on which an input is a row of an exit table, and leaves where the thresholds of its launch say."""
+    """Devices on which an input is a row of an exit table, and leaves by the thresholds of its launch."""
 
     def __init__(self, *chosen_now: Any, table: ExitTable, evidence: Evidence, prepared: Indices) -> None:
         self._table, self._evidence, self._prepared = table, evidence, prepared
@@ -73,7 +74,7 @@ class RecordedDevices(TableDevices):
 
 
 def watched(what: str, recording: str) -> dict[str, float]:
-    """What audits cost, how soon a broken promise is mended, or what a controller that acts on them keeps of a day."""
+    """The figures of "costs" of audits, of a "mended" promise, or of a "day" of drift under the controller."""
     if what == "costs":
         return dict(audit_costs())
     evidence, others = drawn("demo", recording, "agreement")
@@ -82,21 +83,21 @@ def watched(what: str, recording: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Fit:
-    """A table's rows, by whether these candidates answer them as the full network does."""
+    """A table's rows, and whether these candidates answer them as the full network."""
 
     table: ExitTable
     chosen: Indices
     _places: dict[bytes, Indices] = field(default_factory=dict, repr=False)
 
     def places(self, chosen: Indices) -> Indices:
-        """Where the inputs leave with these candidates; remembered, as it is asked look by look."""
+        """Where the inputs leave with these candidates; kept, since every look needs it."""
         key = chosen.tobytes()
         if key not in self._places:
             self._places[key] = self.table.places(chosen)
         return self._places[key]
 
     def off(self, chosen: Indices) -> NDArray[np.bool_]:
-        """Who is answered otherwise than by the full network."""
+        """Marks the inputs whose answer is not the full network's."""
         row_labels: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.labels[-1]
         return row_labels
 
@@ -106,13 +107,13 @@ class Fit:
         return float(self.off(self.chosen).mean())
 
     def drawn(self, shares: Floats, random: np.random.Generator) -> Indices:
-        """A row for each input, of which such a share are misfits."""
+        """A row for each input, which is a misfit with this probability."""
         off, count = self.off(self.chosen), len(shares)
         misfits, others = (random.choice(np.flatnonzero(of), count) for of in (off, ~off))
         return np.where(random.uniform(size=count) < shares, misfits, others)
 
     def disagreement(self, chosen: Indices, misfits: float) -> float:
-        """The share of other answers than the full network's, if this share of the inputs are misfits."""
+        """The share of answers that are not the full network's, if this share of the inputs are misfits."""
         off, is_misfit = self.off(chosen), self.off(self.chosen)
         return float(misfits * off[is_misfit].mean() + (1 - misfits) * off[~is_misfit].mean())
 
@@ -143,7 +144,7 @@ def audit_costs() -> Iterator[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Setting:
-    """The demo's fleet, its plan for the thresholds of `isobatch prepare`, and inputs that are not what these saw."""
+    """The demo's fleet, its plan for the thresholds of `isobatch prepare`, and inputs that these have not seen."""
 
     evidence: Evidence
     others: ExitTable
@@ -166,7 +167,7 @@ class Setting:
         return dict(self.evidence.thresholds(self.evidence.prepared, range(self.others.num_ramps)))
 
     def chosen(self, plan: Plan) -> Indices:
-        """The candidates at the ramps of a plan; the others are shut."""
+        """The candidates at the open ramps of a plan; other ramps are closed."""
         chosen_now = self.prepared | dict(plan.thresholds)
         return self.evidence.nearest({ramp: chosen_now[ramp] for ramp in opened(plan)})
 
@@ -175,7 +176,7 @@ class Setting:
         return Fit(self.others, self.chosen(self.plan))
 
     def run(self, rate_per_s: float, seconds: float, misfits: Callable[[Floats], Floats]) -> Replanned:
-        """With a controller that keeps the promise; `misfits` are the shares of them over time."""
+        """A run under a controller that keeps the promise; `misfits`: their share by time."""
         keeper = PromiseKeeper(AgreementTerms(self.promised, self.evidence, self.prepared), least_gain=9.0)
         random, fit = np.random.default_rng(0), self.fit
 
@@ -192,7 +193,7 @@ class Setting:
 
 
 def mended(setting: Setting) -> Iterator[tuple[str, float]]:
-    """Seconds from when 5 % of the answers disagree until at most 1 % do; what is lost then with each method."""
+    """Seconds from a drift to 5 % disagreement until it is at most 1 % again, and the disagreement of each method."""
     fit = setting.fit
 
     def misfits(times_s: Floats) -> Floats:
@@ -211,13 +212,13 @@ def mended(setting: Setting) -> Iterator[tuple[str, float]]:
 
 
 def day(setting: Setting) -> Iterator[tuple[str, float]]:
-    """The share of windows with at most 1 % of other answers, of a day in which misfits come and go.
+    """The share of windows with at most 1 % disagreement, on a day with a temporary drift.
 
-    Without a dispatcher: what is counted in a look is drawn, and all audits get to their end.
+    It has no dispatcher: the counts of each look are drawn at random, and all audits end.
     """
     fit = setting.fit
     ends_s: Floats = np.arange(1.0, round(DAY_S / LOOK_S) + 1) * LOOK_S
-    # Most of the day as usual; from 40 % of it on for a fifth of it ever more, up to 5 %, and back.
+    # Misfits are as frequent as usual, except for a peak of 5 % in the middle fifth of the day.
     peak = np.clip(1 - np.abs(ends_s / DAY_S - 0.5) / 0.1, 0.0, 1.0)
     shares = np.asarray(fit.usual + (DRIFTED - fit.usual) * peak, np.float64)
     looks = list(_kept(setting, ends_s, shares))
@@ -238,7 +239,7 @@ def _kept_share(disagreements: Sequence[float]) -> float:
 
 
 def _kept(setting: Setting, ends_s: Floats, shares: Floats) -> Iterator[tuple[float, float, bool]]:
-    """Of each look the disagreement, the depth, and whether thresholds changed after it."""
+    """For each look, the disagreement, the depth, and whether thresholds changed after it."""
     fit, plan, random = setting.fit, setting.plan, np.random.default_rng(0)
     keeper = PromiseKeeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
     facts = setting.problem.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
@@ -268,7 +269,7 @@ def _seen(fit: Fit, chosen: Indices, rows: Indices, now_s: float, random: np.ran
 
 
 def _depth(fit: Fit, chosen: Indices, misfits: float) -> float:
-    """Blocks that inputs run on average, as a share of all."""
+    """The mean share of the blocks that inputs run."""
     costs, is_misfit = fit.table.costs[fit.places(chosen)], fit.off(fit.chosen)
     return float(misfits * costs[is_misfit].mean() + (1 - misfits) * costs[~is_misfit].mean())
 

@@ -1,7 +1,7 @@
-"""How thresholds were chosen before promises were tested: searched and judged on the same inputs, with a fixed margin.
+"""Chooses thresholds on the inputs by which they are judged, with a fixed margin: the baseline of tested promises.
 
-The best single threshold for all ramps, then prices of accuracy from low to high, then what is left of the allowance is
-spent, one ramp at a time.
+It tries the best single threshold for all ramps, then prices of accuracy from low to high; then it spends the rest of
+the allowance, one ramp at a time.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ def searched(table: ExitTable, metric: Metric, max_loss: float) -> Indices:
     """The candidate of each ramp."""
 
     def judge(chosen: Indices) -> tuple[bool, float]:
-        """Allowed before not allowed, then by cost."""
+        """Orders allowed choices before others, then by cost."""
         result = outcome(table, chosen, metric)
         allowed = bool(result.lost.within(max_loss, MARGIN))
         return not allowed, result.cost if allowed else result.lost.mean
@@ -31,7 +31,7 @@ def searched(table: ExitTable, metric: Metric, max_loss: float) -> Indices:
 
 
 def _spent(table: ExitTable, chosen: Indices, metric: Metric, max_loss: float) -> Indices:
-    """The one change that saves most, until none is allowed."""
+    """Make the one change that saves most, until no change is allowed."""
     loss = table.losses(metric)
     costs, least = np.broadcast_to(table.costs[:, None], loss.shape), outcome(table, chosen, metric).cost
     while True:
@@ -48,7 +48,7 @@ def _spent(table: ExitTable, chosen: Indices, metric: Metric, max_loss: float) -
 
 
 def _means(table: ExitTable, chosen: Indices, ramp: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of a value (taken where an input leaves) for each candidate at this ramp."""
+    """The mean of a value for each candidate at this ramp; an input has the value of its exit."""
     leaving = table.first <= chosen[:, None]
     leaving[ramp] = False
     reaches = ~leaving[:ramp].any(axis=0)

@@ -1,11 +1,10 @@
-"""Early answers (Apparate's way): how much sooner inputs are answered, at what tail and at what agreement.
+"""Measures early answers (Apparate): the median, the tail and the agreement over those of the full network.
 
-A network of texts runs in one piece, input by input, timed as BERT-base on a K80 by its datasheet (two layers a block):
-the real dispatcher in virtual time, at a tenth of what the device can do, so that hardly anybody waits, and at seven
-tenths, where inputs leave with their answers as long as others wait. Ramps are those
-that the product opens within its budget, thresholds those that it chooses for these ramps. Beside it Apparate's tuner
-at the same ramps, which looks at 16 answers. On faster devices no ramp is within the budget: each is a launch, of which
-a datasheet's takes 0.2 ms.
+A network of texts runs in one piece, one input at a time, with the times of BERT-base on a K80 by its datasheet (two
+layers a block). The product's dispatcher runs in virtual time at a tenth of the device's rate, where inputs hardly
+wait, and at seven tenths. The product opens ramps within its budget and chooses thresholds for them. The baseline is
+Apparate's tuner at the same ramps, which looks at 16 answers. On faster devices no ramp is within the budget, since
+each is a launch of 0.2 ms by the datasheet.
 """
 
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
 
 SLO_S, BUDGET, INPUTS = 2.0, 0.02, 20_000
-LOAD, BUSY = 0.1, 0.7  # of what the device can do
+LOAD, BUSY = 0.1, 0.7  # of the device's rate
 KIND, LAYERS = "k80", 2  # of BERT-base in a block
 TUNINGS = 100
 
@@ -45,7 +44,7 @@ def early(name: str, recording: str) -> dict[str, float]:
 
 
 def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str, float]]:
-    """Median and p99 over those of the network without exits, and the answers that are the full network's."""
+    """Median and p99 over those without exits, and the share of answers that are the full network's."""
     kinds = fleet(f"{KIND}=1")
     facts = problem(Profile("bert-base", (_timed(),)), kinds, links_between(kinds))
     objective = Objective(slo_s=SLO_S, max_batch=1, ramp_budget=BUDGET)
@@ -81,7 +80,7 @@ def _timed() -> LatencyTable:
 
 
 def _tuned(facts: Problem, objective: Objective, evidence: Evidence) -> Plan:
-    """The plan that is made at the start, with the thresholds that the controller then chooses for it."""
+    """The first plan, with the thresholds that the controller then chooses for it."""
     plan = early_plan(facts.surviving(evidence.survival(evidence.prepared)), objective)
     chosen = evidence.proven_candidates(ramps := opened(plan), costs_of(plan, facts))
     return replace(plan, thresholds=evidence.thresholds(chosen, ramps))

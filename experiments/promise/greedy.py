@@ -1,8 +1,8 @@
-"""Apparate's tuner, as its paper describes it: every answer is audited, and the last 16 of them say when to tune.
+"""Apparate's tuner by its paper: every answer is audited, and the latest 16 answers decide when to tune.
 
-Thresholds begin at "nobody leaves". In each round the ramp is loosened by which most is saved per answer lost; its step
-doubles, and halves where the step breaks the bound. It is judged on the latest records, as many as the window holds.
-(Deb et al., SOSP '24, section 3.2; its artifact's own code was not used.)
+At first no input leaves. Each round loosens the ramp that saves most per lost answer. The ramp's step doubles, or
+halves if it would break the bound. Candidates are judged on the answers of the window. (Deb et al., SOSP '24, section
+3.2; the code of its artifact is not used.)
 """
 
 from typing import Protocol
@@ -12,14 +12,14 @@ import numpy as np
 from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.losses import Floats, Indices
 
-WINDOW = 16  # records, which say whether to tune, and on which it is done
+WINDOW = 16  # answers that decide whether to tune, and by which thresholds are tuned
 BOUND = 0.01
 FIRST, LEAST = 0.1, 0.01  # steps, as shares of the range of thresholds
-LOOKED_AT = 200  # of them, since every sixteen may change thresholds
+LOOKED_AT = 200  # inputs of a window of the day; each 16 may change thresholds
 
 
 class Drawn(Protocol):
-    """Inputs of which a share are misfits (see `audited.Fit`)."""
+    """Inputs with a share of misfits (see `audited.Fit`)."""
 
     @property
     def table(self) -> ExitTable: ...
@@ -30,7 +30,7 @@ class Drawn(Protocol):
 
 
 def tuned(table: ExitTable) -> Indices:
-    """The candidates of every ramp, by these records alone."""
+    """The candidate of every ramp, by these answers alone."""
     top = len(table.candidates) - 1
     chosen, steps = table.strictest, np.full(table.num_ramps, FIRST)
     lost, cost = _judged(table, chosen)
@@ -57,7 +57,7 @@ def _judged(table: ExitTable, chosen: Indices) -> tuple[float, float]:
 
 
 def greedy(fit: Drawn, shares: Floats) -> tuple[list[float], float]:
-    """The disagreement in each window of a day, on average over its tunings, and the depth that inputs run."""
+    """The mean disagreement in each window of a day, and the mean depth of inputs."""
     random, chosen, windows, depths = np.random.default_rng(0), fit.table.strictest, list[float](), list[float]()
     for share in shares:
         rows, seen = fit.drawn(np.full(LOOKED_AT, share), random), list[float]()

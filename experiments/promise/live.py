@@ -1,7 +1,7 @@
-"""Live: the demo as `isobatch serve` runs it, its controller beside it, while digits get noisier, and stay so.
+"""Measures agreement live: the demo of `isobatch serve` and its controller, while digits become noisier.
 
-Every answer is compared with the full network's, which is computed before, so what is counted needs no audits: those
-are for the controller. Beside it the answers that the demo's own thresholds would have given to the same digits.
+Every answer is compared with the full network's, computed before, so that the figures need no audits; the controller
+uses audits. The control is the agreement of the demo's own thresholds on the same digits.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from isobatch.profiles.losses import Labels
 MINUTES = 10
 REQUESTS_PER_S, TOGETHER = 25, 8  # digits of a request
 STEERING = {"slo_ms": 50, "max_batch": 32, "one_machine": True}
-AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of these inputs suffices within a minute
-NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
-PROMISED = 0.99  # what the demo promises of agreement
-STEP_S, A_MINUTE = 5.0, 12  # the time for which noise stays the same, and the number of these steps in a minute
-DISTINCT = 512  # digits that take turns in a step
+AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of the inputs is enough within a minute
+NOISIEST = 0.6  # of full ink, as the end of the page's slider
+PROMISED = 0.99  # the demo's promise of agreement
+STEP_S, A_MINUTE = 5.0, 12  # seconds of one noise, and their number in a minute
+DISTINCT = 512  # different digits of a step
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class NoisyDigits:
-    """Digits of one noise: requests, what the network answers in full, and how often its own thresholds disagree."""
+    """Digits of one noise: requests, the answers of the full network, and the disagreement of its own thresholds."""
 
     bodies: list[bytes]
     full: Labels
@@ -53,7 +53,7 @@ class NoisyDigits:
         return cls(bodies, full.reshape(-1, TOGETHER), float((own != full).mean()))
 
     def answered_at(self, base: str) -> float:
-        """The share of what a server answers that is not the full network's."""
+        """The share of a server's answers that are not the full network's."""
         missed = list[float]()
 
         def compared(request: int, answer: bytes) -> bool:
@@ -67,7 +67,7 @@ class NoisyDigits:
 
 
 def noises(steps: int) -> list[float]:
-    """As usual in the first fifth of the time, then ever more, and the most from half of it on.
+    """The noise of each step: usual in the first fifth, then growing until the middle, then constant.
 
     >>> found = noises(11)
     >>> found[1] == NOISE, [round(noise, 9) for noise in found[5:]] == [NOISIEST] * 6

@@ -1,4 +1,4 @@
-"""What thresholds for a plan gain: goodput by the cost model, of inputs that neither thresholds nor plans have seen."""
+"""Computes the gain of thresholds that are chosen for a plan, by the cost model, on inputs that neither has seen."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from isobatch.profiles.files import Profile, load
 from isobatch.profiles.losses import Indices
 
 SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
-COUNTED = 0.1  # of the inputs survive at least: of fewer a table of thousands says little
+COUNTED = 0.1  # the least survival that is compared; a table of thousands of inputs says little about less
 
 
 @dataclass(frozen=True)
 class Served:
-    """Devices, and how long the blocks of a network take there."""
+    """Devices, and the times of a network's blocks there."""
 
     profile: Profile
     devices: str
@@ -40,7 +40,7 @@ class Served:
 
 
 def fleet_of(name: str) -> Served:
-    """The demo's own profile; for texts DistilBERT, which has six blocks too, on V100s by their datasheet."""
+    """The demo's own profile; for texts DistilBERT, which also has six blocks, on V100s by their datasheet."""
     if name == "demo":
         return Served(load(Path(cluster.__file__).parent / "demo" / "profile.json"), "cpu=2")
     return Served(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
@@ -52,10 +52,10 @@ def plans(name: str, recording: str) -> dict[str, float]:
 
 
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
-    """The goodput with thresholds for the plan over that with those of `isobatch prepare`; the most that is lost.
+    """The goodput with thresholds for the plan over that with those of `isobatch prepare`, and the largest loss.
 
-    And by which share fewer or more survive than plans expect, behind the ramp where that is worst: of plans for whose
-    ramps thresholds were chosen, and of those that close some of the ramps of `isobatch prepare`.
+    Also the largest error of the survival behind a ramp that plans expect: of plans with thresholds for their ramps,
+    and of plans that close some of the ramps of `isobatch prepare`.
     """
     facts, gains, losses = fleet_of(name).facts(), list[float](), list[float]()
     offs, offs_closed = [0.0], [0.0]
@@ -82,7 +82,7 @@ def _off(plan: Plan, chosen: Indices, evidence: Evidence, others: ExitTable) -> 
 
 
 def _shut(chosen: Indices, ramps: Sequence[int]) -> Indices:
-    """Nobody leaves at other ramps than these."""
+    """Inputs leave only at these ramps."""
     return np.where(np.isin(np.arange(len(chosen)), ramps), chosen, 0)
 
 

@@ -1,7 +1,7 @@
-"""Recorded inputs on disk, in files that are named by what they hold.
+"""Keeps recorded inputs on disk, in files whose names are hashes of their contents.
 
-So work on them is known by its own code and by what it read. The code that made them may change: as long as it makes
-the same, nothing that was found with them is old.
+So results depend on their own code and on the contents. If the code that records changes but records the same, results
+are still valid.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from isobatch.deployments.folders import cache_directory
 from isobatch.profiles.exit_table import ARRAYS, ExitTable
 from isobatch.profiles.losses import Indices
 
-ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
+ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # rows of a file; the demo's rows are newly distorted digits
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A table by the true labels, and the same by what `isobatch prepare` believes of them when it makes the ladder."""
+    """A table with the true labels, and one with the labels that `isobatch prepare` estimates for its ladder."""
 
     known: ExitTable
     believed: ExitTable

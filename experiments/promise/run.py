@@ -1,13 +1,11 @@
-"""Claim: what is promised of accuracy is kept, and how deep inputs must go for that.
+"""Claim: promises of accuracy hold as often as stated, also while inputs drift.
 
-The rows of a file are drawn again and again, as `isobatch prepare` would get them. Thresholds are chosen on them, as
-now and as before, and tried on all other rows.
+Rows of a file are drawn again and again, as samples of `isobatch prepare`. Thresholds are chosen on them, with a tested
+promise and without, and tried on all other rows. Other parts measure the cost of audits, agreement under drift in
+virtual time and live, tails, and early answers.
 
-And that it stays so while inputs drift: what audits cost, what a controller keeps that acts on them, in virtual time
-and live, and what early answers gain.
-
-It is measured in parts, on all cores. A run that was broken off goes on where it was: finished parts are kept until all
-are there, each as long as the code stays the same that it ran, and the recorded inputs that it read.
+Parts run on all cores. A finished part is kept while its code and its recorded inputs stay the same, so that an
+interrupted run continues.
 """
 
 import os
@@ -36,7 +34,7 @@ OF_CLASSES_SHARE = 0.5  # of the splits, for promises that count classes
 OF_CLASSES: tuple[Metric, ...] = ("worst-class", "macro-f1", "mcc")
 OF_CLASSES_IN = ("sst2", "agnews")
 
-Part = tuple[Any, ...]  # the name of a kind of work, and what it is done on
+Part = tuple[Any, ...]  # a kind of work and its arguments
 WORK: Mapping[str, Callable[..., Any]] = {
     "table": table,
     "plans": plans,
@@ -50,7 +48,7 @@ WORK: Mapping[str, Callable[..., Any]] = {
 def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     for source in SOURCES.values():
         for file, *_ in source.files:
-            data(file)  # says what is missing before anything is begun
+            data(file)  # an error names missing data before work begins
     made = _done([("table", name) for name in ROWS])
     recordings = {name: made["table", name] for name in ROWS}
     others: list[Part] = [("plans", name, recordings[name]) for name in ROWS]
@@ -60,7 +58,7 @@ def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     tries = dict(_tries(splits, recordings))
     finished = _done([*(part for some in tries.values() for part in some), *others])
     _one_thread()
-    figures = live(minutes)  # alone, and never kept: it depends on more than the code
+    figures = live(minutes)  # alone on the machine, and never kept, since it depends on the machine
     for part in others:
         figures |= finished[part]
     figures["plan_thresholds_gain"] = geometric_mean([figures[f"plan_thresholds_gain_{name}"] for name in ROWS])
@@ -70,7 +68,7 @@ def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
 
 
 def _tries(splits: int, recordings: Mapping[str, str]) -> Iterator[tuple[str, list[Part]]]:
-    """What is tried, by the end of its figures' names, in parts."""
+    """The parts in which promises are tried, by the end of their figures' names."""
 
     def parts(name: str, metric: Metric, splits: int) -> list[Part]:
         starts = range(0, splits, TOGETHER)
@@ -85,12 +83,12 @@ def _tries(splits: int, recordings: Mapping[str, str]) -> Iterator[tuple[str, li
 
 
 def _done(parts: Sequence[Part]) -> dict[Part, Any]:
-    """What each part finds, or found before by the same code."""
+    """The result of each part, measured now or kept by the same code."""
     finished, failed = dict[Part, Any](), list[BaseException]()
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread) as workers:
         futures = {workers.submit(_work, part): part for part in parts}
         for future in show(as_completed(futures), "parts", len(parts)):
-            if error := future.exception():  # the others go on, and are kept
+            if error := future.exception():  # other parts continue, and are kept
                 failed.append(error)
             else:
                 finished[futures[future]] = future.result()

@@ -1,9 +1,8 @@
-"""What three networks' exits would do with thousands of inputs: two made here from public texts, and the demo.
+"""Records the exits of thousands of inputs in three networks: two that are fitted here to public texts, and the demo.
 
-No weights of a large encoder need be at hand. The networks of the texts are cascades that are fitted in seconds:
-block k is a linear classifier over the text's most frequent words, ever more of them from block to block. They are no
-transformers, but what a promise is about is there: easy texts that few words decide, hard ones that early blocks get
-wrong, and labels that are noise in part.
+The networks of texts are fitted in seconds: block k is a linear classifier over the most frequent words, with more
+words from block to block. They are no transformers, but they have what affects a promise: easy texts that few words
+decide, hard texts that early blocks get wrong, and noisy labels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,8 @@ from isobatch.deployments.prepare.measuring import RampLogits
 from isobatch.deployments.prepare.records import Layout
 from isobatch.deployments.prepare.thresholds import replay
 
-WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # that each block reads
-CALIBRATE = 2_000  # texts for the temperatures, used for nothing else
+WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # words that each block reads
+CALIBRATE = 2_000  # texts for the temperatures alone
 DIGITS, DIGITS_SEED = 20_000, 21
 
 Labels = NDArray[np.int64]
@@ -35,13 +34,13 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Texts:
-    """Public texts, the names of their labels in each file, and how many of them the cascade is fitted to."""
+    """Public texts, the names of their labels in each file, and the number of texts for fitting."""
 
     files: tuple[tuple[str, Columns, tuple[str, ...]], ...]
     fitted: int
 
     def read(self) -> tuple[list[str], Labels]:
-        """All texts, shuffled, always in the same way."""
+        """All texts, in a fixed random order."""
         result = [
             (str(row.value), names.index(str(row.label)))
             for name, columns, names in self.files
@@ -66,7 +65,7 @@ SOURCES = {
 
 
 def table(name: str) -> str:
-    """Record it, and return the name of the recording."""
+    """Record the inputs, and return the name of the recording."""
     return keep(of_demo() if name == "demo" else of_texts(SOURCES[name]))
 
 
@@ -96,7 +95,7 @@ def _cascade(texts: Sequence[str], labels: Labels, fitted: int) -> Iterator[Tens
 
 
 def of_demo() -> Recorded:
-    """The network as it is shipped, with its temperatures; digits that it was not made from, each distorted anew."""
+    """The shipped network with its temperatures, and newly distorted digits that it was not trained on."""
     return _recorded(ramp_logits(load(demo_directory()), *demo_digits(DIGITS, NOISE, DIGITS_SEED)))
 
 

@@ -1,8 +1,8 @@
-"""Whether the tail grows where inputs leave early (PAME: it never should).
+"""Measures p99 with exits over that without, which should not grow (PAME).
 
-Plans have no SLO here but the one that `isobatch plan --no-later` works out: the latency without exits, at full load.
-They are played beside the network without exits, at four shares of what that sustains, by the real dispatcher in
-virtual time, with thresholds of `isobatch prepare`; and so are plans for the most goodput, whatever their latency.
+Plans have the SLO of `isobatch plan --no-later`: the latency without exits, at full load. The product's dispatcher runs
+them in virtual time with thresholds of `isobatch prepare`, at four shares of the rate without exits. Plans for goodput
+without an SLO are the control.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""How often promises are broken: thresholds are chosen on some rows of a file, by `isobatch prepare` and as before.
+"""Counts broken promises: thresholds are chosen on some rows of a file, and tried on all other rows.
 
-They are tried on all other rows.
+They are chosen as in `isobatch prepare`, and on one part of the rows without a test (before.py).
 """
 
 from collections import defaultdict
@@ -15,13 +15,13 @@ from isobatch.profiles.exit_table import highest, ladder, outcome
 from isobatch.profiles.losses import OF_ALL, Indices, Metric
 
 MAX_LOSS, CONFIDENCE = 0.01, 0.95
-TEST_SHARE = 0.35  # of the rows: as `isobatch prepare` parts them
-BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
-EXACT, BEFORE = "", "before_"  # as the names of the figures begin
+TEST_SHARE = 0.35  # of the rows, as in `isobatch prepare`
+BEFORE_SHARE = 0.2  # of the rows, for thresholds without a test
+EXACT, BEFORE = "", "before_"  # the beginnings of the figures' names
 
 
 def tried(name: str, recording: str, metric: Metric, start: int, stop: int) -> dict[str, list[tuple[float, float]]]:
-    """What other rows lose, and how deep they go, for each method and draw."""
+    """The loss and depth of other rows, for each method and draw."""
     table, rows, seen = read(recording), ROWS[name], defaultdict[str, list[tuple[float, float]]](list)
     for seed in range(start, stop):
         order = np.random.default_rng(seed).permutation(table.known.num_inputs)
@@ -33,7 +33,7 @@ def tried(name: str, recording: str, metric: Metric, start: int, stop: int) -> d
 
 
 def summed(parts: list[dict[str, list[tuple[float, float]]]]) -> Iterator[tuple[str, float]]:
-    """How often more than was promised is lost by other rows, and how deep these go on average, for each method."""
+    """For each method, the share of broken promises, and the mean depth and loss of other rows."""
     for method in parts[0]:
         lost, depths = np.array([each for part in parts for each in part[method]]).T
         yield f"{method}exceeded_share", float((lost > MAX_LOSS).mean())
@@ -42,7 +42,7 @@ def summed(parts: list[dict[str, list[tuple[float, float]]]]) -> Iterator[tuple[
 
 
 def drawn(name: str, recording: str, metric: Metric) -> tuple[Evidence, Recorded]:
-    """What `isobatch prepare` gets in one draw, and all other rows."""
+    """The evidence of `isobatch prepare` in one draw, and all other rows."""
     table, rows = read(recording), ROWS[name]
     order = np.random.default_rng(0).permutation(table.known.num_inputs)
     some, (shape, test) = table.of(order[:rows]), _parts(rows)
@@ -51,7 +51,7 @@ def drawn(name: str, recording: str, metric: Metric) -> tuple[Evidence, Recorded
 
 
 def _parts(rows: int) -> list[Indices]:
-    """What a ladder is made from, and what the promise is tested on."""
+    """The rows that make a ladder, and those that test the promise."""
     return np.split(np.arange(rows), [rows - int(rows * TEST_SHARE)])
 
 

@@ -1,4 +1,4 @@
-"""How long a busy replica waits for its next order, on a virtual device whose launches take 2 ms."""
+"""Measures how long a busy replica waits for its next order, on a virtual device with launches of 2 ms."""
 
 import json
 
@@ -10,18 +10,17 @@ from isobatch.deployments.front.counts import BUSY_S
 from isobatch.optimizer.plan import Placement, Plan, Split
 
 LAUNCH_S = 0.002  # of half the network
-BATCH = 4  # so few inputs that generator and front have time left on the same cores
+BATCH = 4  # so small that generator and front have time left on the same cores
 HALF = BLOCKS // 2
 SLO_MS = 250.0
-LOADS = {"at_90_percent": 0.9, "in_overload": 1.3}  # of what the plan promises
+LOADS = {"at_90_percent": 0.9, "in_overload": 1.3}  # of the promise
 
 
 def figures(seconds: float) -> dict[str, float]:
-    """The idle share of one replica that runs both splits in turns, survivors staying there.
+    """The idle share of one replica that runs both splits in turns and keeps survivors.
 
-    A request brings a batch of inputs. At 90 % of the promise, a replica
-    whose launches are all full is idle for a tenth of the time. In overload inputs always wait, so that all idle time
-    is spent on waiting for an order.
+    A request holds a batch of inputs. At 90 % of the promise, a replica with full launches is idle for a tenth of the
+    time. In overload, inputs always wait, so that the replica is idle only while it waits for an order.
     """
     splits = Split(0, HALF, BATCH, (HALF - 1,)), Split(HALF, BLOCKS, BATCH)
     plan, facts = Plan((Placement("v100", 1, splits, local=True),)), profile(LAUNCH_S)

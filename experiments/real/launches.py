@@ -1,4 +1,4 @@
-"""What launches cost beside their arithmetic, in one process: layers that do nothing, and sizes that are new."""
+"""Measures the cost of launches beside their arithmetic, in one process: with empty layers, and with new sizes."""
 
 import time
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from isobatch.profiles.model import Batch
 INPUTS = 31
 WARM, TIMES = 20, 300
 STOP = 4  # the block behind whose ramp a launch stops
-SHAPES, LONGEST = 500, 24  # launches of different token counts; words of a text
-SPLIT = 1  # blocks of such a launch
+SHAPES, LONGEST = 500, 24  # launches of different token counts, and words of a text
+SPLIT = 1  # blocks of a launch
 
 
 def figures(dtype: str) -> dict[str, float]:
@@ -35,7 +35,7 @@ def figures(dtype: str) -> dict[str, float]:
 
 
 class _Chance(nn.Module):
-    """A ramp that computes nothing: inputs leave by chance, drawn before."""
+    """A ramp that computes nothing: random numbers, drawn before, decide which inputs leave."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Chance(nn.Module):
 
 
 def _beside_layers(model: TorchModel) -> dict[str, float]:
-    """Processor time of a launch and of a stop whose layers do nothing, joining, packing and telling included."""
+    """Processor time of a launch and of a stop with empty layers, including merging, packing and messages."""
     hidden = torch.zeros(LARGEST_BATCH * (LONGEST + 2), WIDTH, dtype=model.dtype)
 
     def first(hidden: Tensor, spans: Spans | None) -> Tensor:
@@ -71,19 +71,19 @@ def _beside_layers(model: TorchModel) -> dict[str, float]:
 
 
 def _run(replica: SplitReplica, order: Order) -> None:
-    """Run a launch as a replica does, up to the messages that it sends."""
+    """Run a launch as a replica does, up to its messages."""
     for reply in replica.run(order):
         frame(NumberedReply(0, reply), [])
 
 
 @torch.inference_mode()
 def _decide(model: TorchModel, pooled: Tensor) -> None:
-    """What a ramp does that is no part of the stop behind it: its head and its policy."""
+    """The work of a ramp that is not part of the stop behind it: its head and its policy."""
     model.ramps.decide(STOP, model.ramps.logits(STOP, pooled), torch.zeros(len(pooled), 0))
 
 
 def _ms(call: Callable[[], object]) -> float:
-    """Milliseconds of processor time that a call takes, in the median."""
+    """The median of a call's processor time in milliseconds."""
     found = []
     for number in range(WARM + TIMES):
         began_s = time.thread_time()
@@ -94,7 +94,7 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def _new_shapes(model: TorchModel) -> dict[str, float]:
-    """Launches of different token counts, over the same launches repeated."""
+    """The time of launches with new token counts, over that of the same launches repeated."""
     drawn = np.random.default_rng(5)
     model.compile_shapes(LARGEST_BATCH, LARGEST_BATCH * (LONGEST + 2), 60.0, time.perf_counter)
     counts = drawn.permutation(np.arange(SHAPES) + LARGEST_BATCH)
@@ -104,7 +104,7 @@ def _new_shapes(model: TorchModel) -> dict[str, float]:
 
 
 def _texts_of(tokens: int, drawn: np.random.Generator) -> list[str]:
-    """Texts that have this number of tokens together."""
+    """Texts with this number of tokens in total."""
     lengths = list[int]()
     while tokens > 0:
         lengths.append(min(tokens, int(drawn.integers(3, LONGEST + 2))))
@@ -115,7 +115,7 @@ def _texts_of(tokens: int, drawn: np.random.Generator) -> list[str]:
 
 def _took_s(model: TorchModel, batch: Batch) -> float:
     assert batch.lengths is not None, "This is a bug: texts have lengths."
-    batch = replace(batch, lengths=batch.lengths.copy())  # a launch that goes on with the same lengths is quicker
+    batch = replace(batch, lengths=batch.lengths.copy())  # a launch that continues with the same lengths is faster
     began_s = time.thread_time()
     model.run(batch, SPLIT, ())
     return time.thread_time() - began_s

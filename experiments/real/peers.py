@@ -1,4 +1,4 @@
-"""Other servers with the same network and the same exits inside a call: batches shrink at ramps, and no input joins."""
+"""Measures other servers with the same network and exits inside a call, where batches shrink at ramps."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from experiments.real.served import AskedServer, RealCase
 from experiments.shared.real_network import LARGEST_BATCH, texts
 
 SHARED = [peer for peer in PEERS if peer.name in ("ray", "litserve")]
-TIMED_S = 3.0  # of calls in this process, which show the most that such a server could sustain
-LOW, HIGH = 0.2, 1.1  # of these calls
+TIMED_S = 3.0  # of calls in this process, an upper bound on such a server's rate
+LOW, HIGH = 0.2, 1.1  # seconds of these calls
 WARMS_UP_S = 5.0
 console = Console(stderr=True, width=140)
 
 
 def figures(case: RealCase, number: int, seconds: float) -> dict[str, float]:
-    """What each peer sustains in one round: they have no plan that could tell where to search."""
+    """The rate of each peer in one round, searched in a wide range, since peers have no promise."""
     there, per_s = [peer for peer in SHARED if has(peer)], _called_per_s(case)
     found = {f"missing_{peer.name}": float(peer not in there) for peer in SHARED}
     for peer in there:
@@ -37,7 +37,7 @@ def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, s
 
 
 def _called_per_s(case: RealCase) -> float:
-    """Inputs a second of calls with full batches, one after another."""
+    """Inputs per second of calls with full batches, one after another."""
     from experiments.peers.network import PeerNetwork
 
     network, sent, calls = PeerNetwork(str(case.checkpoint), case.dtype), texts(LARGEST_BATCH), 0

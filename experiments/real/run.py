@@ -1,11 +1,10 @@
-"""Claim: what a plan promises happens with real compute, and constant batches are worth what the planner says.
+"""Claim: with real compute, a plan sustains its promise, and at least as much as early exit and no exits.
 
-BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
-one thread. A round profiles the network, plans, and serves: the machine's speed changes within minutes, so that a
-promise counts for its own round only. The controls are early exit in one split and no exits, each with its best batch.
-They take turns of seconds with the plan, in one server. Other servers are measured apart from them, minutes later. All
-is on one machine's cores, the generator too.
-The figures of a round are kept when it ends, so that an interrupted run goes on with the next.
+BERT-base with random weights, whose inputs leave at random with a given survival, runs on Ray Serve over HTTP, on one
+replica of one thread. A round profiles the network, plans, and serves, since the machine's speed changes within
+minutes. The controls are early exit in one split and no exits, each with its best batch; they take turns of seconds
+with the plan, in one server. Other servers are measured minutes later. The generator uses the same machine's cores. The
+figures of a round are kept when it ends, so that an interrupted run continues with the next round.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
 SIX_LAYERS = 6
-PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
+PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
 # Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "slo200": lambda case: replace(case, slo_ms=200),
@@ -42,14 +41,14 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
-WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
-RATES = ("promised_per_s", "live_", "machine_slower", "constant_over", "chosen_over")  # and ratios of them
+WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of the promise
+RATES = ("promised_per_s", "live_", "machine_slower", "constant_over", "chosen_over")  # ratios of rates
 console = Console(stderr=True, width=140)
 
 
 @dataclass(frozen=True)
 class RealPart:
-    """A part of the benchmark that is measured and kept by itself. The names of its figures end with `suffix`."""
+    """A part, whose figures are kept when it ends. Their names end with `suffix`."""
 
     name: str
     suffix: str
@@ -60,10 +59,10 @@ def measure(
     parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
     turns: int = 6, seconds: int = 16, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """What each system sustains, for each precision: `rounds` with a profile and a plan each, and so many turns.
+    """The rate of each system, for each precision, in `rounds` that each have a profile and a plan, and in `turns`.
 
-    Only the first precision takes all rounds; the others, and all parts but `launches` and `live`, take a third.
-    `again=1`: measure also what the same code has measured on this machine before.
+    Only the first precision has all rounds; other precisions, and all parts except `launches` and `live`, have a third.
+    `again=1`: measure parts again that the same code has measured on this machine.
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
@@ -77,8 +76,9 @@ def measure(
 
 
 def of_rounds(name: str, values: list[float]) -> dict[str, float]:
-    """A figure of several rounds: rates and their ratios by geometric means, so that they fit each other, others by
-    medians; and of the ratios between systems the lowest and the highest round.
+    """The figures of several rounds: geometric means of rates and ratios, so that they agree, and medians of others.
+
+    Ratios between systems also have the lowest and the highest round.
 
     >>> of_rounds("constant_over_no_exits", [1.0, 4.0])
     {'constant_over_no_exits': 2.0, 'constant_over_no_exits_low': 1.0, 'constant_over_no_exits_high': 4.0}
@@ -110,7 +110,7 @@ def _parts(
 
 
 def _other(name: str, case: RealCase) -> RealCase | None:
-    """None: it needs recorded exits, which are no part of the project and not at hand."""
+    """None: its recorded exits are not at hand; they are not part of the project."""
     try:
         return OTHERS[name](case)
     except UserError as error:
@@ -125,7 +125,7 @@ def _rounds(name: str, case: RealCase, rounds: int, turns: int, seconds: float) 
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
-    """What the chosen plan sustains, over each peer, for the precisions in which both were measured.
+    """The rate of the chosen plan over that of each peer, for the precisions in which both were measured.
 
     >>> over_peers({"live_per_s_constant_int8": 60.0, "live_per_s_ray_int8": 40.0})
     {'constant_over_ray_int8': 1.5}
@@ -152,7 +152,7 @@ def live(case: RealCase, number: int, turns: int, seconds: float) -> dict[str, f
 async def _measured(
     here: Live, folder: Path, known: Profile, profiled_s: float, case: RealCase, turns: int, seconds: float, seed: int
 ) -> dict[str, float]:
-    """All systems in turns, then the chosen plan near its promise. `profiled_s`: a chain's time beside the profile."""
+    """All systems in turns, then the chosen plan near its promise. `profiled_s`: the chain's time at the profile."""
     planned = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
     served = await ServedNetwork.deployed(here, folder, known, planned[0].plan, case)
     for system in planned:

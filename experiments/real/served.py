@@ -1,4 +1,4 @@
-"""One application on Ray Serve that computes for real, and the plans that take turns on it."""
+"""A really computed application on Ray Serve, and the plans that take turns on it."""
 
 import asyncio
 import json
@@ -32,15 +32,15 @@ from isobatch.profiles.files import Profile
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}
 SLACK = 0.2
-STEPS = 5  # halvings of the range in which a server without a plan is searched
+STEPS = 5  # halvings of the range of rates of a server without a plan
 ANSWERED = 200  # an HTTP status
-NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
-REPLICA = "ServeReplica:live."  # in the command line of a replica
+NEARLY = 0.9  # of the promise: the load at which fill and idle time are measured
+REPLICA = "ServeReplica:live."  # a part of a replica's command line
 
 
 @dataclass(frozen=True)
 class PlannedSystem:
-    """A way to serve the network, and how many inputs a second its plan promises in time."""
+    """A way to serve the network, and the inputs per second that its plan promises."""
 
     name: str
     plan: Plan
@@ -49,18 +49,18 @@ class PlannedSystem:
 
 @dataclass(frozen=True)
 class Nearly:
-    """What was seen of a plan while it was asked for most of what it promises."""
+    """The measurements of a plan at most of its promise."""
 
-    fill: float  # the least of all splits but the last
+    fill: float  # the least of all splits except the last
     replica_idle_share: float  # of the replica, between launches
-    wall_over_processor: float  # of launches, without the time in which they waited for a core
-    waited_share: float  # of the time of launches: the core computed for another process
+    wall_over_processor: float  # of launches, without waiting for a core
+    waited_share: float  # of the time of launches, while the core computed for another process
     in_time_at_90_percent: float
 
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is served, and within which time. `survival`: the share of inputs that enter each block."""
+    """A network to serve, and its SLO. `survival`: the share of inputs that enter each block."""
 
     dtype: str
     slo_ms: float
@@ -78,7 +78,7 @@ class RealCase:
 
 
 def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZE.largest) -> list[PlannedSystem]:
-    """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
+    """The plan of `isobatch plan`, early exit in one split, and no exits; each is the best one in simulation."""
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
     facts = facts_of(known, f"{known.kinds[0]}={count}")
     found = [chosen_system(CONSTANT, facts, objective)]
@@ -98,7 +98,7 @@ def facts_of(known: Profile, devices: str) -> Problem:
 
 
 def chosen_system(name: str, facts: Problem, objective: Objective) -> PlannedSystem:
-    """What `isobatch plan` chooses for these devices."""
+    """The plan of `isobatch plan` for these devices."""
     first = plan_for_its_ramps(facts, objective, lambda given: side_by_side(given, objective))
     assert first, "This is a bug: one replica is enough for some plan."
     planned, own = first
@@ -116,7 +116,7 @@ class AskedServer:
     words: int = CPU_SIZE.words
 
     async def sustained_per_s(self, low_per_s: float, high_per_s: float, seconds: float, seed: int) -> float:
-        """The largest rate in this range at which nearly all requests are answered in time."""
+        """The largest rate in this range at which enough requests are answered in time."""
         best: float = 0.0
         for _ in range(STEPS):
             rate_per_s = (low_per_s + high_per_s) / 2
@@ -127,13 +127,13 @@ class AskedServer:
         return best
 
     async def sustains(self, per_s: float, seconds: float, seed: int) -> bool:
-        """Whether nearly all inputs of a run are answered in time. Those of its lead do not count."""
+        """Whether enough inputs of a run are answered in time, without those of its lead."""
         due_s = arrivals("poisson", per_s, LEAD_S + seconds, seed)
         share = 1 - IN_TIME_SHARE
         return await run_passes(self._generator(), due_s, LEAD_S, share, self._lost, self._patience_s)
 
     def _lost(self, record: LoadRecord, now_s: float) -> NDArray[Any]:
-        """Which inputs were refused or are late."""
+        """Marks the inputs that were refused or are late."""
         ended = ~np.isnan(record.ended_s)
         took_s = np.where(ended, record.ended_s, now_s) - record.due_s
         lost: NDArray[Any] = (ended & (record.status != ANSWERED)) | (1e3 * took_s > self.slo_ms)
@@ -173,7 +173,7 @@ class ServedNetwork:
         await RunningApplication(NAME).roll_out(system.plan)
 
     async def nearly(self, system: PlannedSystem, seconds: float) -> Nearly:
-        """Ask for most of what the plan promises, and look at its replicas."""
+        """Measure the replicas of a plan at most of its promise."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
         stats = f"{self.here.base}/stats"
@@ -192,7 +192,7 @@ class ServedNetwork:
 
 
 def filled(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[float]:
-    """How full the launches of each split were between two looks at /stats.
+    """The fill of each split's launches between two readings of /stats.
 
     >>> before = [{"launches": 2, "fill": 0.5}]
     >>> filled(before, [{"launches": 4, "fill": 0.75}])
@@ -207,7 +207,7 @@ def filled(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
 
 @dataclass(frozen=True)
 class ThreadTimes:
-    """What the threads that compute, one of each replica, have spent: in all, on a core, and waiting for one."""
+    """Nanoseconds of the computing threads, one of each replica: in total, on a core, and waiting for a core."""
 
     wall_s: float
     processor_s: float
@@ -216,7 +216,7 @@ class ThreadTimes:
 
 @dataclass(frozen=True)
 class ReplicaClock:
-    """When it was looked at, and of every thread of each replica the nanoseconds on a core and waiting for one."""
+    """A reading of the nanoseconds that each thread of each replica spent on a core and waiting for one."""
 
     at_s: float
     threads: Mapping[int, Mapping[str, tuple[int, int]]]  # by process
@@ -226,7 +226,7 @@ class ReplicaClock:
         return cls(time.perf_counter(), {process: _threads(process) for process in named(REPLICA)[:replicas]})
 
     def spent(self) -> ThreadTimes:
-        """Since then, by the thread of each replica that was on a core for longest."""
+        """The time since this reading, by the thread of each replica that was on a core for longest."""
         at_s, ran_ns, waited_ns = time.perf_counter(), 0, 0
         for process, before in self.threads.items():
             spent = [

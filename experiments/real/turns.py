@@ -1,4 +1,4 @@
-"""Systems take turns of seconds in one server, beside a chain of plain layers: how fast the machine is then."""
+"""Searches the rates of systems that take turns in one server, and times a chain of layers for the machine's speed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +12,12 @@ from experiments.shared import rate_search
 from experiments.shared.rate_search import FIRST, RateSearch
 from experiments.shared.real_network import DTYPE, KIND, WIDTH
 
-CHAINS, LAYERS, TOKENS = 20, 144, 32 * 13  # of plain layers: as much arithmetic as BERT-base's; tokens of a batch
+CHAINS, LAYERS, TOKENS = 20, 144, 32 * 13  # plain layers with the arithmetic of BERT-base; tokens of a batch
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """What a system sustained, and how many times as slow as at its profile the machine was beside its runs."""
+    """The rate of a system, and the machine's slowdown beside its runs since the profile."""
 
     per_s: float
     slower: float
@@ -27,9 +27,9 @@ async def in_turns(
     served: ServedNetwork, planned: Sequence[PlannedSystem], slower: Callable[[], float], turns: int, seconds: float,
     seed: int,
 ) -> Mapping[str, Sustained]:  # fmt: skip
-    """What each system sustains, by runs of so many seconds.
+    """The rate of each system, by runs of `seconds`.
 
-    `slower`: how many times as slow as at the profile the machine is now.
+    `slower`: the machine's present slowdown since the profile.
     """
     now, systems = slower(), {system.name: system for system in planned}
     searches = {name: RateSearch(FIRST * system.promised_per_s / now) for name, system in systems.items()}
@@ -45,15 +45,15 @@ async def in_turns(
 
 
 def chain_s(case: RealCase) -> float:
-    """The time of a chain of plain layers on one thread: how fast this machine is now, beside its neighbours.
+    """The time of a chain of plain layers on one thread, which shows the machine's present speed.
 
-    Only of a CPU: a GPU has none. In int8 the chain computes as fast as this processor can.
+    Only for a CPU. For int8, the chain has the processor's fastest precision.
     """
     if case.size.device != KIND:
         return 1.0
     torch.set_num_threads(1)
     dtype = getattr(torch, DTYPE if case.dtype == "int8" else case.dtype)
-    layers = [torch.randn(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)]  # each has memory of its own
+    layers = [torch.randn(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)]  # each layer has its own memory
     hidden, times = torch.randn(TOKENS, WIDTH, dtype=dtype), list[float]()
     with torch.inference_mode():
         for _ in range(CHAINS):

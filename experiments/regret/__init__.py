@@ -1,1 +1,1 @@
-"""Claim: the controller never makes it worse."""
+"""Claim: the controller sustains as much as the best fixed plan."""

@@ -1,4 +1,4 @@
-"""Plays every case with the real controller, then each plan that it considered, on the same inputs."""
+"""Replays every case with the real controller, then with each plan that stays, on the same inputs."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -6,84 +6,75 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import repeat
 
-import numpy as np
 from rich.console import Console
 
-from experiments.regret.judged import PlayedChange, Replay
 from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, start
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.rehearsal import replan
-from isobatch.cluster.load.workloads import Ints
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.optimizer import Plan
 
-HOLD_S = Patience().hold_windows * Patience().replan_every_s  # how long a plan is expected to stay right
 MOST_BESIDE = 6  # plans that never ran
 console = Console(stderr=True, width=140)
 
 
 @dataclass(frozen=True)
-class Led:
-    """A run under the controller: counts by window, its changes, and the plans that stay beside it."""
+class ControlledRun:
+    """A run under the controller: its answers in time, its changes in words, and the plans that could have stayed."""
 
-    window_s: float
-    arrived: Ints
-    good: Ints
-    changes: tuple[PlayedChange, ...]
+    good: int
+    changes: tuple[str, ...]
     plans: tuple[Plan, ...]
-    sentences: tuple[str, ...]  # the changes in words
 
 
-def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, Replay]:
-    """The cases with the most inputs first, so that no core is left with them at the end."""
+def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, float]:
+    """The regret of each case. Cases with the most inputs begin, so that no core ends alone with a long one."""
     ordered = sorted(cases, key=lambda case: -case.percent)
-    return {case.name: _beside(case, run, cores) for case, run in zip(ordered, cores.map(led, ordered), strict=True)}
+    return {
+        case.name: _regret(case, run, cores) for case, run in zip(ordered, cores.map(controlled, ordered), strict=True)
+    }
 
 
-def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
-    fixed = np.array(list(cores.map(stays, repeat(case), run.plans)))
-    replay = Replay(run.window_s, run.arrived, run.good, fixed, run.changes, HOLD_S)
-    for each in run.sentences:
-        console.print(f"{case.name}, {each}")
-    console.print(
-        f"{case.name}: {run.arrived.sum():,} inputs, {len(run.plans)} fixed plans, {len(run.changes)} changes; regret "
-        f"{replay.regret:.2%}, in the worst hour {replay.worst_hour:.2%}, {len(replay.harmed)} windows harmed, "
-        f"{replay.hindsight_share:.2%} of hindsight's"
-    )
-    for window in replay.harmed:
-        console.print(
-            f"{case.name}, harmed at {window * run.window_s:.0f} s: {run.arrived[window]} came, {run.good[window]} in "
-            f"time; the plan before answers {fixed[replay.judged[window], window]}"
-        )
-    return replay
+def _regret(case: ReplayedTrace, run: ControlledRun, cores: Executor) -> float:
+    best = max(cores.map(good_of, repeat(case), run.plans))
+    result = lost_share(run.good, best)
+    for sentence in run.changes:
+        console.print(f"{case.name}, {sentence}")
+    console.print(f"{case.name}: {len(run.plans)} plans that stay, {len(run.changes)} changes, regret {result:.2%}")
+    return result
 
 
-def led(case: ReplayedTrace) -> Led:
-    """One case with the controller."""
+def lost_share(good: int, best: int) -> float:
+    """The share of the best fixed plan's answers in time that is lost; below 0 where more inputs are in time.
+
+    >>> lost_share(98, 100), lost_share(17, 16), lost_share(0, 0)
+    (0.02, -0.0625, 0.0)
+    """
+    return (best - good) / best if best else 0.0
+
+
+def controlled(case: ReplayedTrace) -> ControlledRun:
     problem, (first, facts) = question(), start()
     run = replan(World(first, facts, SLO_S), problem, [inputs(case)], case.seconds, patience=Patience())
     ran = [each for event in run.changes for each in (event.before, event.after) if each]
-    plans = played([first, *ran], problem.considered)
-    changes = tuple(PlayedChange(event.at_s, plans.index(event.before.unpromised)) for event in run.changes)
-    tally = run.report.tally
-    sentences = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
-    return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, sentences)
+    changes = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
+    return ControlledRun(run.report.good, changes, plans_that_stay([first, *ran], problem.considered))
 
 
-def played(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The plans that stay: all that ran, and of those that did not one of each shape, the shapes most often considered.
+def plans_that_stay(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
+    """All plans that ran; of the other plans that the controller considered, one of each of the most frequent shapes.
 
-    Each is played for as long as the controller's own run, and a controller considers dozens that hardly differ.
+    A controller considers dozens of plans that hardly differ, and each is simulated for the whole time.
     """
     result = dict.fromkeys(plan.unpromised for plan in ran)
     shapes = Counter(shape(each) for each in considered if shape(each) not in set(map(shape, result)))
-    for often, _ in shapes.most_common(MOST_BESIDE):
-        result[next(each for each in considered if shape(each) == often).unpromised] = None
+    for frequent, _ in shapes.most_common(MOST_BESIDE):
+        result[next(each for each in considered if shape(each) == frequent).unpromised] = None
     return tuple(result)
 
 
 def shape(plan: Plan) -> Hashable:
-    """Its cuts and devices; batch sizes and ramps always differ a little."""
+    """Cuts and devices, without batch sizes and ramps, which always differ a little."""
     return tuple(
         (placement.kind, placement.replicas, split.start, split.stop)
         for pipeline in plan.pipelines
@@ -92,7 +83,7 @@ def shape(plan: Plan) -> Hashable:
     )
 
 
-def stays(case: ReplayedTrace, plan: Plan) -> Ints:
-    """The answers in time of each window, of the same inputs, where this plan stays."""
+def good_of(case: ReplayedTrace, plan: Plan) -> int:
+    """The answers in time where this plan stays."""
     _, facts = start()
-    return simulate(World(plan, facts, SLO_S), [inputs(case)], case.seconds).tally.good
+    return simulate(World(plan, facts, SLO_S), [inputs(case)], case.seconds).good

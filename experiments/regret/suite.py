@@ -8,7 +8,6 @@ import numpy as np
 
 from experiments.planner import networks as shapes
 from experiments.planner.settings import Network
-from experiments.regret.judged import scaled
 from experiments.shared.machine import data
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
@@ -26,7 +25,7 @@ TRACES = {
     "azure_functions": "arrivals/azure_functions/invitro_1000_inv.csv",
     "azure_code": "arrivals/azure_llm/AzureLLMInferenceTrace_code.csv",
 }
-BUSY = 0.99  # this quantile of the rates of the controller's windows is that share of the plan
+BUSY = 0.99  # the quantile of the windows' rates that becomes `percent` of what the first plan sustains
 DEVICES, SLO_S, MAX_BATCH = "p100=1", 0.5, 64
 LAUNCH_S = 0.004  # launching the kernels of 24 layers one by one from Python
 EASY = Network("easy", shapes.bert_large(), ((0.0, 1.0), (0.34, 0.2), (1.0, 0.05)))
@@ -38,8 +37,8 @@ LEAST_EASY, MOST_EASY = 0.05, 0.95
 
 
 @dataclass(frozen=True)
-class AskedQuestion(ClassifierPlanningProblem):
-    """The controller's question, which remembers every plan that the planner answered with."""
+class RememberingProblem(ClassifierPlanningProblem):
+    """The controller's planning problem, which remembers every plan that the planner returned."""
 
     considered: list[Plan] = field(default_factory=list, compare=False)
 
@@ -56,11 +55,11 @@ class AskedQuestion(ClassifierPlanningProblem):
         return plan
 
 
-def question() -> AskedQuestion:
+def question() -> RememberingProblem:
     kinds = fleet(DEVICES)
     tables = (datasheet_table(EASY.shape, kind.kind, dtype="float32") for kind in kinds)
     slower = tuple(replace(table, launch_s=LAUNCH_S) for table in tables)
-    return AskedQuestion(
+    return RememberingProblem(
         Profile("BERT-large", slower, ExitProfile(HALF)), kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH)
     )
 
@@ -83,7 +82,7 @@ class ReplayedTrace:
 
     @property
     def seed(self) -> int:
-        """The inputs of a trace drift alike, however many come."""
+        """The mix of a trace drifts in the same way at every rate."""
         return list(TRACES).index(self.trace)
 
 
@@ -96,11 +95,11 @@ def start() -> tuple[Plan, Problem]:
 
 @lru_cache(2)
 def inputs(case: ReplayedTrace) -> tuple[Floats, Ints]:
-    """Arrivals, and the block after which each input is sure. The same case, the same inputs."""
+    """Arrivals, and the block after which each input is sure; always the same for a case."""
     plan, facts = start()
     per_s, window_s = recorded_per_s(case.trace, case.hours), Patience().replan_every_s
     windows = per_s.reshape(-1, round(window_s)).mean(axis=1)
-    factor = scaled(windows, case.percent / 100 * evaluate(plan, facts).goodput_per_s, BUSY)
+    factor = case.percent / 100 * evaluate(plan, facts).goodput_per_s / float(np.quantile(windows, BUSY))
     random = np.random.default_rng([case.seed, case.percent])
     times_s = following(per_s, factor * float(per_s.mean()), case.seconds, random)
     return times_s, mix(case.seconds, case.seed).exit_blocks(times_s, random)
@@ -108,7 +107,7 @@ def inputs(case: ReplayedTrace) -> tuple[Floats, Ints]:
 
 @cache
 def recorded_per_s(name: str, hours: int) -> Floats:
-    """What came in every second, at the trace's own rate; one that is too short is repeated."""
+    """Arrivals in every second, at the trace's own rate; a trace that is too short is repeated."""
     times_s = trace(data(TRACES[name]), None, 3600.0 * hours)
     return np.asarray(np.bincount(times_s.astype(np.int64), minlength=3600 * hours), float)
 

@@ -1,4 +1,4 @@
-"""Leads a live application from plan to plan under load, and measures each change's time and its cost meanwhile."""
+"""Changes the plan of a live application under load, and measures the time and cost of each change."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from isobatch.cluster.load.workloads import Floats, arrivals
 from isobatch.optimizer.plan import Plan
 
 SLO_MS = 1000.0
-SHARE = 0.6  # of what the weakest of the plans sustains
-CALM_S = 2.2  # between one change and the next
-AFTER_S = 1.0  # for how long after a change its effects are counted
+SHARE = 0.6  # of the rate of the weakest plan
+CALM_S = 2.2  # seconds between changes
+AFTER_S = 1.0  # seconds after a change in which its effects count
 LONGEST_S = 1800.0
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of plan: when it began and ended, and for how long devices served neither plan."""
+    """A change of plan: its begin and end, and the time in which devices served neither plan."""
 
     what: str
     began_s: float
@@ -74,7 +74,7 @@ class Kind:
     worst_s: float
     missing_s: float
     share: float
-    p99_ms: float  # of all requests that were due around these changes
+    p99_ms: float  # of the requests that were due around these changes
 
     def figures(self) -> dict[str, float]:
         name = self.what.replace(" ", "_")
@@ -102,7 +102,7 @@ def _kind(record: LoadRecord, times: Timeline, steady_per_s: float, same: Sequen
 
 
 def figures(record: LoadRecord, changes: Sequence[Change]) -> dict[str, float]:
-    """The figures of each kind of change; a change that must free devices first costs more, so it has its own."""
+    """The figures of each kind of change; changes that must free devices first are a kind of their own."""
     result, times = kinds(record, changes), timeline(record, SLO_MS)
     steady = _steady(times, changes)
     calm = times.outside(*(change.stretch for change in changes))

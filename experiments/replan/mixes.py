@@ -16,10 +16,10 @@ HARD = Network("hard", shapes.bert_base(), ((0.0, 1.0), (0.5, 0.97), (1.0, 0.8))
 
 @dataclass(frozen=True)
 class Suite:
-    """Four devices instead of sixteen, which changes no ratio, because splits take turns on every replica.
+    """Four devices instead of sixteen, which does not change ratios, since splits take turns on every replica.
 
-    `launch_s`: with that of the datasheets, 0.2 ms, one plan is within 2 % of the best for every mix, and early exit as
-    it is within 10 %. Two milliseconds are what launching the kernels of twelve layers one by one from Python takes.
+    `launch_s`: launching the kernels of twelve layers one by one from Python takes 2 ms. With the 0.2 ms of datasheets,
+    one plan is within 2 % of the best for every mix, and early exit within 10 %.
     """
 
     devices: str = "v100=4"
@@ -27,7 +27,7 @@ class Suite:
     slo_s: float = 0.1
     max_batch: int = 16
     easy_shares: tuple[float, ...] = (0.8, 0.5, 0.2)
-    load: float = 0.95  # as a share of what a plan promises
+    load: float = 0.95  # as a share of the promise
     gap: float = 0.01
 
     @property

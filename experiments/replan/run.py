@@ -1,8 +1,8 @@
-"""Claim: when a plan changes while requests flow, no request fails, no answer is wrong, and goodput hardly moves.
+"""Claim: when a plan changes while requests flow, no request fails, no answer is wrong, and goodput hardly changes.
 
-Everything is real but the devices: Ray Serve, HAProxy, HTTP, an open loop of requests at 60 % of what the weakest of
-the plans sustains. The load comes from this process, on the same cores. The control of a change is the goodput between
-changes; that of the controller are plans that stay, which meet the same inputs.
+Devices are virtual; Ray Serve, HAProxy and HTTP are real. An open loop has 60 % of the rate of the weakest plan; the
+load comes from this process, on the same cores. The control of a change is the goodput between changes; the controls of
+the controller are plans that stay, with the same inputs.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def measure(parts: str = "changes,switch", changes: int = 30, windows: int = swi
 
 
 async def _one_by_one(parts: list[Callable[[Live, Path], Awaitable[Figures]]], here: Live, folder: Path) -> Figures:
-    """All on one event loop: Serve's handles stay with the one that they were first used on."""
+    """Run the parts on one event loop, since a handle of Serve belongs to the loop of its first use."""
     figures: Figures = {}
     for number, part in enumerate(parts):
         own = folder / str(number)

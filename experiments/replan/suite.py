@@ -1,4 +1,4 @@
-"""The network, the devices and the plans between which the application is led."""
+"""The network, the devices, and the plans between which the application changes."""
 
 import os
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from isobatch.profiles.latency import LatencyTable
 BLOCKS = 8
 BATCH = 4
 FAST, SLOW = "v100", "k80"
-BLOCK_S = {FAST: 0.010, SLOW: 0.020}  # whatever the batch: slow enough that this machine is not the limit
-RAMPS = (1, 3, 4)  # active in every plan, so that each input leaves at a known block
+BLOCK_S = {FAST: 0.010, SLOW: 0.020}  # at any batch size; so slow that this machine is not the limit
+RAMPS = (1, 3, 4)  # open in every plan, so that each input leaves at a known block
 SURVIVAL = (1.0, 1.0, 0.8, 0.8, 0.6, 0.5, 0.5, 0.5)
-ROOM = 10  # how many replicas fit on this machine beside the front: those of a plan, and three more
+ROOM = 10  # replicas that fit on this machine beside the front: those of a plan, and three more
 
 
 def profile(block_s: Mapping[str, float] = BLOCK_S) -> Profile:
@@ -43,7 +43,7 @@ def plan(*parts: tuple[int, int, str], batch: int = BATCH) -> Plan:
 START = plan((4, 4, FAST), (BLOCKS, 3, FAST))
 KIND = "device kind changed"
 
-# Each change has a name and the plan that the application is led to; the second round leads back to the start.
+# The name and the new plan of each change; the second round leads back to the start.
 ROUNDS = (
     ("cut moved", plan((5, 4, FAST), (BLOCKS, 3, FAST))),
     ("split added", plan((2, 2, FAST), (5, 3, FAST), (BLOCKS, 2, FAST))),
@@ -58,13 +58,13 @@ ROUNDS = (
     ("split removed", plan((4, 4, FAST), (BLOCKS, 3, SLOW))),
     (KIND, START),
 )
-# Six devices of the other kind do not fit beside the running ones, so the old ones are freed first.
+# Six devices of the other kind do not fit beside the running ones, so the old ones end first.
 NO_ROOM = "devices freed first"
 WITHOUT_ROOM = ((NO_ROOM, plan((4, 3, FAST), (BLOCKS, 6, SLOW))), (NO_ROOM, START))
 
 
 def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
-    """Two changes for which devices must be freed first, then `changes` more, every kind in turn.
+    """Two changes that must free devices first, then `changes` of all kinds in turn.
 
     >>> [what for what, _ in steps(2)]
     ['devices freed first', 'devices freed first', 'cut moved', 'split added']
@@ -73,7 +73,7 @@ def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
 
 
 def offered_per_s(share: float) -> float:
-    """A share of what the weakest of the plans sustains."""
+    """A share of the rate of the weakest plan."""
     return share * min(promise_per_s(chosen, profile()) for _, chosen in (*ROUNDS, *WITHOUT_ROOM))
 
 

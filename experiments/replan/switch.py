@@ -1,8 +1,7 @@
-"""E3's section 5.4 on a live application: plans follow a mix of easy to hard inputs from 80:20 over 50:50 to 20:80.
+"""Measures E3's section 5.4 live: the mix of easy to hard inputs goes from 80:20 over 50:50 to 20:80.
 
-All times are stretched so far that two cores can play the devices, and the controller's windows are shortened to
-seconds. Plans that stay (the best for each mix, early exit with shrinking batches, no exits) are put onto the same
-application, one after the other, and meet the same inputs.
+Launches are stretched, so that two cores suffice for the devices, and the controller's windows last seconds. The
+controls are plans that stay on the same application with the same inputs: the best for each mix, early exit, no exits.
 """
 
 import asyncio
@@ -38,9 +37,9 @@ SHARES = SUITE.easy_shares
 STRETCH = 8.0
 SLO_MS = 1e3 * SUITE.slo_s * STRETCH
 OBJECTIVE = replace(SUITE.question.objective, slo_s=SLO_MS / 1e3)
-INPUT_BYTES = 4096  # of an input on its way: a real one's 400 KB take no longer on a real network than these do here
-WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # the controller's times, and the number of windows that each mix lasts
-STAY_S, SETTLE_S = 5, 2  # how long a plan that stays is measured, and the time before that
+INPUT_BYTES = 4096  # of a moving input: a real one of 400 KB takes the same time on a real network
+WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # the controller's times, and the windows of each mix
+STAY_S, SETTLE_S = 5, 2  # seconds for which a plan that stays is measured, and seconds before
 AFTER_WINDOWS = 2
 COLOURS = {"best plan": "#333333", "first plan": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
 console = Console(stderr=True)
@@ -48,7 +47,7 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Switch:
-    """The goodput of a switch: second by second under the controller; mix by mix for plans that stay."""
+    """The goodput of a switch: for each second under the controller; for each mix with plans that stay."""
 
     controlled_per_s: Sequence[float]
     staying_per_s: Mapping[str, Sequence[float]]
@@ -58,7 +57,7 @@ class Switch:
 
     @property
     def phase_s(self) -> int:
-        """How long each mix lasted."""
+        """The seconds of each mix."""
         return len(self.controlled_per_s) // len(SHARES)
 
 
@@ -94,7 +93,7 @@ def devices() -> dict[str, int]:
 
 
 async def measure(here: Live, folder: Path, windows: int = WINDOWS) -> Switch:
-    """All on one event loop: Serve's handles stay with the one that they were first used on."""
+    """Measure on one event loop, since a handle of Serve belongs to the loop of its first use."""
     front = application(best(SHARES[0]), profile(SHARES[0]), folder, slo_ms=SLO_MS, devices=devices())
     await asyncio.to_thread(here.deploy, front)
     staying = await _staying(here)
@@ -135,7 +134,7 @@ async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]],
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
-    """The controller's decisions since then that led to another plan, read from its record."""
+    """The controller's decisions for another plan since this time, by its record."""
     (path,) = (folder / "memory").glob("*/*/events.jsonl")
     events = [
         event for event in Events(path).all if event.at_s >= began_s and event.what in ("rolled out", "rolled back")
@@ -151,7 +150,7 @@ def _decisions(folder: Path, began_s: float) -> list[Event]:
 
 
 def _arrivals(easy: float, seconds: float, plan: Plan | None = None) -> Floats:
-    """Arrivals at the rate that the best plan can carry, or at a lower one if this plan cannot carry that."""
+    """Arrivals at the rate of the best plan, or of this plan if that is lower."""
     known = facts(easy)
     rates = [SUITE.offered_per_s(each, known) for each in (plan, best(easy)) if each]
     return arrivals("uniform", min(rates), seconds, 0)
@@ -167,20 +166,20 @@ def _load(here: Live, bodies: Sequence[bytes]) -> LoadGenerator:
 
 
 def _good(record: LoadRecord, seconds: float) -> NDArray[np.int64]:
-    """The number of answers in time, by the second in which the requests were due."""
+    """Answers in time, by the second in which their requests were due."""
     good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= SLO_MS)
     counts, _ = np.histogram(record.due_s[good], np.arange(0, seconds + 1))
     return counts
 
 
 def _cpu_s(process: int) -> float:
-    """Processor time that a process has taken (Linux)."""
+    """The processor time of a process (Linux)."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0
 
 
 def figures(switch: Switch) -> dict[str, float]:
-    """The figures of a switch; gains are those of the last windows of each mix."""
+    """The figures of a switch; gains count in the last windows of each mix."""
     phase, settled_s = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
     ours = [
         float(np.mean(switch.controlled_per_s[n * phase + settled_s : (n + 1) * phase])) for n in range(len(SHARES))

@@ -1,4 +1,4 @@
-"""Goodput second by second, to show the effect of changes and faults of the application."""
+"""Counts goodput by the second, to show the effect of changes and faults of an application."""
 
 import asyncio
 import json
@@ -15,12 +15,12 @@ from isobatch.profiles.exits import ExitProfile
 
 WINDOW_S = 1.0
 STEP_S = 0.1
-AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
-KINDS = 500  # of inputs, drawn once and sent in turns
+AGAIN_S = 0.1  # the pause before a request is sent again after its connection broke
+KINDS = 500  # inputs that are drawn once and sent in turns
 
 
 class PersistentLoad(LoadGenerator):
-    """Sends a request whose connection ends without an answer again, until `again_s` after it was due."""
+    """Sends a request again if its connection ends without an answer, until `again_s` after it was due."""
 
     def __init__(
         self, url: str, bodies: Sequence[bytes], headers: str, right: Callable[[int, bytes], bool], again_s: float
@@ -40,7 +40,7 @@ class PersistentLoad(LoadGenerator):
         asyncio.get_running_loop().call_later(AGAIN_S, lambda: self._begin_task(self._send_anew(index)))
 
     async def _send_anew(self, index: int) -> None:
-        """Send the request over a new connection, because idle ones may have broken for the same reason."""
+        """Send the request over a new connection, since idle ones may have broken for the same reason."""
         try:
             _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
         except OSError:
@@ -63,9 +63,9 @@ def load(
     leaves_right: Callable[[int, int], bool] = _leaves_there,
     fresh: bool = False,
 ) -> PersistentLoad:
-    """A load of inputs that say where they are sure, so that each answer can be checked.
+    """Requests that name the block after which their input is sure, so that each answer can be checked.
 
-    `leaves_right(left after, sure after)` says whether an input may leave after this block. `fresh`: each request has a
+    `leaves_right(left after, sure after)`: whether an input may leave after this block. `fresh`: each request has a
     connection of its own.
     """
     depths = exit_blocks(ExitProfile(SURVIVAL), KINDS, np.random.default_rng(0)).tolist()
@@ -100,16 +100,16 @@ class Timeline:
         return result
 
     def recovered_s(self, at_s: float, until_s: float, enough_per_s: float) -> float:
-        """Seconds from this moment to the end of the window from which on all, up to `until_s`, have enough goodput."""
+        """Seconds from `at_s` until all later windows, up to `until_s`, have enough goodput."""
         here = (self.starts_s >= at_s - WINDOW_S) & (self.starts_s + WINDOW_S < until_s)
         short = here & (self.good_per_s < enough_per_s)
         return max(0.0, float(self.starts_s[short].max()) + STEP_S - at_s) if short.any() else 0.0
 
 
 def timeline(record: LoadRecord, slo_ms: float, by_due: bool = False) -> Timeline:
-    """By when answers came, or (`by_due`) by when they were asked for: then batches that end together are no waves.
+    """Answers in time by the time of the answer, or (`by_due`) of the request, which is smoother.
 
-    The first and the last second are left out: the load begins and ends there.
+    The first and the last second are left out, since the load begins and ends there.
     """
     good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= slo_ms)
     at_s = np.sort((record.due_s if by_due else record.ended_s)[good])

@@ -1,4 +1,4 @@
-"""Makes all-MiniLM-L6-v2 a reranker of QNLI's questions and sentences, once; then it is kept in the cache."""
+"""Makes a reranker of QNLI's questions and sentences from all-MiniLM-L6-v2, once, and keeps it in the cache."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.backend.minilm import source
 from experiments.shared.machine import data
+from experiments.shared.minilm import source
 from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.prepare.data import Columns, rows
 from isobatch.deployments.prepare.records import Layout
 from isobatch.deployments.progress import show
 
-LENGTH = 10  # of a list: a question's own sentence, and nine others
-NEGATIVES = 1  # sentences of other questions, for each one of its own in a step of fine-tuning
+LENGTH = 10  # documents of a list: a question's own sentence, and nine others
+NEGATIVES = 1  # sentences of other questions for each question in a step of fine-tuning
 STEPS, QUESTIONS, LEARNING_RATE = 120, 8, 1e-4
 LONGEST = 48  # tokens of a pair in fine-tuning
 
@@ -33,7 +33,7 @@ def answered(part: str) -> list[Pair]:
 
 
 def lists_of(pairs: Sequence[Pair], most: int, seed: int = 0) -> list[tuple[str, list[str]]]:
-    """Questions, each with its own sentence first, and the nine others that a search by words finds first."""
+    """Questions, each with its own sentence first, then the nine best of a search by words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     sentences = sorted({sentence for _, sentence in pairs})

@@ -1,9 +1,9 @@
-"""Claim: a reranker with exits ranks more documents in a second, and loses no more of NDCG@10 than was promised.
+"""Claim: a reranker with exits ranks more documents per second, and keeps its promise of NDCG@10.
 
-MiniLM, fine-tuned on QNLI: a question, its own sentence, and the nine others that a search finds first. `isobatch
-prepare --queries` promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often
-such promises are broken is found with the scores that were recorded after every block: lists are drawn from them again
-and again, as `prepare` would get them, and the promise is broken if all lists together lose more.
+MiniLM is fine-tuned on QNLI; a list has a question's own sentence and the nine best others of a search. `isobatch
+prepare --queries` promises a loss of at most 1 %. New lists are timed with exits and without, in turns. To count broken
+promises, lists are drawn again and again from recorded scores, as samples of `prepare`; a promise is broken if all
+lists together lose more.
 """
 
 import json
@@ -41,7 +41,7 @@ def measure(lists: int = 860, fresh: int = 100, repeats: int = 100) -> dict[str,
 
 
 def _prepared(found: list[tuple[str, list[str]]]) -> Path:
-    """The reranker with exits for these lists. It is kept, so that an interrupted run goes on after it."""
+    """The reranker with exits for these lists; kept, so that an interrupted run continues after it."""
     network, folder = reranker(), place_of("rerank", str(len(found)))
     if folder.exists():
         return folder
@@ -58,7 +58,7 @@ def _prepared(found: list[tuple[str, list[str]]]) -> Path:
 
 
 def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
-    """How often promises are broken that are made with lists drawn from all recorded ones."""
+    """The share of broken promises, each made with lists that are drawn from all recorded ones."""
     everything, random = _joined(evidence.shape, evidence.test), np.random.default_rng(0)
     shape, test = (len(each.ndcg(each.at_end)) for each in (evidence.shape, evidence.test))
     broken = 0
@@ -70,7 +70,7 @@ def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
 
 
 def _joined(first: ExitTable, second: ExitTable) -> ExitTable:
-    """The lists of two tables as those of one."""
+    """One table with the lists of both."""
     names = ("first", "right", "labels", "truth", "agreed", "scores", "lists", "relevance")
     return replace(
         first, **{name: np.concatenate((getattr(first, name), getattr(second, name)), axis=-1) for name in names}
@@ -78,7 +78,7 @@ def _joined(first: ExitTable, second: ExitTable) -> ExitTable:
 
 
 def redrawn(table: ExitTable, random: np.random.Generator, count: int) -> ExitTable:
-    """This number of lists, each drawn from all of a table: one may be there several times, as different lists."""
+    """This number of lists, drawn from a table with repetition; repeated lists count as different ones."""
     assert table.lists is not None, "This is a bug: these are lists."
     order, numbers = np.argsort(table.lists, kind="stable"), np.unique(table.lists)
     starts = np.searchsorted(table.lists[order], [*numbers, numbers[-1] + 1])

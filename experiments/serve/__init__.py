@@ -1,1 +1,1 @@
-"""Claims about the serving graph, on virtual devices."""
+"""Claim: serving adds little time to that of the devices, and plans keep their promise."""

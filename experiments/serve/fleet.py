@@ -1,4 +1,4 @@
-"""Virtual fleets to serve: a network of eight blocks, on devices that take 10 ms for half of it, whatever the batch."""
+"""Virtual fleets: a network of eight blocks, on devices that take 10 ms for half of it, at any batch size."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 8
 BATCH = 16
-PASS_S = 0.010  # of half the network, on the plain kind of device
+PASS_S = 0.010  # half of the network, on the plain kind of device
 SURVIVAL = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5)
-KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
+KINDS = {"v100": 1.0, "k80": 2.0}  # times over those of the plain kind
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def facts_for(facts: Profile, counts: Mapping[str, int]) -> Problem:
 
 
 def promise_per_s(chosen: Plan, facts: Profile) -> float:
-    """What the planner's cost model says that the plan sustains."""
+    """The goodput of the plan by the planner's cost model."""
     return evaluate(chosen, facts_for(facts, chosen.devices())).goodput_per_s

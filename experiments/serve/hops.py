@@ -1,7 +1,7 @@
 """Measures the latency that a hop from split to split adds.
 
-16 inputs weigh 256 KiB after the first split and 3 MiB after the second. A hop's latency is that of a request that
-makes it, less that of one that leaves before it, less the time of the next device.
+16 inputs have 256 KiB after the first split and 3 MiB after the second. A hop's latency is that of a request with the
+hop, less that of a request that leaves before it, less the time of the next device.
 """
 
 from statistics import median
@@ -12,7 +12,7 @@ from experiments.serve.servers import served
 
 ROUNDS, COUNT = 3, 40
 KIB, MIB = 2**10, 2**20
-LEAVE_AFTER = (1, 3, BLOCKS - 1)  # after no hop, one, two
+LEAVE_AFTER = (1, 3, BLOCKS - 1)  # after no hop, one hop, two hops
 WEIGHTS = (256 * KIB // BATCH,) * 2 + (3 * MIB // BATCH,) * (BLOCKS - 2)
 
 
@@ -23,7 +23,7 @@ def hops() -> dict[str, float]:
 
 
 def _latencies(url: str) -> dict[str, float]:
-    """Latencies measured in turns, so that other work on the machine affects all of them alike."""
+    """Latencies are measured in turns, so that other work on the machine affects all of them."""
     rounds = [
         [measures.median_ms(url, measures.leaving_at(block, BATCH), COUNT) for block in LEAVE_AFTER]
         for _ in range(ROUNDS)

@@ -11,7 +11,7 @@ from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
 
-DRAWN = json.dumps({"inputs": None}).encode()  # an input that leaves as drawn from the profile
+DRAWN = json.dumps({"inputs": None}).encode()  # an input that leaves at random by the profile
 
 
 def leaving_at(block: int, inputs: int = 1) -> bytes:
@@ -20,15 +20,15 @@ def leaving_at(block: int, inputs: int = 1) -> bytes:
 
 
 def rate(url: str, clients: int, seconds: float) -> float:
-    """Answers per second to these clients, each of which asks again as soon as it is answered."""
+    """Answers per second to clients that each send the next request when they have an answer."""
     record = asyncio.run(LoadGenerator(url, [DRAWN], clients).by_clients(clients, seconds))
     return summary(record, float("inf")).answered_per_s
 
 
 def median_ms(url: str, body: bytes, count: int, per_s: float = 20.0) -> float:
-    """The median latency of lone requests, sent one after another, a little apart; the first ones only warm up.
+    """The median latency of lone requests, sent one after another; the first ones warm up.
 
-    It counts from when a request was sent, since an event loop's timers are up to a millisecond late.
+    It counts from the sending of a request, since an event loop's timers are up to a millisecond late.
     """
     record = asyncio.run(LoadGenerator(url, [body]).at(arrivals("uniform", per_s, (count + 10) / per_s, 0)))
     return median(_latencies_ms(record)[10:])
@@ -44,11 +44,6 @@ def stats(url: str) -> dict[str, Any]:
     """The content of /stats of the application at this address."""
     content: dict[str, Any] = answer_at(url.replace("/predict", "/stats"))
     return content
-
-
-def fronts_cpu_s(url: str) -> float:
-    """The processor time of all fronts together, in seconds."""
-    return float(sum(front["cpu_s"] for front in stats(url)["fronts"]))
 
 
 def p50s_ms(record: LoadRecord, bodies: int) -> Sequence[float]:

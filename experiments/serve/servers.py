@@ -1,9 +1,8 @@
-"""Servers to be measured: each is a program of its own, started before and ended after."""
+"""Starts the servers to be measured, each as a program of its own, and ends them."""
 
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -22,32 +21,28 @@ from isobatch.deployments.ray_settings import SETTINGS
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
 
-PATIENCE_S = 600.0  # a busy machine takes its time
+PATIENCE_S = 600.0  # a busy machine starts slowly
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
-_NONE: Mapping[str, str] = {}
-SHOWN = 2000  # how many of the last letters of its log are shown if a server does not start
+SHOWN = 2000  # characters at the end of the log of a server that does not start
 
 
 @contextmanager
-def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
+def isobatch(serve_file: Path, grpc_port: int = 0) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port()
     command = [*COMMAND, "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
-    with running(command, "ready at", environment=environment):
+    with running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
 
 
 @contextmanager
 def demo(
-    settings: Mapping[str, object],
-    steering: Mapping[str, object] | None = None,
-    grpc_port: int = 0,
-    environment: Mapping[str, str] = _NONE,
+    settings: Mapping[str, object], steering: Mapping[str, object] | None = None, grpc_port: int = 0
 ) -> Iterator[str]:
     """The demo as it is shipped, with further settings; yields its address.
 
-    `steering`: of the controller beside it, which remembers nothing of other days; None: there is none.
+    `steering`: the settings of a controller beside it, whose memory begins empty; None: no controller.
     """
     files = {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
     args = {"cpus_per_replica": 0, "replan": steering is not None, **files, **settings}
@@ -66,7 +61,7 @@ def demo(
             )
         file = Path(folder) / "serve.yaml"
         file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
-        with isobatch(file, grpc_port, environment) as url:
+        with isobatch(file, grpc_port) as url:
             yield url.removesuffix("/predict")
 
 
@@ -81,35 +76,28 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> I
 
 
 @contextmanager
-def running(
-    command: Sequence[str], ready: str, patience_s: float = PATIENCE_S, environment: Mapping[str, str] = _NONE
-) -> Iterator[None]:
-    """The program runs until the block ends, and nothing that it started runs longer."""
+def running(command: Sequence[str], ready: str) -> Iterator[None]:
+    """Run the program until the block ends, then end it and all processes that it started."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     mark = f"{os.getpid()}-{uuid4().hex}"
     ours = {"RAY_worker_niceness": SETTINGS["RAY_worker_niceness"], MARK: mark}
     with TemporaryFile("a+") as log:  # the program appends to it while it is read here
         process = subprocess.Popen(
-            command,
-            env=inherited | ours | dict(environment),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            command, env=inherited | ours, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
         try:
-            _await(process, log, ready, patience_s)
+            _await(process, log, ready)
             yield
         finally:
             _end(process, mark)
 
 
-def _await(process: subprocess.Popen[str], log: IO[str], ready: str, patience_s: float) -> None:
+def _await(process: subprocess.Popen[str], log: IO[str], ready: str) -> None:
     """Wait until the program is ready; if it never is, raise an error with the end of its log."""
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + PATIENCE_S
     while ready not in _text_of(log):
         if (ended := process.poll() is not None) or time.monotonic() > until_s:
-            why = f"ended with {process.returncode}" if ended else f"was not ready within {patience_s:g} s"
+            why = f"ended with {process.returncode}" if ended else f"was not ready within {PATIENCE_S:g} s"
             raise RuntimeError(f"{process.args!r} {why}; its last output:\n{_text_of(log)[-SHOWN:] or '(nothing)'}")
         time.sleep(0.1)
 
@@ -120,7 +108,7 @@ def _text_of(log: IO[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str], mark: str) -> None:
-    """End the program, which may end its children itself; then end the processes that still have its mark."""
+    """End the program, then kill the processes with its mark that it has not ended itself."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(20)
@@ -140,19 +128,8 @@ def processor_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def metrics_url() -> str:
-    """Where the Ray of the server that runs now exports metrics: it writes the port that it found into its folder."""
-    for process in _marked(f"{os.getpid()}-"):
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{process}/cmdline").read_text()
-            if folder := re.search(r"--session[-_]dir=([^\0 ]+)", command):
-                for port in Path(folder[1]).glob("metrics_export_port_*"):
-                    return f"http://127.0.0.1:{port.read_text()}/metrics"
-    raise RuntimeError("no Ray of a server exports metrics")
-
-
 def _marked(mark: str) -> Iterator[int]:
-    """Processes whose mark begins so: started by the program, however far they have got away from it (Linux)."""
+    """Processes with a mark that begins with `mark`, on Linux: the program started them, perhaps as other sessions."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             wanted = f"{MARK}={mark}".encode()

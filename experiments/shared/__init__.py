@@ -1,1 +1,1 @@
-"""What several claims share: a live application to measure, gains over baselines, public data, the headlines."""
+"""Code that several claims share: a live application, networks, gains over baselines, public data, headlines."""

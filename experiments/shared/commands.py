@@ -1,4 +1,4 @@
-"""Our own commands in a process of their own. Apart from the machine: what names them depends on all their code."""
+"""Runs the project's commands in a process. A module that imports this one depends on the code of all commands."""
 
 import os
 import subprocess
@@ -10,6 +10,6 @@ COMMAND = (sys.executable, "-m", "isobatch.cluster.cli")
 
 
 def run_isobatch(*arguments: object) -> None:
-    """What the command prints goes to stderr."""
+    """Run a command; its output goes to stderr."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([*COMMAND, *map(str, arguments)], check=True, env=environment, stdout=sys.stderr)

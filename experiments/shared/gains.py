@@ -1,4 +1,4 @@
-"""Baselines, plans whose tail is no longer than without exits, and the two fleets of E3 by datasheets."""
+"""Plans of baselines, plans with `--no-later`, and E3's two fleets by datasheets."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,7 +24,7 @@ def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
 
 
 def keeping_tail(plan: Plan, facts: Problem, limited: Objective) -> tuple[Tails, Plan]:
-    """The tail without exits, and the plan of `isobatch plan --no-later`. `plan`: the one that is not simulated yet."""
+    """The tail without exits, and the plan of `isobatch plan --no-later`. `plan`: the plan before simulation."""
     assert limited.slo_s, "This is a bug: a plan that is no later has an SLO."
     stock, find = baseline_plan(NO_EXITS, facts, limited), partial(side_by_side, gap=GAP)
     tails = Tails(facts, stock, limited.slo_s, DEFAULT_EFFORT.last_inputs)

@@ -1,4 +1,4 @@
-"""The figures that matter: of which claim each is, what was aimed at, and what the paper reports (headlines.txt)."""
+"""The figures on the pages, with claim, aim and the paper's value (headlines.txt)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Headline:
-    """One figure of a benchmark. `aim` is a bound; with `paper`, it is what the paper reports of its own machines."""
+    """One figure of a benchmark. `aim`: a bound; `paper`: the paper's value on its own machines."""
 
     claim: str
     figure: str
@@ -36,7 +36,7 @@ class Headline:
         return self.aim is None or self._reaches(value, self.aim)
 
     def cells_of_paper(self, value: float | None) -> tuple[str, str, str]:
-        """What the paper reports and what was found; bold where that is less good.
+        """The paper's value and ours, which is bold if it is worse.
 
         >>> Headline("tcb", "slots", "slots, of 10 rows", paper=1.18).cells_of_paper(1.018)
         ('slots, of 10 rows', '1.18', '**1.018**')
@@ -53,7 +53,7 @@ class Headline:
         >>> Headline("serve", "lone_extra_ms", "the same (ms)", aim=5, at_most=True).missed(5.7)
         'the same (ms) (lone_extra_ms): 5.7, aim ≤ 5'
         """
-        which = f" ({self.figure})" if self.says.startswith("the same") else ""  # the row above is not there
+        which = f" ({self.figure})" if self.says.startswith("the same") else ""  # since the row above is missing
         return f"{self.says}{which}: {_short(value)}, aim {self._aim()}"
 
     def _reaches(self, value: float, bound: float) -> bool:
@@ -61,7 +61,7 @@ class Headline:
 
 
 def _read(path: Path) -> dict[str, tuple[Headline, ...]]:
-    """The headlines of each heading."""
+    """The headlines under each heading."""
     sections = path.read_text().split("\n## ")[1:]
     return {title: tuple(map(_headline, lines)) for title, *lines in (each.strip().split("\n") for each in sections)}
 
@@ -78,7 +78,7 @@ def _headline(line: str) -> Headline:
 
 HEADLINES = _read(Path(__file__).with_suffix(".txt"))
 
-# The figures by which docs/results.md says what was found, in its order: claim and figure.
+# The figures in the table "Found" of docs/results.md, in its order: claim and figure.
 FOUND = (
     ("planner", "s_96blocks_1000gpus"),
     ("bound", "promise_error_p90"),

@@ -1,4 +1,4 @@
-"""Keeps what a part of a benchmark has measured, so that an interrupted run goes on with the next part."""
+"""Keeps the figures of each part of a benchmark, so that an interrupted run continues with the next part."""
 
 import json
 import time
@@ -14,11 +14,11 @@ from experiments.shared.version import code_behind
 from isobatch.deployments.folders import cache_directory
 
 Figures = Mapping[str, float] | Iterable[tuple[str, float]]
-SECONDS: list[float] = []  # what each part of this run took, whenever it was measured
+SECONDS: list[float] = []  # of each part, also of kept ones
 
 
 def place_of(claim: str, *about: str, module: str = "run") -> Path:
-    """Where something is kept on this machine, as long as the code behind a module of the benchmark stays the same."""
+    """A path in this machine's cache, which changes with the code behind a module of the benchmark."""
     code = json.dumps([*about, _code_behind(claim, module)])
     return cache_directory() / f"bench-{claim}" / sha256(code.encode()).hexdigest()[:16]
 
@@ -29,21 +29,21 @@ def _code_behind(claim: str, module: str) -> dict[str, str]:
 
 
 def kept(path: Path, measure: Callable[[], Any]) -> Any:
-    """What is kept there as JSON; if there is nothing, what is measured now."""
+    """The JSON of this file; without the file, a new measurement, which is then kept."""
     if path.is_file():
         return json.loads(path.read_text())
     result = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(result))
-    draft.replace(path)  # whole, even if the run is interrupted
+    draft.replace(path)  # so that an interrupted run leaves no partial file
     return result
 
 
 def kept_part(
     claim: str, part: str, options: str, again: bool, measure: Callable[[], Figures], console: Console
 ) -> dict[str, float]:
-    """The figures of a part, as the same code measured them on this machine before, or measured now."""
+    """The figures of a part, kept by the same code on this machine, or measured now."""
     path = place_of(claim, part, options).with_suffix(".json")
     if again:
         path.unlink(missing_ok=True)

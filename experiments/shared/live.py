@@ -1,4 +1,4 @@
-"""A live application on virtual devices: on a Ray of this process, with nodes that can be added and killed."""
+"""Runs a live application on a Ray of this process, with nodes that can be added and killed."""
 
 import contextlib
 import json
@@ -31,12 +31,12 @@ from isobatch.profiles.files import Profile, save
 NAME = "live"
 NODE_WITHIN_S, NODE_ATTEMPTS = 120.0, 3
 T = TypeVar("T")
-answer_at = partial(json_at, headers={}, patience_s=30.0)  # the JSON that a server has at an address
+answer_at = partial(json_at, headers={}, patience_s=30.0)  # the JSON at an address of a server
 
 
 @dataclass(frozen=True)
 class Live:
-    """One application, and how to reach the parts of it that may be killed."""
+    """One application, and its processes, which may be killed."""
 
     ray: LocalRay
     base: str
@@ -47,11 +47,11 @@ class Live:
         return f"{self.base}/predict"
 
     def deploy(self, *applications: dict[str, Any], patience_s: float = 180.0) -> None:
-        """Deploy these applications in place of those that were deployed before."""
+        """Deploy these applications in place of the present ones."""
         deploy(self.ray, {"applications": list(applications)}, patience_s)
 
     def processes(self, deployment: str) -> dict[str, int]:
-        """The process of every running replica of deployments of this name, of the application and its controller."""
+        """The process of each running replica of this deployment, in the application and its controller."""
         result: dict[str, int] = {}
         for name, application in serve_client().get_serve_details()["applications"].items():
             if name.partition(".")[0] not in (NAME, "controller"):
@@ -67,13 +67,13 @@ class Live:
 
 
 def in_own_process(measure: Callable[[], T]) -> T:
-    """What this returns in a process of its own: a client of Ray ends its process a minute after that Ray has ended."""
+    """Call this in a new process, since a client of Ray ends its process a minute after that Ray has ended."""
     before = set(active_children())
     with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
         (process,) = set(active_children()) - before
         result = fresh.apply_async(measure)
         while not result.ready():
-            if not process.is_alive():  # the pool starts another one, which knows nothing of the measurement
+            if not process.is_alive():  # the pool starts another process, without the measurement
                 raise UserError("the process that measures was killed: has this machine enough memory?")
             result.wait(1.0)
         fresh.close()
@@ -83,16 +83,16 @@ def in_own_process(measure: Callable[[], T]) -> T:
 
 @contextmanager
 def bare(host: str = "127.0.0.1") -> Iterator[Live]:
-    """A Ray and a Serve that serves nothing yet; `host` must be 0.0.0.0 where nodes have other addresses."""
+    """A Ray and a Serve without applications; `host` must be 0.0.0.0 if nodes have other addresses."""
     before, port = dict(os.environ), free_port()
     os.environ.pop("RAY_ADDRESS", None)
     with TemporaryDirectory() as faults:
         os.environ[FAULTS] = faults
-        # Only one proxy: those of several nodes of one machine would want the same port.
+        # Only one proxy, since proxies of several nodes of one machine would need the same port.
         try:
             with local_ray({"host": host, "port": port, "location": "HeadOnly"}) as ray:
                 yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
-                logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
+                logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # handles log the end of their event loop
         finally:
             sys.excepthook = sys.__excepthook__  # Ray's own hook waits for the Ray that has ended, and hides errors
     os.environ.clear()
@@ -104,7 +104,7 @@ def application(plan: Plan, facts: Profile, folder: Path, **fields: Any) -> dict
     (folder / "plan.json").write_text(plan.to_json())
     save(facts, folder / "profile.json")
     arguments = {
-        "model": str(folder),  # nothing is read from there: virtual devices compute nothing
+        "model": str(folder),  # virtual devices read nothing from there
         "backend": "virtual",
         "plan": str(folder / "plan.json"),
         "replan": True,
@@ -116,7 +116,7 @@ def application(plan: Plan, facts: Profile, folder: Path, **fields: Any) -> dict
 
 
 def controller(folder: Path, **fields: Any) -> dict[str, Any]:
-    """The controller's entry in a Serve file; what it remembers is kept in the folder."""
+    """The controller's entry in a Serve file; its memory is in the folder."""
     arguments = {"application": NAME, "memory": str(folder / "memory"), **fields}
     path = "isobatch.cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
@@ -124,12 +124,12 @@ def controller(folder: Path, **fields: Any) -> dict[str, Any]:
 
 @contextmanager
 def node(address: str, resources: Mapping[str, float], cpus: float = 3.0, host: str | None = None) -> Iterator[int]:
-    """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed.
+    """One more node of a running Ray, as of a second machine; yields its process, which may be killed.
 
-    `host`: an address of its own, of those that this machine has.
+    `host`: one of this machine's addresses, for this node alone.
     """
     before = _alive()
-    # In a folder of its own: `ray start` notes there that this machine has a cluster, which others would heed.
+    # The node has its own folder, since `ray start` writes the cluster's address there, which other programs would use.
     with TemporaryDirectory(prefix="node-", ignore_cleanup_errors=True) as folder:
         command = [*RAY_START, f"--address={address}", f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
         command += [f"--resources={json.dumps(dict(resources))}"]
@@ -143,7 +143,7 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0, host: 
 
 
 def _joined(command: list[str], before: set[str], log: Path) -> subprocess.Popen[bytes]:
-    """The node that this starts; tried again if it ends, as on a busy machine its processes give each other up."""
+    """Start the node; try again if it ends, since on a busy machine Ray's processes may give up on each other."""
     for _ in range(NODE_ATTEMPTS):
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -158,7 +158,7 @@ def _joined(command: list[str], before: set[str], log: Path) -> subprocess.Popen
 
 
 def kill_node(process: int) -> None:
-    """Kill a node with all that runs there, at once."""
+    """Kill a node with all its processes at once."""
     for each in (*descendants(process), process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
@@ -175,7 +175,7 @@ def named(what: str) -> list[int]:
 
 
 def _alive() -> set[str]:
-    """The nodes that Ray believes alive, which may have died a moment ago."""
+    """The nodes that Ray believes alive, some of which may have just died."""
     import ray
 
     return {each["NodeID"] for each in ray.nodes() if each["Alive"]}

@@ -1,4 +1,4 @@
-"""What a benchmark needs of its machine: its processor, ports, public data, and an end by a signal."""
+"""The machine of a benchmark: processor, ports, public data, and an end by a signal."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnn
 
 
 def processor(cpuinfo: Path = CPUINFO) -> str:
-    """Its model, where Linux tells; its architecture elsewhere."""
+    """The processor's model on Linux; elsewhere its architecture."""
     with suppress(OSError):
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
@@ -26,13 +26,13 @@ def processor(cpuinfo: Path = CPUINFO) -> str:
 
 
 def processor_flags(cpuinfo: Path = CPUINFO) -> list[str]:
-    """Those flags of the processor that make launches of many inputs cheap."""
+    """The processor's flags that make large launches cheap."""
     has = _words(cpuinfo)
     return [name for name, flag in FLAGS.items() if flag in has]
 
 
 def computes_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this processor has instructions for bfloat16: without them, it takes ten times as long as float32."""
+    """Whether this processor has instructions for bfloat16, which otherwise takes ten times as long as float32."""
     return not _words(cpuinfo).isdisjoint(("avx512_bf16", "amx_bf16"))
 
 
@@ -48,7 +48,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def data(name: str) -> Path:
-    """The path of a file of public data, under ISOBATCH_DATA or beside the checkout. No data is part of the project."""
+    """The path of a file of public data, under ISOBATCH_DATA or beside the checkout. The project contains no data."""
     folder = Path(os.environ.get("ISOBATCH_DATA", ROOT.parent / "shared" / "data"))
     if not (folder / name).exists():
         raise UserError(f"{folder / name} is not there: set ISOBATCH_DATA to the folder that holds {name}")
@@ -56,7 +56,7 @@ def data(name: str) -> Path:
 
 
 def end_as_by_ctrl_c() -> None:
-    """Let this process stop what it has started when it is told to end. More of the same does not interrupt that."""
+    """Let SIGTERM end this process as Ctrl-C does, so that it ends its servers; a second SIGTERM is ignored."""
     signal.signal(signal.SIGTERM, _end)
 
 

@@ -1,8 +1,8 @@
-"""What systems sustain that take turns of seconds, so that a machine whose speed changes is as slow for each of them.
+"""Searches the sustained rates of systems that take turns of seconds, so that a machine's changes of speed hit each.
 
-Each has a rate of its own, which rises after runs that pass and falls after those that fail. An overload shows only
-once its queue is as long as a request may wait. So the first seconds at a rate do not count. Still, if these and the
-run last n times that long together, a rate that passes may be 1 / n too high.
+Each system has its own rate, which rises after runs that pass and falls after others. An overload shows only when its
+queue is as long as a request may wait, so the first seconds at a rate do not count. If these and the run together last
+n times as long as a request may wait, a rate that passes may still be 1 / n too high.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from rich.console import Console
 from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
 from isobatch.profiles.errors import UserError
 
-FIRST = 0.95  # of what a plan promises: the first guess
-AWAY = 0.2  # from the first guess, in logarithms: the standard deviation of the rates that are believed in at first
-MOST_AWAY = 0.7  # the same, of the candidates farthest from it
-CANDIDATES = 281  # rates: one every half a percent
-STEEPNESS = 25.0  # 8 % below the rate of which half of the runs pass, 88 % do; 8 % above it, 12 %
-BY_CHANCE = 0.05  # of the runs pass or fail whatever the rate
-LEAD_S = 4.0  # at the same rate before a run, for queues to build up; its requests do not count
-LOOK_S = 0.5  # how often a run is looked at, which ends as soon as too many requests are lost
+FIRST = 0.95  # the first guess, over the promise
+AWAY = 0.2  # the standard deviation of the first belief, in logarithms of the rate over the first guess
+MOST_AWAY = 0.7  # the same of the farthest candidates
+CANDIDATES = 281  # rates at distances of half a percent
+STEEPNESS = 25.0  # of all runs, half pass at the sustained rate, 88 % pass 8 % below it, and 12 % pass 8 % above it
+BY_CHANCE = 0.05  # the share of runs that pass or fail at any rate
+LEAD_S = 4.0  # before a run at its rate, so that queues build up; these requests do not count
+LOOK_S = 0.5  # between checks of a run, which ends when too many requests are lost
 console = Console(stderr=True, width=140)
 
 
 class RateSearch:
-    """Finds the rate at which half of the runs pass. The next run is at the rate that all runs so far make likeliest.
+    """Finds the rate at which half of the runs pass. The next run has the likeliest rate by all runs so far.
 
-    A run may fail by chance far below that rate, where the machine is slow for some seconds, or pass far above it.
+    A run may fail by chance far below that rate, if the machine is slow for some seconds, or pass far above it.
 
     >>> search = RateSearch(100.0)
     >>> for run in range(10):
@@ -61,7 +61,7 @@ class RateSearch:
 async def in_turns(
     searches: Mapping[str, RateSearch], turns: int, passes: Callable[[str, float, int], Awaitable[bool]]
 ) -> None:
-    """A run of each system in each turn, in every other turn the other way round.
+    """Run each system in each turn; every other turn has the opposite order.
 
     `passes` gets the name of a system, its rate, and the number of the turn.
     """
@@ -76,9 +76,9 @@ async def run_passes(
     load: LoadGenerator, due_s: Floats, lead_s: float, share: float,
     lost: Callable[[LoadRecord, float], NDArray[Any]], patience_s: float | None = None,
 ) -> bool:  # fmt: skip
-    """Whether at most this share of the requests due after `lead_s` is lost: refused, or late.
+    """Whether at most this share of the requests due after `lead_s` is refused or late.
 
-    `lost` gets the record of the requests that were sent and the time, and returns which of them are.
+    `lost` gets the record of sent requests and the time, and marks the lost requests.
     """
     counted = due_s >= lead_s
 

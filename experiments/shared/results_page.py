@@ -1,7 +1,7 @@
 """Writes experiments/results/README.md, which has every figure, and the tables of docs/results.md, which has a few.
 
-`make results` writes both anew, as every benchmark does when it has ended, and prints what code has changed since.
-`make results BUDGET=60` first measures for 60 minutes what changed code has made old, the shortest benchmarks first.
+`make results` writes both again, as every benchmark does at its end, and prints how much code has changed.
+`make results BUDGET=60` first repeats benchmarks whose code has changed, for 60 minutes, the shortest first.
 """
 
 import json
@@ -33,18 +33,18 @@ Where modules are changed or new since, the figures are those of older code; whe
 them. As of the last `make results`:
 """
 NUMBERS = {"measured", "paper", "here"}
-OUTDATED = 0.5  # the share of a claim's modules that changed since it was measured, above which no table shows it
+OUTDATED = 0.5  # no table shows a claim if more than this share of its modules has changed since the measurement
 Kept = dict[str, dict[str, float]]
 
 
 def shown() -> Kept:
-    """The figures of every claim that was measured, without those of other code than today's."""
+    """The figures of every measured claim, without outdated claims."""
     kept = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
     return {claim: of_claim["figures"] for claim, of_claim in kept.items() if not is_outdated(claim, of_claim)}
 
 
 def is_outdated(claim: str, kept: dict[str, str]) -> bool:
-    """Whether a claim was measured on code of which most has changed since."""
+    """Whether most modules of a claim have changed since the measurement."""
     changes = _changes(claim, kept)
     return changes is None or changes[0] > OUTDATED * changes[1]
 
@@ -76,7 +76,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def summary(kept: Kept) -> Iterator[str]:
-    """What docs/results.md shows of all figures: what was found, the papers' figures, and what missed its aim."""
+    """The tables of docs/results.md: some figures, the papers' figures, and missed aims."""
     known = {(each.claim, each.figure): each for of_title in HEADLINES.values() for each in of_title}
     found = [(known[key], kept[key[0]].get(key[1])) for key in FOUND if key[0] in kept]
     yield "\n### Found\n"
@@ -97,7 +97,7 @@ def summary(kept: Kept) -> Iterator[str]:
 
 
 def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, str, str]]:
-    """A row for each claim that was measured and missed an aim."""
+    """A row for each measured claim that missed an aim."""
     for claim, of_claim in groupby(sorted(headlines, key=lambda each: each.claim), key=lambda each: each.claim):
         aimed = [each for each in of_claim if each.aim is not None and each.figure in kept.get(claim, {})]
         missed = [each.missed(value) for each in aimed if not each.met(value := kept[claim][each.figure])]
@@ -106,14 +106,14 @@ def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, st
 
 
 def page(text: str, kept: Kept) -> str:
-    """docs/results.md with its tables made anew from the kept figures."""
+    """docs/results.md with new tables from the kept figures."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + "\n".join(summary(kept)) + "\n" + END + after
 
 
 def ages() -> str:
-    """A table of when and where each claim was measured, and how much of the code that it needs has changed since."""
+    """A table of each claim's date and machine, and of changes to its code since."""
     return "\n".join(_ages())
 
 
@@ -131,15 +131,14 @@ def _ages() -> Iterator[str]:
 
 
 def _changes(claim: str, kept: dict[str, str]) -> tuple[int, int] | None:
-    """How many modules of a claim have changed since it was measured, and how many it has; None if it is not known."""
+    """The number of a claim's changed modules since its measurement, and of all its modules; None: not recorded."""
     marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
     now = code_of(claim)
     return (len(changed(marks, now)), len(now)) if marks else None
 
 
 def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
-    """The claims that were never measured or whose code has changed since, with the seconds that they took: the
-    shortest first. Infinite: nobody knows how long it takes."""
+    """The claims without figures or with changed code, and their seconds (infinite: unknown), the shortest first."""
     found = []
     for claim in (path.parent.name for path in EXPERIMENTS.glob("*/run.py")):
         path = results / f"{claim}.json"
@@ -156,8 +155,7 @@ def measure_stale(
     measure: Callable[[str, float], bool],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Measure these claims while the budget lasts, and return those that were not measured. `measure` gets a claim and
-    the seconds that it may take."""
+    """Measure these claims while the budget lasts, and return the others. `measure` gets a claim and its seconds."""
     until_s, left = clock() + budget_s, []
     for seconds, claim in claims:
         rest_s = until_s - clock()

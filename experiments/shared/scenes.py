@@ -1,7 +1,7 @@
-"""Drawn scenes: pictures of scikit-learn's digits on noise, of which every pixel has a label, and a SegFormer for them.
+"""Draws scenes, pictures of scikit-learn's digits on noise with a label for each pixel, and trains a SegFormer.
 
-Every pixel is background or one of five digits. Some scenes are easy (few large digits, little noise), the others hard
-(many small ones, much noise). The digits of training are others than those of all else.
+A pixel is background or one of five digits. Some scenes are easy (few large digits, little noise), the others hard
+(many small digits, much noise). Training has its own digits.
 """
 
 from collections.abc import Iterable
@@ -23,13 +23,13 @@ DIGITS = 5  # 0 to 4
 NAMES = ("background", *map(str, range(DIGITS)))
 BATCH, RATE = 32, 5e-3
 TRAINED_ON = 8000
-# Of a digit with its rim, in brightness from 0 to 1: what is above has its label.
+# Pixels of a digit and its rim above this brightness, from 0 to 1, have its label.
 EDGE = 0.3
 
 
 @dataclass(frozen=True)
 class SceneKind:
-    """How many digits are drawn where there is room, how many pixels high they are, and how strong the noise is."""
+    """The most digits, their height in pixels, and the noise."""
 
     digits: tuple[int, int]
     heights: tuple[int, int]
@@ -49,7 +49,7 @@ class Scenes:
 
 
 def drawn(count: int, seed: int) -> Scenes:
-    """Seed 0 has the digits of training."""
+    """Scenes of this seed; seed 0 has the digits of training."""
     images, shapes, digits = _digits()
     random = np.random.default_rng(seed)
     chosen = np.flatnonzero(np.arange(len(images)) % 2 == (0 if seed == 0 else 1))
@@ -71,8 +71,7 @@ def drawn(count: int, seed: int) -> Scenes:
 
 @cache
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Pictures of 10 x 10 pixels with a brightness from 0 to 1, their shapes (a digit and a rim around it), and what
-    they show."""
+    """Pictures of 10 x 10 pixels from 0 to 1, their shapes (a digit and a rim around it), and the digits."""
     images, digits = load_digits(n_class=DIGITS, return_X_y=True)
     images = np.pad(images.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))
     shapes = functional.max_pool2d(torch.from_numpy(images > EDGE).double(), 3, stride=1, padding=1).numpy()
@@ -87,7 +86,7 @@ def _grown(image: NDArray[np.float64], side: int) -> NDArray[np.float64]:
 
 @cache
 def _weights(small: int, large: int) -> NDArray[np.float64]:
-    """How much of each pixel of a small picture is in each of a large one, along one side."""
+    """The weights of a small picture's pixels in each pixel of a large one, along one side."""
     at = ((np.arange(large) + 0.5) * (small / large) - 0.5).clip(0, small - 1)
     weights: NDArray[np.float64] = np.maximum(1 - np.abs(at[:, None] - np.arange(small)), 0.0)
     return weights
@@ -117,7 +116,7 @@ def scene_network(folder: Path, steps: int, depths: tuple[int, ...] = (2, 2, 2),
         decoder_hidden_size=48,
         drop_path_rate=0.0,
         classifier_dropout_prob=0.0,
-        initializer_range=0.1,  # of narrow layers: with the usual 0.02 all is background after 440 steps
+        initializer_range=0.1,  # narrow layers need it: with the usual 0.02, all pixels are background after 440 steps
         id2label=dict(enumerate(NAMES)),
         label2id={name: number for number, name in enumerate(NAMES)},
     )

@@ -1,4 +1,4 @@
-"""The gap of a plan to the upper bound on goodput, explained by lifting one restriction after the other."""
+"""Explains the gap of a plan to the upper bound on goodput, by lifting one restriction after another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ class Shortfall:
 def shortfalls(
     plan: Plan, facts: Problem, objective: Objective, sustained_per_s: float | None = None
 ) -> tuple[Shortfall, ...]:
-    """The cost of each restriction once those before it are lifted. With the plan's own share, all add up to 1.
+    """The cost of each restriction after the earlier ones are lifted. With the plan's share, they add up to 1.
 
-    `sustained_per_s`: the goodput that the plan is known to keep; None: its promise.
+    `sustained_per_s`: the goodput that the plan sustains in simulation; None: its promise.
     """
     batch = objective.batches[1]
     bound = oracle_per_s(facts, objective.slo_s or inf, batch)
@@ -47,7 +47,7 @@ def shortfalls(
 
 
 def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[str, float]]:
-    """The goodput of the best plan by the planner's estimates, as one restriction after the other is lifted."""
+    """The estimated goodput of the best plan, while one restriction after another is lifted."""
     most = objective.for_most_goodput
     yield WAITING, evaluate(plan, facts).goodput_per_s
     times = times_more(facts)

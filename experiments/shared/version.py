@@ -1,7 +1,7 @@
-"""Which code a figure was measured on: a hash of every module that its benchmark reaches by imports.
+"""Hashes the code of a benchmark: every module that it reaches by imports.
 
-Comments, docstrings and layout do not count, as they change no figure. A module that is named as text
-("isobatch.deployments.app:build") is reached, too, and so is a file of facts that a module names beside itself.
+Comments, docstrings and layout do not count, since they do not change figures. Modules that are named in strings
+("isobatch.deployments.app:build") and data files beside a module that names them count, too.
 """
 
 import ast
@@ -14,12 +14,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments", "tests")
-# The name of a package of the product without "isobatch.": how it is called changes no figure.
+# "isobatch." before a package of the product, which does not change figures.
 OURS = re.compile(rf"\bisobatch\.(?=(?:{'|'.join(PACKAGES)})\b)")
 MODULE = re.compile(rf"^(?:isobatch\.)?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?$")
 FACTS = re.compile(r"^[\w./-]+\.(?:csv|json|yaml)$")
 
-Read = Callable[[str], str | None]  # the text of a file of the tree, by its path; None where there is none
+Read = Callable[[str], str | None]  # the text of a file of the tree by its path; None: there is no file
 
 
 def from_tree(path: str) -> str | None:
@@ -28,14 +28,14 @@ def from_tree(path: str) -> str | None:
 
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of each module that a benchmark depends on, by its path. "real@zen4" is `real` on another machine."""
+    """The hash of each module of a benchmark, by its path. "real@zen4" is `real` on another machine."""
     name = claim.partition("@")[0]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / name).glob("test_*.py"))
     return code_behind(f"experiments/{name}/run.py", *tests, read=read)
 
 
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of each of these modules, and of those that they depend on, by its path."""
+    """The hash of these modules and of all modules that they reach, by path."""
     result: dict[str, str] = {}
     waiting = list(paths)
     while waiting:
@@ -51,7 +51,7 @@ def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
 
 
 def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
-    """The modules of now that were others, or none, when these were kept.
+    """The modules of `now` that are changed or new.
 
     >>> changed({"a.py": "1", "b.py": "2", "gone.py": "5"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
     ['b.py', 'c.py']
@@ -61,7 +61,7 @@ def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
 
 @cache
 def _module(path: str, text: str) -> tuple[str, tuple[str, ...]]:
-    """The hash of a module, and the files that it may depend on. Kept, as most benchmarks reach the same modules."""
+    """The hash of a module, and the files that it may reach. Cached, since most benchmarks reach the same modules."""
     tree = ast.parse(text)
     return _hash("".join(_meant(tree))), tuple(_reached(tree, path))
 
@@ -86,7 +86,7 @@ def _reached(tree: ast.AST, path: str) -> Iterator[str]:
 
 
 def _files(module: str) -> Iterator[str]:
-    """The files that may hold a module of ours, with the packages around it, which are imported before it."""
+    """The possible files of our module, and of its packages, which are imported before it."""
     parts = module.removeprefix("isobatch.").split(".")
     if parts[0] in PACKAGES:
         yield "/".join(parts) + ".py"
@@ -95,7 +95,7 @@ def _files(module: str) -> Iterator[str]:
 
 
 def _meant(node: Any) -> Iterator[str]:
-    """A syntax tree as text, without docstrings, and alike in every version of Python."""
+    """A syntax tree as text, without docstrings, and the same in every version of Python."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for name, value in ast.iter_fields(node):
@@ -111,7 +111,7 @@ def _meant(node: Any) -> Iterator[str]:
 
 
 def _counted(node: ast.AST, body: Any) -> Any:
-    """The statements of a body that count: no docstring, no refusal of a module's second name, imports in one order."""
+    """The statements that count: no docstring, no refusal of a module's second name, and imports in sorted order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         body = body[1:] if ast.get_docstring(node, clean=False) is not None else body
     if not isinstance(node, ast.Module):

@@ -1,7 +1,7 @@
-"""Claim: the simulator is fast, its memory does not grow, and it is near the live graph (`experiments/fidelity`).
+"""Claim: the simulator is fast, its memory does not grow, and it predicts the live server (`experiments/fidelity`).
 
-Speed: ten million requests to one split on 16 devices, on one core. The control of the second part is the live graph:
-six plans on virtual devices get the same arrivals live and simulated.
+The first part simulates ten million requests to one split on 16 devices, on one core. The second part compares six
+plans on virtual devices, live and simulated, with the same arrivals.
 """
 
 import resource
@@ -25,7 +25,7 @@ REQUESTS, PIECES = 10_000_000, 100
 
 
 def measure(parts: str = "speed,fidelity", requests: int = REQUESTS) -> dict[str, float]:
-    """`requests`: of the part that measures the simulator's own speed."""
+    """`requests`: those of the part `speed`."""
     measures: dict[str, Callable[[], dict[str, float]]] = {
         "speed": lambda: speed(requests),
         "fidelity": fidelity.measure,
@@ -34,7 +34,7 @@ def measure(parts: str = "speed,fidelity", requests: int = REQUESTS) -> dict[str
 
 
 def speed(requests: int) -> dict[str, float]:
-    """The plain case: one split without ramps on 16 devices, Poisson arrivals at 90 % of its capacity."""
+    """A simple case: one split without ramps on 16 devices, Poisson arrivals at 90 % of its goodput."""
     facts = ONE_KIND.facts
     world = World(baseline_plan(NO_EXITS, facts, Objective(fixed_batch=BATCH)), facts, ONE_KIND.slo_s)
     rate = LOAD * evaluate(world.plan, facts).goodput_per_s
@@ -46,12 +46,12 @@ def speed(requests: int) -> dict[str, float]:
         "requests_per_s": report.arrived / wall_s,
         "requests_per_core_s": report.arrived / core_s,
         "peak_mb": peaks[-1] / 1024,
-        "peak_mb_grown": (peaks[-1] - peaks[1]) / 1024,  # once all kinds of things have been allocated once
+        "peak_mb_grown": (peaks[-1] - peaks[1]) / 1024,  # after the first pieces have allocated their memory
     }
 
 
 def _inputs(rate: float, requests: int, profile: ExitProfile, peaks: list[int]) -> Iterator[tuple[Floats, Ints]]:
-    """Poisson arrivals piece by piece, so that they are never in memory all at once."""
+    """Poisson arrivals in pieces, so that memory never holds all of them."""
     seconds = requests / PIECES / rate
     for piece in range(PIECES):
         times_s = piece * seconds + arrivals("poisson", rate, seconds, seed=piece)

@@ -1,1 +1,1 @@
-"""Claim: for as long as it runs, nothing is lost, no answer is wrong, and no process grows."""
+"""Claim: in an hour of traffic and faults, no request is lost, no answer is wrong, and no process grows."""

@@ -1,9 +1,9 @@
-"""Claim: 10 million requests, or an hour of them, lose nothing, get no wrong answer, and let no process grow.
+"""Claim: in an hour of traffic and faults, no request is lost, no answer is wrong, and no process grows.
 
-Two fronts, a controller, virtual devices; as many clients as keep two cores busy, over HTTP and gRPC, with one input
-and many, wrong ones among them; inputs that become harder and easier in turns, so that plans change; and in the first
-half the faults of `experiments/chaos`: whoever is left then lives long enough to tell whether it grows. A shorter run,
-`ISOBATCH_SOAK_MINUTES=8`, says in its figures how long it was; `ISOBATCH_SOAK_PER_S=200` asks no more than that.
+Two fronts and a controller run on virtual devices. Clients over HTTP and gRPC keep two cores busy, with one input or
+many in a request, and with some wrong requests. Inputs become harder and easier in turns, so that plans change. The
+first half has the faults of `experiments/chaos`; processes after them live long enough to show whether they grow. For
+shorter runs set `ISOBATCH_SOAK_MINUTES=8`, for lower rates `ISOBATCH_SOAK_PER_S=200`.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from isobatch.optimizer.plan import Plan
 
 REQUESTS, MINUTES = 10_000_000, 60.0
 CLIENTS = 24
-BLOCK_S = 0.003  # of the virtual devices: so fast that this machine is the limit
+BLOCK_S = 0.003  # of virtual devices, so fast that this machine is the limit
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller
 LOOK_EVERY_S, TELL_EVERY_S = 2.0, 15.0
 STARTS_WITHIN_S = 600.0  # on a busy machine
 REPAIRED_AFTER_S = 15.0  # then slow processes are fast again
 STRUCK_SHARE, FAULTS_AT_MOST = 0.5, 20  # faults happen in this share of the run, at most this number
 MUCH_MIB_PER_H = 10.0
-TELLING_SHARE = 0.25  # of the run: who lived for less, once settled, does not tell whether it grows
+TELLING_SHARE = 0.25  # of the run: the least settled life of a process that shows whether it grows
 console = Console(stderr=True, width=140)
 
 
@@ -70,7 +70,7 @@ def served(folder: Path) -> Iterator[tuple[Live, int]]:
 
 
 class Soak:
-    """The traffic, the faults and whoever watches, at once."""
+    """The traffic, the faults and the samples of processes, at once."""
 
     def __init__(self, here: Live, grpc_port: int, long_s: float, most_per_s: float) -> None:
         self._here, self._long_s = here, long_s
@@ -84,7 +84,7 @@ class Soak:
         self._now_s = 0.0
 
     async def run(self, requests: int) -> None:
-        """Until this number of requests has ended, or the time is up."""
+        """Run until this number of requests has ended, or the time is over."""
         self._began_s = asyncio.get_running_loop().time()
         clients = asyncio.create_task(self.traffic.run(CLIENTS))
         async with _beside(self._strike(), self._follow()):
@@ -102,12 +102,12 @@ class Soak:
         return asyncio.get_running_loop().time() - self._began_s
 
     def _hard_share(self) -> float:
-        """Four times in the run, at least once in ten minutes, all inputs are hard, and as often nearly none."""
+        """The share of hard inputs: from 0 to 1 and back in each quarter of the run, or in ten minutes if shorter."""
         period_s = min(600.0, self._long_s / 4)
         return 0.5 - 0.5 * math.cos(2 * math.pi * self._now_s / period_s)
 
     async def _strike(self) -> None:
-        """Every fault in turn, then all again in another order, until the run's second part begins."""
+        """Cause every fault in random order, again and again, until the run's second part begins."""
         struck_s = STRUCK_SHARE * self._long_s
         chance, every_s = random.Random(7), max(25.0, struck_s / FAULTS_AT_MOST)
         while True:
@@ -123,11 +123,11 @@ class Soak:
                     slow.unlink()
 
     async def _follow(self) -> None:
-        """Count the plans that the application was led to, whoever led it."""
+        """Count the application's changes of plan."""
         running = RunningApplication(NAME)
         while True:
             await asyncio.sleep(1.0)
-            with suppress(Exception):  # the deployer is being restarted
+            with suppress(Exception):  # the deployer is restarting
                 async with asyncio.timeout(5.0):
                     plan = await running.plan()
                 self._changes += self._plan is not None and not served_alike(plan, self._plan)
@@ -138,7 +138,7 @@ class Soak:
         console.print(f"{self._elapsed_s():5.0f} s: {outcomes}; {self._changes} changes of plan, {self._faults} faults")
 
     def lives(self) -> list[Life]:
-        """Of the processes that lived long enough to tell whether they grow."""
+        """The processes that lived long enough to show whether they grow."""
         return self.watch.lives(TELLING_SHARE * self._now_s)
 
     def figures(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Soak:
 
 @asynccontextmanager
 async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do these meanwhile; what fails in them fails the run."""
+    """Run these tasks during the block; an error in them fails the run."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]
         yield

@@ -1,4 +1,4 @@
-"""Clients that mean well, and some that do not: each asks, waits, judges the answer, and asks again."""
+"""Clients with right and wrong requests, which check each answer before the next request."""
 
 import asyncio
 import json
@@ -17,29 +17,29 @@ from experiments.shared.live import NAME
 from isobatch.cluster.load.generator import BROKEN, HttpConnection
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 
-AGAIN_S = 10.0  # how long a client repeats what got no answer
-PAUSE_S = 0.1  # before it repeats, and after a refusal
+AGAIN_S = 10.0  # for which a client repeats a request without an answer
+PAUSE_S = 0.1  # before a repetition, and after a refusal
 DEADLINE_MS = 2000.0
 MANY = 16  # inputs of one request, at most
 EASY, HARD = (0, 1), (BLOCKS - 1,)  # the blocks after which inputs are sure
 
 OUTCOMES = (
     "answered",
-    "told_wrong",  # what was wrong on purpose was refused as it should be
+    "told_wrong",  # a wrong request was refused as expected
     "refused",  # before it was admitted
-    "expired",  # admitted, and answered that its deadline had passed
-    "failed",  # a 5xx of another kind
-    "wrong",  # an answer that is not what it should be
-    "lost",  # no answer at all, though it was asked for again
+    "expired",  # admitted, then answered with 504
+    "failed",  # another 5xx
+    "wrong",  # an unexpected answer
+    "lost",  # no answer, also after repetitions
 )
 
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request, and what must come of it."""
+    """A request and its expected answer."""
 
     kind: str
-    what: bytes  # a whole HTTP request, or a message of gRPC
+    what: bytes  # an HTTP request, or a gRPC message
     expected: int = 200
     right: Callable[[Any], bool] = lambda answer: True
 
@@ -51,9 +51,9 @@ class SoakRequest:
 
 
 class Traffic:
-    """So many clients at once, of one server; `hard_share()` of the inputs are hard.
+    """The clients of one server; `hard_share()` is the share of hard inputs.
 
-    All together ask no more than `most_per_s`, so that the machine has something left for whatever it does besides.
+    Together they send at most `most_per_s`, which leaves the machine time for other programs.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Traffic:
     ) -> None:
         self.outcomes: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
-        self.resent, self.repeated_s = 0, 0.0  # the longest that anybody repeated
-        self.surprises: list[str] = []  # what was wrong, failed or lost, the first few
+        self.resent, self.repeated_s = 0, 0.0  # the longest time for which a request was repeated
+        self.surprises: list[str] = []  # the first wrong, failed and lost requests
         self._place, self._hard_share = http, hard_share
         self._grpc, self._most_per_s = f"{http[0]}:{grpc_port}", most_per_s
         self._going = True
@@ -75,13 +75,13 @@ class Traffic:
         self._going = False
 
     async def run(self, clients: int) -> None:
-        """Returns when everybody has the last answer after `stop`."""
+        """Run the clients until `stop`, and until each has its last answer."""
         every_s = clients / self._most_per_s
         await asyncio.gather(*(self._client(random.Random(number), every_s) for number in range(clients)))
 
     async def _client(self, chance: random.Random, every_s: float) -> None:
         http, loop = _Http(self._place), asyncio.get_running_loop()
-        # A connection of its own: gRPC would share one among all, and so one front.
+        # Each client has its own connection, since gRPC would share one connection, and so one front.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self._grpc, options) as channel:
             while self._going:
@@ -100,7 +100,7 @@ class Traffic:
         http.close()
 
     async def _until_answered(self, ask: Callable[[bytes], Any], what: bytes) -> tuple[int, Any]:
-        """As HTTP clients do: what was sent to a process that died had no effect, and is sent again."""
+        """Repeat the request if its connection breaks, as HTTP clients do, since a dead process cannot answer."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while True:
@@ -190,7 +190,7 @@ def _infer(model: str, count: int) -> bytes:
 
 
 class _Http:
-    """One connection, which is opened anew when it broke."""
+    """One connection, which is opened again after it broke."""
 
     def __init__(self, place: tuple[str, int]) -> None:
         self._place = place
@@ -221,7 +221,7 @@ _STATUSES = {
 
 
 async def _call(channel: grpc.aio.Channel, sent: bytes) -> tuple[int, bytes]:
-    """In the numbers of HTTP. A refusal is UNAVAILABLE as a broken connection is: it comes with a reason of ours."""
+    """Call over gRPC, with HTTP's status. A refusal is UNAVAILABLE like a broken connection, but has our reason."""
     try:
         return 200, await channel.unary_unary(f"/{SERVICE}/ModelInfer")(sent, timeout=DEADLINE_MS / 1e3)
     except grpc.aio.AioRpcError as error:

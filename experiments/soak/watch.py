@@ -1,4 +1,4 @@
-"""What each process takes of the machine while it lives, and whether that grows."""
+"""Samples the memory, file handles and threads of each process, and tests whether they grow."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.processes import descendants
 
-SETTLING = 1 / 3  # of a process's life: what it needs is set aside meanwhile
-LEAST_SAMPLES = 20  # of what is left, or a slope says nothing
+SETTLING = 1 / 3  # of a process's life, in which it allocates what it needs
+LEAST_SAMPLES = 20  # after settling, for a slope
 
 
 @dataclass(frozen=True)
 class Slope:
-    """What is added in an hour, and the standard error of that."""
+    """The growth in an hour, with its standard error."""
 
     per_hour: float
     error: float
@@ -30,12 +30,12 @@ class Slope:
         return self.grows_by(0.0)
 
     def grows_by(self, per_hour: float) -> bool:
-        """Surely by more than this, that is by two standard errors."""
+        """Whether the growth exceeds this by two standard errors."""
         return self.per_hour - 2 * self.error > per_hour
 
 
 def slope_of(times_s: Sequence[float], values: Sequence[float]) -> Slope:
-    """A straight line by least squares. Neighbouring samples are alike: the error counts them as fewer, as AR(1) does.
+    """The slope by least squares. Its error treats samples as AR(1), since neighbouring samples are similar.
 
     >>> slope_of([0.0, 1800.0, 3600.0], [1.0, 2.0, 3.0])
     Slope(per_hour=2.0, error=0.0)
@@ -57,26 +57,26 @@ def _lag_1(rest: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Life:
-    """One process, and how its memory, its file handles and its threads grew once it had settled."""
+    """One process, and the growth of its memory, file handles and threads after it settled."""
 
     name: str
     process: int
     samples: int
-    quarters_mib: tuple[float, ...]  # the mean of its memory in each quarter of its whole life
+    quarters_mib: tuple[float, ...]  # the mean memory in each quarter of its life
     memory: Slope  # MiB
     handles: Slope
     threads: Slope
 
 
-Sample = tuple[float, float, int, int]  # when, and what it took then
+Sample = tuple[float, float, int, int]  # times and samples
 
 
 class Watch:
-    """Samples of this process and of all below it."""
+    """Samples of this process and of its descendants."""
 
     def __init__(self) -> None:
         self._samples: dict[int, list[Sample]] = defaultdict(list)  # by process
-        # Ray's workers wait under another name, and one that is just being written may be read in part.
+        # Ray's idle workers have another name, and a name may be read while it is being written.
         self._names: dict[int, Counter[str]] = defaultdict(Counter)
 
     def look(self, now_s: float) -> None:
@@ -86,12 +86,12 @@ class Watch:
                 self._names[process][_name(process)] += 1
 
     def lives(self, settled_s: float = 0.0) -> list[Life]:
-        """Of the processes with enough samples, over at least `settled_s` after they had settled."""
+        """The processes with enough samples, over at least `settled_s` after they settled."""
         result = [_life(self._named(process), process, each, settled_s) for process, each in self._samples.items()]
         return sorted((life for life in result if life), key=lambda life: life.name)
 
     def _named(self, process: int) -> str:
-        """What it was called most."""
+        """Its most frequent name."""
         return max(self._names[process], key=lambda name: self._names[process][name], default="")
 
 
@@ -106,10 +106,7 @@ def _life(name: str, process: int, samples: list[Sample], settled_s: float) -> L
 
 
 def _name(process: int) -> str:
-    """What the process is called in figures.
-
-    Serve's replicas are called after their deployment, other workers of Ray after their class.
-    """
+    """The name of the process in figures: the deployment of a Serve replica, the class of another Ray worker."""
     words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     line = b" ".join(words).decode(errors="replace")
     if process == os.getpid():

@@ -1,4 +1,4 @@
-"""How long a launch of texts takes on the paper's V100, by how they are laid side by side."""
+"""The time of a launch on the paper's V100, by the layout of its texts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from isobatch.deployments.dispatch.messages import Launch
 from isobatch.profiles.datasheet import datasheet_table, encoder
 from isobatch.profiles.sweep import whole_s
 
-HIDDEN, LAYERS = 3072, 6  # the paper's model: three encoders and three decoders of that width
+HIDDEN, LAYERS = 3072, 6  # the paper's model has three encoders and three decoders of this width
 Engine = Callable[[Sequence[int]], float]  # seconds of a launch, by the tokens of its texts
 
 
@@ -21,17 +21,17 @@ def seconds(rows: float, length: int) -> float:
 
 
 def padded(tokens: Sequence[int]) -> float:
-    """A row each, padded to the longest."""
+    """One row a text, padded to the longest."""
     return seconds(len(tokens), max(tokens))
 
 
 def padded_to(length: int) -> Engine:
-    """A row each, of a fixed length."""
+    """One row a text, of a fixed length."""
     return lambda tokens: seconds(len(tokens), length)
 
 
 def by_length(tokens: Sequence[int]) -> float:
-    """Several launches one after the other, each of texts of like length: the fastest partition of the sorted texts."""
+    """Several launches of texts of similar length: the fastest partition of the sorted texts."""
     ordered = sorted(tokens)
     best = [0.0]
     for stop in range(1, len(ordered) + 1):
@@ -40,17 +40,17 @@ def by_length(tokens: Sequence[int]) -> float:
 
 
 def in_rows(length: int) -> Engine:
-    """Texts one after the other in rows, whose tokens all attend to their whole row."""
+    """Several texts in a row, whose tokens attend to the whole row."""
     return lambda tokens: seconds(_bins(tokens, length), length)
 
 
 def packed(mean: int) -> Engine:
-    """Nothing is padded, and attention sees texts of about this length."""
+    """No padding; attention has the cost of texts of the mean length."""
     return lambda tokens: seconds(round(sum(tokens) / mean, 2), mean)
 
 
 def _bins(tokens: Sequence[int], length: int) -> int:
-    """How many rows it takes, each filled before the next is begun.
+    """The number of rows, each filled before the next one.
 
     >>> _bins([60, 50, 40, 10], 100)
     2

@@ -1,9 +1,8 @@
-"""Claim: what TCB reports of texts in rows holds on our dispatcher, and its order of scheduling starves long texts.
+"""Claim: TCB's order of inputs answers more texts in time in our launches, but long texts get less than their share.
 
-The paper's systems (TCB) on our dispatcher and event loop, in virtual time, one V100 by its datasheet. Its figures are
-throughput at saturation, the most over all rates that are tried, and there a text counts that is launched before its
-deadline. Everywhere else a text counts that is answered by then. The controls are padding, sorting by length, and for
-the order of scheduling our own order with promises and without.
+The paper's systems run on our dispatcher and event loop, in virtual time, on one V100 by its datasheet. Its figures are
+the highest throughput of any rate, with texts that are launched before their deadline; all other figures count texts
+that are answered by then. The controls are padding, sorting by length, and our own order with promises and without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,19 +36,19 @@ console = Console(stderr=True)
 
 SHORTEST_TEXT, LONGEST_TEXT, MEAN, VARIANCE = 3, 100, 20, 20  # tokens, as in the paper's section 6
 WIDE = 100  # the paper's other variance
-ROWS = 64  # of a batch
-PATIENCE_S = (1.0, 4.0)  # from a text's arrival to its deadline, evenly: the paper does not say
+ROWS = 64  # rows of a batch
+PATIENCE_S = (1.0, 4.0)  # from a text's arrival to its deadline, uniform; the paper does not state it
 RATES = (100, 150, 200, 250, 300, 350, 400, 450, 500, 600, 800)
-OVERLOADS = (1.5, 2.0, 3.0)  # times what we answer in time at most
+OVERLOADS = (1.5, 2.0, 3.0)  # over our highest rate of texts in time
 
 
 @dataclass(frozen=True)
 class System:
-    """A way to lay out texts and, where the dispatcher's own is not meant, an order to choose them in."""
+    """A layout of texts, and an order of inputs; None: the dispatcher's own order."""
 
     engine: Engine
     order: QueueOrder | None = None
-    launch_s: float = 0.0  # a text that a launch of this length would make late is dropped
+    launch_s: float = 0.0  # texts are dropped that would be late after a launch of this time
 
     def dispatcher(self) -> Dispatcher:
         times = tuple(seconds(size, MEAN) for size in range(1, ROWS + 1))
@@ -79,7 +78,7 @@ SYSTEMS: Mapping[str, System] = {
 
 @dataclass
 class Counted:
-    """What became of the texts of a run, by their tokens: those launched while texts came, and those in time."""
+    """The tokens of launched texts and of texts in time, while texts arrive."""
 
     until_s: float
     launched: list[int] = field(default_factory=list)
@@ -119,12 +118,12 @@ class Outcomes:
 
     @property
     def utility_per_s(self) -> float:
-        """Of those launched, as the paper counts it."""
+        """The utility of launched texts, as in the paper."""
         return float((1 / self.launched).sum() / self.seconds)
 
     @property
     def least_share(self) -> float:
-        """Of the quarters of texts by length, the one that got least: its share in time over that of all texts."""
+        """The share in time of the worst quarter of lengths, over that of all texts."""
         edges = np.quantile(self.arrived, (0.25, 0.5, 0.75))
         arrived, in_time = (
             np.bincount(np.searchsorted(edges, each), minlength=4) for each in (self.arrived, self.in_time)
@@ -133,7 +132,7 @@ class Outcomes:
 
 
 def lengths(count: int, variance: float, random: np.random.Generator) -> Ints:
-    """Normally distributed, and drawn again where that is below or above what there is."""
+    """Normally distributed lengths, drawn again if they are out of range."""
     result = np.empty(0, np.int64)
     while len(result) < count:
         drawn = np.round(random.normal(MEAN, variance**0.5, count)).astype(np.int64)
@@ -142,7 +141,7 @@ def lengths(count: int, variance: float, random: np.random.Generator) -> Ints:
 
 
 def played(system: System, rate: float, duration_s: float, variance: float = VARIANCE) -> Outcomes:
-    """A run of Poisson arrivals until the last text has ended."""
+    """Run Poisson arrivals until the last text has ended."""
     times_s: Floats = arrivals("poisson", rate, duration_s, seed=1)
     random = np.random.default_rng(2)
     tokens = lengths(len(times_s), variance, random)
@@ -169,7 +168,7 @@ def measure(duration_s: int = 30) -> dict[str, float]:
 
 
 def _most(system: System, duration_s: int, variance: float) -> tuple[float, float]:
-    """The most texts a second, and the most utility a second, over all rates."""
+    """The highest texts per second, and the highest utility per second, over all rates."""
     runs = [played(system, rate, duration_s, variance) for rate in RATES]
     return max(run.launched_per_s for run in runs), max(run.utility_per_s for run in runs)
 
@@ -189,7 +188,7 @@ def _ratios(most: Mapping[str, tuple[float, float]], varied: Mapping[str, tuple[
 
 
 def _slots(length: int = 400, slots: Sequence[int] = (2, 4, 5, 8, 10)) -> dict[str, float]:
-    """What cutting rows into slots gains at most, by what attention then spares."""
+    """The largest gain of slots in rows, by the attention that they save."""
     return {
         f"slots_speedup_{rows}_rows": max(seconds(rows, length) / seconds(rows * cut, length // cut) for cut in slots)
         for rows in (10, 32)
@@ -197,9 +196,9 @@ def _slots(length: int = 400, slots: Sequence[int] = (2, 4, 5, 8, 10)) -> dict[s
 
 
 def _adopt(duration_s: int, variance: float, name: str = "") -> dict[str, float]:
-    """DAS's order in our launches, beside ours: texts in time, and what the least favoured quarter of lengths gets.
+    """DAS's order in our launches over ours: texts in time, and the share of the worst quarter of lengths.
 
-    DAS promises nothing. The control is our own order without promises: it has what DAS owes to that alone.
+    DAS makes no promises. The control is our own order without promises, which shows the gain of that alone.
     """
     best_per_s = max(played(SYSTEMS["isobatch"], rate, duration_s, variance).in_time_per_s for rate in RATES)
     figures = {}

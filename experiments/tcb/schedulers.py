@@ -1,6 +1,6 @@
-"""TCB's systems in our dispatcher: the product's orders (deployments/dispatch/orders.py) by rows, without refusals.
+"""TCB's systems in our dispatcher: the product's orders (deployments/dispatch/orders.py) for rows, without refusals.
 
-The paper's utility of a text is 1 / tokens, and it has no admission: who is not launched in time has failed.
+The paper's utility of a text is 1 / tokens. It has no admission: a text that is not launched in time has failed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
 
 class DeadlineDispatcher(Dispatcher):
-    """Every input has a deadline of its own, and is promised to meet it."""
+    """Inputs have their own deadlines; those that would be late are refused."""
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
@@ -30,9 +30,9 @@ class DeadlineDispatcher(Dispatcher):
 
 
 class OrderedDispatcher(Dispatcher):
-    """Its one queue has another order, and nobody is promised anything.
+    """Its one queue has another order, and no input is refused.
 
-    Who would be late in a launch of `launch_s` is dropped; with 0 only who is late already, as in the paper.
+    Inputs are dropped that would be late after a launch of `launch_s`; with 0 only late ones, as in the paper.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class _DroppingQueue(Queue):
 
 
 def first_come(most: int) -> QueueOrder:
-    """So many texts, in order of arrival."""
+    """This number of texts, in order of arrival."""
     return lambda waiting, room: sorted(waiting, key=lambda ticket: ticket.id)[:most]
 
 
@@ -78,7 +78,7 @@ def sorted_by(order: Callable[[Ticket], float]) -> QueueOrder:
 
 
 def in_rows(order: QueueOrder, rows: int, length: int, most: int | None = None) -> QueueOrder:
-    """Rows of one length in tokens, each filled in an order; or a number of texts, each in a row of its own."""
+    """Rows of one length in tokens, filled in an order; or a number of texts with a row each."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
         left, taken = list(waiting), list[Ticket]()

@@ -1,4 +1,4 @@
-"""A result says by which code it was measured."""
+"""A result records the code by which it was measured."""
 
 from functools import partial
 from math import sqrt

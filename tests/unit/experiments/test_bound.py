@@ -21,7 +21,7 @@ def test_every_problem_has_an_slo_that_some_plan_keeps(seed: int) -> None:
 
 
 def test_no_lane_stands_idle_while_inputs_are_refused() -> None:
-    """A launch of the slower lane takes nearly as long as the SLO if anybody stays, and 94 % of its inputs leave early.
+    """A launch of the slower lane takes nearly the SLO if an input stays; 94 % of its inputs leave early.
 
     A few launches that go to the end do not show that the lane is too slow.
     """

@@ -1,4 +1,4 @@
-"""What is meant for an accelerator runs here in small form, and needs no Ray."""
+"""The measurements for an accelerator run here as a trial, without Ray."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What keeps a plan from the goodput that nothing exceeds: each restriction is charged its part, and all add up."""
+"""The gap of a plan to the upper bound: the costs of all restrictions and the plan's share add up."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ BATCH = Objective(max_batch=8)
 
 
 def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, devices: int = 1) -> Problem:
-    """Two blocks that take a second for one input, and so long for eight; half of the inputs leave between them."""
+    """Two blocks that take a second for one input and `eight_s` for eight; half of the inputs leave between them."""
     rows, ramps = ((1.0, 1.0), (eight_s, eight_s)), ((ramp_s, 0.0),) * 2
     table = LatencyTable("a", (1, 8), rows, ramps, launch_s, (8, 8), (1, 1), "measured")
     return Problem((1.0, 0.5), (table,), (Device("a", devices, 10**9, 1.0),), {("a", "a"): Link("a", "a", 1e18, 0.0)})

@@ -1,4 +1,4 @@
-"""What the soak counts as right and as growing, without a server."""
+"""How the soak judges answers and growth, without a server."""
 
 import numpy as np
 import pytest

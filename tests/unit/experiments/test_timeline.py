@@ -1,4 +1,4 @@
-"""Goodput second by second around what is done to an application, read off a made-up record."""
+"""Goodput by the second around changes of an application, from a made-up record."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ RATE, SECONDS = 100, 30
 
 
 def record(late_from_s: float = 0.0, late_until_s: float = 0.0) -> LoadRecord:
-    """Each is answered after 50 ms, but those that are due in between only after two seconds."""
+    """Requests are answered after 50 ms, those that are due between these times after two seconds."""
     due_s = np.arange(RATE * SECONDS) / RATE
     late = (due_s >= late_from_s) & (due_s < late_until_s)
     return LoadRecord(due_s, due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200), due_s)

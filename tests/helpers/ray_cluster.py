@@ -1,4 +1,4 @@
-"""A Ray cluster as `ray start` makes it on machines of its own, here at addresses of one; Ray may rent more nodes."""
+"""A Ray cluster of `ray start` processes at several addresses of this machine; Ray may rent more nodes."""
 
 import json
 import os
@@ -21,33 +21,34 @@ from isobatch.deployments.processes import bound_to_us, descendants
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 STORE_BYTES = 80 << 20
 WITHIN_S, ATTEMPTS = 120.0, 3
-# Ray's own provider for tests, which starts nodes as processes of this machine. By its short name it would look for an
-# example that is not in the wheel.
+IDLE_S = 6.0  # after which Ray gives a rented node back
+# Ray's own provider for tests starts nodes as processes of this machine. With its short name, Ray would read an example
+# that is not in the wheel.
 FAKE = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-HEAD_ID = "f" * 51 + "00000"  # as that provider calls the head
+HEAD_ID = "f" * 51 + "00000"  # the name of the head in that provider
 
 
 class Started:
-    """The processes of a cluster. `kinds`: how many nodes with one device of a kind Ray's autoscaler may rent."""
+    """The processes of a cluster. `kinds`: by kind, how many nodes with one device Ray's autoscaler may rent."""
 
-    def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None, idle_s: float = 6.0) -> None:
+    def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None) -> None:
         self._folder, self._started = folder, list[subprocess.Popen[bytes]]()
         self.port, self.http_port, self.dashboard_port = (free_port() for _ in range(3))
         self.address = f"{HEAD}:{self.port}"
         self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
         self.plain |= bound_to_us(folder) | {"RAY_TMPDIR": str(folder / "ray")}
         self.plain |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-        # The usual ports may be another's on this machine.
+        # Another cluster on this machine may hold the usual ports.
         ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
         self.prepared = self.plain | self._environment() | {name: str(free_port()) for name in ports}
-        self._rents = ["--autoscaling-config", str(self._cloud(kinds, idle_s))] if kinds else []
+        self._rents = ["--autoscaling-config", str(self._cloud(kinds))] if kinds else []
 
     def _environment(self) -> dict[str, str]:
         script = f'eval "$({sys.executable} -m isobatch.cluster.cli environment --folder {self._folder}/node)"; env -0'
         output = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
         return dict(line.split("=", 1) for line in output.decode().split("\0") if "=" in line)
 
-    def _cloud(self, kinds: Mapping[str, int], idle_s: float) -> Path:
+    def _cloud(self, kinds: Mapping[str, int]) -> Path:
         """The file by which Ray rents nodes, and the settings of its fake provider."""
         self.prepared |= {
             "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -68,7 +69,7 @@ class Started:
         path = self._folder / "cloud.json"
         content = {
             "cluster_name": "fake", "provider": provider, "max_workers": sum(kinds.values()),
-            "idle_timeout_minutes": idle_s / 60, "head_node_type": "ray.head.default",
+            "idle_timeout_minutes": IDLE_S / 60, "head_node_type": "ray.head.default",
             "available_node_types": {name: {**each, "node_config": {}} for name, each in groups.items()},
         }  # fmt: skip
         empty = ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")
@@ -93,7 +94,7 @@ class Started:
         )
 
     def is_up(self) -> bool:
-        """Whether what was started last comes up; `ray start` notes the head's address when it has."""
+        """Whether the latest node starts in time; `ray start` then writes the head's address to a file."""
         provider, until_s = self._folder / "ray" / "ray" / "ray_current_cluster", monotonic() + WITHIN_S
         while monotonic() < until_s and self._started[-1].poll() is None:
             if provider.exists():
@@ -106,7 +107,7 @@ class Started:
             self.end_last()
 
     def end_last(self) -> None:
-        """At once, with all that runs there: a node that is asked to end takes its time."""
+        """Kill the latest node with all its processes at once, since a node ends slowly by itself."""
         process = self._started.pop()
         kill_node(process.pid)
         process.wait(60)
@@ -130,13 +131,13 @@ def started(
     kinds: Mapping[str, int] | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Started]:
-    """A head with these devices. Everything ends with the block, and with this process if it is killed."""
+    """A head with these devices. All processes end with the block, and with this process if it is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
     (folder / "ray").mkdir()
     result = Started(folder, kinds)
     result.prepared |= settings or {}
     try:
-        for _ in range(ATTEMPTS):  # on a busy machine Ray's processes give each other up while they start
+        for _ in range(ATTEMPTS):  # on a busy machine, Ray's processes may give up on each other at the start
             result.start(HEAD, devices, cpus, result.prepared)
             if result.is_up():
                 break
