@@ -262,7 +262,7 @@ def content_of(headers: Mapping[bytes, bytes], body: bytes, sizes: Sizes) -> obj
     {'inputs': b'...'}
     """
     kind = headers.get(b"content-type", b"")
-    if kind.startswith(b"image/"):
+    if kind.lower().startswith(b"image/"):
         return {"inputs": body}
     return _form_in(kind, body, sizes) if kind.lower().startswith(_FORM) else json_in(body)
 

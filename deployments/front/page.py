@@ -79,6 +79,7 @@ def _about(service: Service) -> dict[str, object]:
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
         "maps": service.task.name == PIXELS.name,
+        "scores": service.task.by_score,
     }
     if service.config.folder != demo_folder():
         return facts

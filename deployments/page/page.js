@@ -487,8 +487,9 @@ async function travel(answer) {
 function answered(output) {
   const said = element("p", { class: "word" });
   const labels = output.labels ?? output.points ?? (output.tokens ? [] : [output]);
+  const sure = ({ score }) => (about.scores ? `: ${amount(score, 3)}` : `, ${percent(score, 1)} sure`);
   for (const [place, each] of labels.entries())
-    said.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : `, ${percent(each.score, 1)} sure`);
+    said.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : sure(each));
   if (output.labels && !labels.length) said.append("None of the labels.");
   for (const each of output.tokens ?? []) {
     const word = element("ruby", {}, each.word);
