@@ -20,7 +20,8 @@ BACKENDS = {
 }
 AUTO = "auto"
 VIRTUAL = "virtual"
-INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
+INT8: Dtype = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 DEMO = "isobatch.deployments.demo:demo_directory"
 # The names of built-in networks, accepted in place of a directory or a hub id.
 DEMO_NAME = "demo"
