@@ -64,10 +64,11 @@ def finite(answers: list[Answer]) -> list[Answer]:
 class RefusedError(Exception):
     """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value.
 
-    `strains`: with 503 and 504, whether others are the reason; not so if the request was too large or too hurried.
+    `shows_overload`: with 503 and 504, whether other requests are the reason. If not, this one was too large or too
+    hurried.
     """
 
-    strains = True
+    shows_overload = True
 
     write: Callable[["RefusedError"], Any] | None = None  # its JSON in another server's style; None: in our own
 

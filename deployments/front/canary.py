@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
-from isobatch.deployments.front.service import IncomingRequest
+from isobatch.deployments.front.incoming import IncomingRequest
 from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.serve_process import own_task
 from isobatch.deployments.tracing import PARENT

@@ -182,7 +182,7 @@ class Driver:
             if waits:
                 self.counts.inputs_refused(len(inputs), sum(weights))
             refused = RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
-            refused.strains = not tickets.parked
+            refused.shows_overload = not tickets.parked
             raise refused
         loop, span = asyncio.get_running_loop(), current()
         self._traced = self._traced or span is not None

@@ -62,7 +62,7 @@ class RequestCosts:
 
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
-        self.beside_s = Trend(0.0)  # time of long work
+        self.long_s = Trend(0.0)  # time of long work, in threads
         self.weight = Trend(1.0)  # of the inputs
         self.numbers = count()
 

@@ -15,7 +15,8 @@ from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, Ma
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
 from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
-from isobatch.deployments.front.service import Content, IncomingRequest, Service
+from isobatch.deployments.front.incoming import Content, IncomingRequest
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
@@ -66,7 +67,7 @@ class Predict:
 
     async def computed(self, headers: Headers, body: bytes) -> NamedReply:
         """The reply to a request that another front sends, because this network is its canary."""
-        if self._service.wake():
+        if self._service.wake_if_parked():
             return PARKED
         with self._service.counted(self._kind, headers):
             incoming = self._service.register(self._kind, len(body), headers, part=LEFT)

@@ -15,11 +15,12 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
 from isobatch.deployments.front.calls import Call
 from isobatch.deployments.front.headers import CLIENT
+from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.schemas import InputTensor
 from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, from_contents, rows, timeout_s
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.service import Service
 
 _MOST_RUNNING = 64  # requests of one stream that run at once
 PUSH_BACK_S = 0.05  # a refused request keeps its place for this time, since refusing is work, too

@@ -10,8 +10,9 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import validated
+from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.predict import Form, encode
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.transport.packed import Packed
 
 
