@@ -20,8 +20,8 @@ from isobatch.deployments.front.bodies import ARRIVING
 from isobatch.deployments.front.headers import (
     NO_KEY,
     OPEN_PATHS,
+    has_key,
     host_refusal,
-    is_shown,
     page_refusal,
     path_below,
 )
@@ -118,10 +118,10 @@ class Api(FastAPI):
             await reply.instead(self.failed(error), scope, receive)
 
     def refusal(self, scope: Scope) -> RefusedError | None:
-        """The refusal of a request without the key, or, where no key is needed, for another host or from its page."""
+        """The refusal of a request without the key; without a key, of one for another host or from another's page."""
         headers, path = scope["headers"], path_below(scope)
         if self.key:
-            return None if path in self.open_paths or is_shown(self.key, headers) else RefusedError(401, NO_KEY)
+            return None if path in self.open_paths or has_key(self.key, headers) else RefusedError(401, NO_KEY)
         reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
         if not reason and scope["method"] == "POST":
             reason = page_refusal(headers, self.pages)

@@ -109,6 +109,16 @@ class Service:
         return texts_of(getattr(self._model, "encoder", None))
 
     @property
+    def classifies_texts(self) -> bool:
+        """Whether each text has one answer, or several labels, as the interfaces of other servers expect."""
+        return self.reads_text and not self.task.by_token
+
+    @property
+    def predicts_as_tei(self) -> bool:
+        """Whether POST /predict has the form of text-embeddings-inference."""
+        return self.classifies_texts and self.config.predict_form == "tei"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether inputs may be JPEG, PNG or WebP."""
         return isinstance(getattr(self._model, "encoder", None), ImageEncoder)

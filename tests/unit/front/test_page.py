@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import DocumentedClient, front, served, with_document
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, served, with_document
 
 BODY = {"inputs": [0, 3]}
 
@@ -45,6 +45,12 @@ def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     with client:
         told = client.get("/page/about.json").json()
     assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False, "scores": False}
+
+
+@pytest.mark.parametrize(("form", "takes"), [("isobatch", "texts"), ("tei", "other")])
+def test_the_page_sends_inputs_only_where_it_can_read_the_answers(form: str, takes: str) -> None:
+    with served(**TOY_OF_TEXTS, predict_form=form) as client:
+        assert client.get("/page/about.json").json()["takes"] == takes
 
 
 def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
