@@ -254,7 +254,7 @@ class LongWork:
             self._expected_s -= expected_s
 
     async def _to_its_end(self, work: Callable[[], Made]) -> Made:
-        """The result of the work. A thread cannot be stopped: a cancelled request keeps its turn until its work ends."""
+        """The result of the work. Threads cannot be stopped: a cancelled request keeps its turn until its work ends."""
         made = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(made)
