@@ -31,6 +31,8 @@ def _texts(value: object) -> object:
     (['a text'], ['two', 'texts'])
     """
     texts = [value] if isinstance(value, str) else value
+    if texts == []:
+        raise ValueError("must be a text or at least one text in a list")
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise ValueError("must be a text or a list of texts; numbers of tokens and parts of chats are not accepted")
     return texts
