@@ -2,8 +2,8 @@
 `isobatch.deployments.exits:entropy`.
 
 A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
-decision for one input never depends on the others, so an input leaves at the same ramp in any batch; the one exception
-are requests for the best scores. Where each word or each label is answered by itself, a policy decides on each of them,
+decision for one input never depends on the others, so an input leaves at the same ramp in any batch. Requests for the
+best scores are the exception. Where each word or each label is answered by itself, a policy decides on each of them,
 and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.

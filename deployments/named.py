@@ -66,7 +66,7 @@ def well_formed(path: str) -> str:
 def path_of(name: str, paths: Mapping[str, str], what: str, others: str, own: str = "function") -> str:
     """The import path of something that a user names, by its short name or by the path itself.
 
-    `what` it is, `others` that have no path, and the type of the user's `own` are named in the error.
+    The error says `what` the name is for, which `others` have no path, and the type of the user's `own`.
     """
     if name not in paths and ":" not in name:
         known = ", ".join((others, *paths))

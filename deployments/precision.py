@@ -1,6 +1,6 @@
-"""In which precision devices compute: the one that the user or the plan names, else that of the times.
+"""The precision in which devices compute: the one that the user or the plan names, else that of the profile's times.
 
-Where a profile has times in several precisions, the network's own one chooses among them.
+Where a profile has times in several precisions, those in the network's own precision are taken.
 """
 
 from collections.abc import Mapping

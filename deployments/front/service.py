@@ -351,7 +351,7 @@ class Service:
         return application | stats_of(await self.all_fronts(), self._agreement, self.config.canary)
 
     def encoded(self, inputs: object) -> Packed | Pictures:
-        """Encode the inputs. A list of texts is several; another list may be one input (an image, a pair) or more."""
+        """Encode the inputs. A list of texts is several inputs; any other list may be one (an image) or several."""
         if not isinstance(inputs, list):
             return self.encoded_each([inputs])
         if all(isinstance(item, str) for item in inputs):
