@@ -104,7 +104,7 @@ def _canary(terms: CanaryTerms, service: Service) -> Canary:
 async def _tidy_later(drain_s: float) -> None:
     """End the replicas of an earlier configuration, once its fronts have had time to drain.
 
-    Its deployer does this, unless it never started: then nobody else would.
+    The deployer of that configuration does the same, but it may never have started.
     """
     await asyncio.sleep(drained_s(drain_s))
     await asyncio.to_thread(delete_left, application_name())

@@ -170,7 +170,7 @@ class AppConfig(ServedConfig):
         description="An answer's deadline, unless the request has another (X-Deadline-Ms). If not given: the SLO of "
         "the plan's file.",
     )
-    dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
+    dtype: named.Dtype = Field(
         "float32",
         description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime. If not given: that "
         "of the plan's file, or of the profile's times for a plan that is made at the start; on a GPU without a plan, "

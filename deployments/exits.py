@@ -2,9 +2,9 @@
 `isobatch.deployments.exits:entropy`.
 
 A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
-decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is; the one
-exception are requests for the best scores. Where each word or each label is answered by itself, a policy decides on
-each of them, and an input leaves with all of them.
+decision for one input never depends on the others, so an input leaves at the same ramp in any batch. Requests for the
+best scores are the exception. Where each word or each label is answered by itself, a policy decides on each of them,
+and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
 - Of networks that give heat maps: `five_best`.
@@ -193,19 +193,19 @@ def five_best(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     return Decision(best.mean(dim=1) >= threshold, logits, memory)
 
 
-SCORE_STEP = 0.01  # how far a sure score may move, in place of the slope of the sigmoid, which is flat there
+SCORE_STEP = 0.01  # is added to the slope of the sigmoid, which is nearly 0 at sure scores: they move, too
 
 
 def slope(score: Tensor) -> Tensor:
-    """The unit in which ramps predict how far a score will move: the slope of the sigmoid there, and a little."""
+    """The unit in which ramps predict how far a score will move: the slope of the sigmoid there, and `SCORE_STEP`."""
     return score * (1 - score) + SCORE_STEP
 
 
 class BestOf(NamedTuple):
     """What is remembered of inputs whose request wants only its best scores, a row for each.
 
-    `requests` are the numbers of their requests, and `wanted` how many scores each wants (0: all). `bars`: as many
-    scores of the request will probably be above this.
+    `requests` are the numbers of their requests, and `wanted` how many scores each wants (0: all). `bars`: a score that
+    at least this number of the request's scores will probably exceed.
     """
 
     requests: Tensor
@@ -242,5 +242,5 @@ def near(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
 def near_number(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
-    """The same where the output is no logit. The distance, and so the threshold, are shares of the scores' range."""
+    """As `near`, for an output that is no logit. The distance and the threshold are shares of the scores' range."""
     return Decision(logits[:, 1].exp().clamp(max=1.0) < threshold, logits[:, :1], memory)

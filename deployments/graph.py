@@ -31,7 +31,7 @@ class Graph:
     `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
     hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
     `device_ids`: those whose replicas are used, where replicas of several applications stand by; None: all.
-    `wakes_in_s`: the application is parked, and has replicas so long after its next input; None: it is not parked.
+    `wakes_in_s`: the time from the next input of a parked application until its replicas run; None: it is not parked.
     """
 
     plan: Plan
@@ -148,7 +148,8 @@ def graph_of(
 
 
 def profile_of(config: AppConfig) -> Profile:
-    """The configuration's profile, with the launch tables that its plan was made from, or those of what computes."""
+    """The configuration's profile, with the launch tables that its plan was made from; without a plan's file, with
+    those of the backend and the precision in which devices compute."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = load(local(config.profile))
     if config.plan:

@@ -20,7 +20,8 @@ BACKENDS = {
 }
 AUTO = "auto"
 VIRTUAL = "virtual"
-INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
+INT8: Dtype = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 DEMO = "isobatch.deployments.demo:demo_directory"
 # The names of built-in networks, accepted in place of a directory or a hub id.
 DEMO_NAME = "demo"
@@ -65,7 +66,7 @@ def well_formed(path: str) -> str:
 def path_of(name: str, paths: Mapping[str, str], what: str, others: str, own: str = "function") -> str:
     """The import path of something that a user names, by its short name or by the path itself.
 
-    `what` it is, `others` that have no path, and the type of the user's `own` are named in the error.
+    The error says `what` the name is for, which `others` have no path, and the type of the user's `own`.
     """
     if name not in paths and ":" not in name:
         known = ", ".join((others, *paths))

@@ -4,8 +4,8 @@ A launch that shares its core with the front, the proxy and Ray is interrupted h
 its data must come into the core's cache again. So where at least as many cores are left for everything else, each
 replica computes on cores that no other thread of its Ray uses.
 
-Nobody divides the cores: each replica on a machine locks a file that has its number of cores while it lives, and from
-these files all replicas compute the same division.
+While a replica lives, it locks a file with the number of cores that it needs. From these files all replicas of a
+machine compute the same division of its cores, so no process has to lead them.
 """
 
 import fcntl
@@ -64,7 +64,7 @@ def usable_cores(limit: Path = CPU_LIMIT) -> int:
 
 @contextmanager
 def as_computing() -> Iterator[None]:
-    """Meanwhile this thread has the name of the computing threads; threads that it starts keep this name."""
+    """Give this thread the name of computing threads during the context; threads that it starts keep the name."""
     name = _rename(COMPUTES)
     try:
         yield
@@ -84,7 +84,7 @@ def _rename(name: str) -> str:
 class OwnCores:
     """The cores of one replica, while it lives. `root`: the process of Ray's node, below which all others run.
 
-    `needed`: as many cores as threads compute; 0: it shares cores with others. `cores`: of the machine.
+    `needed`: the number of its threads that compute; 0: it shares cores with others. `cores`: of the machine.
     """
 
     def __init__(self, folder: Path, needed: int, cores: Collection[int], root: int) -> None:

@@ -1,17 +1,40 @@
-"""In which precision devices compute: the one that the user or the plan names, else that of the times.
+"""The precision in which devices compute: the one that the user or the plan names, else that of the profile's times.
 
-Where a profile has times in several precisions, the network's own one chooses among them.
+Where a profile has times in several precisions, those in the network's own precision are taken.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.named import AUTO, INT8, LOADER, VIRTUAL
+from isobatch.deployments.named import AUTO, INT8, LOADER, VIRTUAL, Dtype
 from isobatch.profiles.devices import is_cpu
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 from isobatch.profiles.promise import RULES
+
+# Precisions that GPUs multiply faster than float32, and the first compute capability that has units for them.
+HALVES: Mapping[Dtype, tuple[int, int]] = {"float16": (7, 0), "bfloat16": (8, 0)}
+
+
+class OwnDtype(NamedTuple):
+    """The precision of a network on a GPU if nothing else names one."""
+
+    name: Dtype
+    reason: str  # in words
+    is_fixed: bool  # its ramps fit no other precision
+
+
+def own_dtype(folder: Path) -> OwnDtype:
+    """The precision that the ramps of a network were made for; without ramps, that of its weights' file."""
+    has_ramps = (folder / RULES).is_file()
+    config = checkpoint_json(folder, RULES if has_ramps else "config.json")
+    stored = config.get("dtype") or config.get("torch_dtype")
+    half = next((each for each in HALVES if each == stored), None)
+    reason = "as its ramps were made" if has_ramps else "as it is stored"
+    return OwnDtype(half or "float32", "as int8 is for CPUs" if stored == INT8 else reason, has_ramps)
 
 
 def named_dtype(config: AppConfig) -> str:
@@ -45,15 +68,9 @@ def check_precision(profile: Profile, config: AppConfig, kind: str) -> None:
         )
 
 
-def _own(folder: Path, kind: str) -> tuple[str, ...]:
-    """The precisions in which a network that names none is computed, the best first: that of its ramps, which fit no
-    other; without ramps, that of its file. A CPU computes in float32.
-    """
-    if is_cpu(kind):
+def _own(folder: Path, kind: str) -> tuple[Dtype, ...]:
+    """The precisions in which devices of this kind compute a network if nothing names one, the best first."""
+    own = own_dtype(folder)
+    if is_cpu(kind) or own.name == "float32":
         return ("float32",)
-    if (folder / RULES).is_file():
-        made_for = str(checkpoint_json(folder, RULES).get("dtype", "float32"))
-        return ("float32" if made_for == INT8 else made_for,)
-    config = checkpoint_json(folder)
-    stored = str(config.get("dtype") or config.get("torch_dtype"))
-    return (stored, "float32") if stored in ("float16", "bfloat16") else ("float32",)
+    return (own.name,) if own.is_fixed else (own.name, "float32")

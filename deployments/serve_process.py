@@ -99,7 +99,7 @@ def process_options(log_format: LogFormat, ends_within_s: float, quiet: bool = T
 
 
 class ReplicaProcess:
-    """A replica in Serve, whatever it computes: its log, its spans, and its end."""
+    """The base of all replicas in Serve: their logs, their spans, and their end."""
 
     def __init__(self) -> None:
         global is_replica
@@ -132,9 +132,8 @@ class ReplicaProcess:
 
 
 def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A task that goes on when a request's caller goes: Serve then cancels the calls in the context of the request.
-
-    The task is in `tasks` until it ends.
+    """A task that goes on if the client goes. Serve then cancels all calls in the request's context, so the task has
+    another one. It is in `tasks` until it ends.
     """
     task = asyncio.get_running_loop().create_task(work, context=Context())
     tasks.add(task)

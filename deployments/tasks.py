@@ -26,7 +26,7 @@ A_NUMBER = "regression"
 Outputs = dict[str, Any]
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
 
-# What stands in a tensor where an input has fewer words or labels than another one, and the type in numpy.
+# The value that fills a tensor where an input has fewer words or labels than another one, and its type in numpy.
 PADDING: Mapping[str, tuple[Any, Any]] = MappingProxyType(
     {"INT64": (-1, np.int64), "FP32": (0.0, np.float32), "BYTES": ("", object)}
 )
@@ -108,7 +108,7 @@ class Task:
         return self.by_token or self.by_label or self.by_map
 
     def choices(self, num_labels: int) -> int:
-        """The number of answers among which a policy sees one chosen."""
+        """The number of answers that a policy chooses from."""
         return 2 if self.by_label else num_labels
 
     def ramp_width(self, num_labels: int) -> int:
@@ -116,7 +116,7 @@ class Task:
         return 2 if self.by_score else num_labels
 
     def parts(self, num_labels: int) -> int:
-        """The number of answers to each input, where all inputs have as many."""
+        """The number of answers to an input, where it is the same for all inputs."""
         return num_labels if self.by_label else 1
 
     def score_sizes(self, num_labels: int) -> list[int]:

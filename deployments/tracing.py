@@ -118,8 +118,7 @@ class Tracing:
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
         """The span of a traced request, which lasts until the end of the block."""
-        parent = _parent_in(headers) if self.sampling.heeds_parent else None
-        span = self.span(f"request {kind}", parent, "SERVER")
+        span = self.span(f"request {kind}", _parent_in(headers), "SERVER")
         previous = _current.set(span)
         try:
             yield span

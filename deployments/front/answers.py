@@ -38,7 +38,7 @@ class Answer:
     truncated: bool = False  # the input was longer than the network reads, so its end was cut off
     level: int | None = None  # the level of the cascade that answered, from 0
     words: Words | Sides | None = None  # of a text whose words are labelled, or of a picture whose points are found
-    # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
+    # The calibrated logits of all labels; a row for each word if words are answered, of no and yes if labels are.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -64,10 +64,11 @@ def finite(answers: list[Answer]) -> list[Answer]:
 class RefusedError(Exception):
     """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value.
 
-    `strains`: with 503 and 504, whether others are the reason; not so if the request was too large or too hurried.
+    `shows_overload`: with 503 and 504, whether other requests are the reason. If not, this one was too large or too
+    hurried.
     """
 
-    strains = True
+    shows_overload = True
 
     write: Callable[["RefusedError"], Any] | None = None  # its JSON in another server's style; None: in our own
 
@@ -83,7 +84,7 @@ class RefusedError(Exception):
 
 
 def brief(sentence: str) -> str:
-    """The sentence as one printable line of a bounded length, whatever it repeats of a request.
+    """The sentence as one printable line of at most `LONGEST_SENTENCE` bytes: it may repeat a part of a request.
 
     >>> brief("one\\nline")
     'one line'
@@ -100,7 +101,7 @@ def brief(sentence: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A client's value as an error may repeat it: shortened, without looking at all of it.
+    """A client's value, shortened for an error. Only the beginning and the end of a long value are read.
 
     >>> shown("INT7"), shown({"a": 1}), len(shown("x" * 10_000))
     ("'INT7'", 'an object', 60)

@@ -18,12 +18,10 @@ from isobatch.deployments.front import shortcut
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import ARRIVING
 from isobatch.deployments.front.headers import (
-    DEADLINE_HEADER,
-    FULL,
     NO_KEY,
     OPEN_PATHS,
+    has_key,
     host_refusal,
-    is_shown,
     page_refusal,
     path_below,
 )
@@ -33,7 +31,6 @@ from isobatch.deployments.front.proxy import Burden, ProxyLimit, WatchedProxies,
 from isobatch.deployments.front.schemas import Alive, Ready, StatsBody
 from isobatch.deployments.ray_facts import node_address
 from isobatch.deployments.ray_settings import haproxy_socket
-from isobatch.deployments.tracing import PARENT
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +39,7 @@ try:
 except PackageNotFoundError:  # a checkout that was copied to a node, and not installed there
     VERSION = "unknown"
 _VERSION_HEADER = b"x-isobatch-version", VERSION.encode()
-_CORS: dict[str, Any] = {
-    "allow_methods": ("GET", "POST"),
-    "allow_headers": ("Authorization", "Content-Type", "X-API-Key", DEADLINE_HEADER, FULL.decode(), PARENT),
-    "expose_headers": ("Retry-After", PARENT),
-}
+_CORS: dict[str, Any] = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": ("*",)}
 
 
 class GuardedNetwork(Protocol):
@@ -125,10 +118,10 @@ class Api(FastAPI):
             await reply.instead(self.failed(error), scope, receive)
 
     def refusal(self, scope: Scope) -> RefusedError | None:
-        """The refusal of a request without the key, or, where no key is needed, for another host or from its page."""
+        """The refusal of a request without the key; without a key, of one for another host or from another's page."""
         headers, path = scope["headers"], path_below(scope)
         if self.key:
-            return None if path in self.open_paths or is_shown(self.key, headers) else RefusedError(401, NO_KEY)
+            return None if path in self.open_paths or has_key(self.key, headers) else RefusedError(401, NO_KEY)
         reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
         if not reason and scope["method"] == "POST":
             reason = page_refusal(headers, self.pages)

@@ -21,12 +21,10 @@ from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.profiles.errors import first_wrong
 
 READ_WITHIN_S = 30.0  # the time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile
-# Bodies that may arrive at once: as many as half of the places in the proxy, between these two, ...
+# The limit of bodies that arrive at once is half of the places in the proxy, but at least and at most these numbers.
 LEAST_ARRIVING, MOST_ARRIVING = 8, 256
-# ... and their bytes together.
-MOST_ARRIVING_BYTES = 256 * 2**20
-# A body has this time before it is called slow: a few parts of the quickest one may come late, too.
-JUDGED_AFTER_S = 0.1
+MOST_ARRIVING_BYTES = 256 * 2**20  # of all bodies that arrive at once
+JUDGED_AFTER_S = 0.1  # bodies are compared after this time, since a part of a quick body may come late, too
 ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
 MOST_DIMENSIONS = 8  # dimensions of a tensor
 LONGEST_NAME = 1024  # characters of a name or an id
@@ -70,7 +68,7 @@ class Sizes:
 class ArrivingBodies:
     """The bodies that arrive now in this process. If they are too many or too large together, the slowest is given up.
 
-    An honest client sends as fast as its network. So clients that send slowly to keep many places lose these places.
+    An honest client sends at the speed of its network. So an attacker who sends slowly to hold many places loses them.
     """
 
     def __init__(self) -> None:
@@ -115,7 +113,7 @@ class ArrivingBodies:
 
 
 class ArrivingBody:
-    """A body that arrives. As a context it raises 408 if that takes too long, or is slower than with others.
+    """A body that arrives. As a context it raises 408 if the body takes too long, or is the slowest of too many.
 
     `asyncio.timeout` would add a twentieth to the processor time of every request.
     """
@@ -137,9 +135,9 @@ class ArrivingBody:
         return self.size / max(now_s - self.begun_s, JUDGED_AFTER_S), self.begun_s
 
     def came(self, size: int) -> None:
-        """Count a part, after which more is awaited: from then on the body is compared with others.
+        """Count a part of a body whose end has not come. Only such a body is compared with others.
 
-        Before, the proxy has all of a small body, and it is this process that reads it late.
+        The proxy passes a small body on as a whole, so if that is late, this process is the reason.
         """
         self._others.grow(self, size)
 
@@ -262,7 +260,7 @@ def content_of(headers: Mapping[bytes, bytes], body: bytes, sizes: Sizes) -> obj
     {'inputs': b'...'}
     """
     kind = headers.get(b"content-type", b"")
-    if kind.startswith(b"image/"):
+    if kind.lower().startswith(b"image/"):
         return {"inputs": body}
     return _form_in(kind, body, sizes) if kind.lower().startswith(_FORM) else json_in(body)
 

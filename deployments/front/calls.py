@@ -14,7 +14,7 @@ import httptools
 
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import ARRIVING, ENCODINGS, ArrivingBody, decompressed
-from isobatch.deployments.front.headers import NO_KEY, STARTED, is_shown, timeout_s_by, waited_s_by
+from isobatch.deployments.front.headers import NO_KEY, STARTED, has_key, timeout_s_by, waited_s_by
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ class Call:
 
     @property
     def left_s(self) -> float | None:
-        """How long its client still waits; None: it does not say it."""
+        """How long its client still waits; None: the client has set no timeout."""
         waits_s = timeout_s_by(self.headers.get(b"grpc-timeout"))
         if waits_s is None:
             return None
         return waits_s - waited_s_by(self.headers.get(STARTED)) - (time.monotonic() - self._began_s)
 
     def came(self, part: bytes, ended: bool = False) -> None:
-        """Keep what came of the messages, until they are asked for."""
+        """Keep a part of the messages until `message` reads it."""
         self._unread += part
         self._ended |= ended
         if self._more and not self._more.done():
@@ -122,7 +122,7 @@ class Call:
         return decompressed(message, self._most)
 
     async def send(self, message: bytes) -> None:
-        """Send a message back, before others; waits while the client does not read."""
+        """Send a message back that is not the last one; waits while the client does not read."""
         self._transport.write((b"" if self.begun else _BEGUN) + _chunk(message))
         self.begun = True
         if self.writable:
@@ -242,7 +242,7 @@ class CallConnection(asyncio.Protocol):
     def _method(self, call: Call) -> Method:
         if sum(map(len, call.headers)) + sum(map(len, call.headers.values())) > _MOST_METADATA:
             raise RefusedError(431, f"the metadata of the call have more than {_MOST_METADATA} bytes")
-        if self._key and call.path not in self._keyless and not is_shown(self._key, call.headers.items()):
+        if self._key and call.path not in self._keyless and not has_key(self._key, call.headers.items()):
             raise RefusedError(401, NO_KEY)
         if method := self._methods.get(call.path):
             return method

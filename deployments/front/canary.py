@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from isobatch.deployments.front.headers import DEADLINE, PRIORITY
-from isobatch.deployments.front.service import IncomingRequest
+from isobatch.deployments.front.incoming import IncomingRequest
 from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.serve_process import own_task
 from isobatch.deployments.tracing import PARENT
@@ -23,7 +23,7 @@ from isobatch.profiles.agreement import bounds
 log = logging.getLogger(__name__)
 SURE = 0.99  # the confidence with which a canary must be worse than agreed
 AT_ONCE = 64  # requests that a canary computes for one front: further ones do not go to it
-LEFT = 0.8  # the share of a request's time that its canary may take, so that the own answer is still in time
+TIME_SHARE = 0.8  # the share of a request's time that its canary may take, so that the own answer is still in time
 AGAIN_S = 1.0  # between two attempts to reach an application that is starting
 _FORWARDED = (b"content-type", PARENT.encode(), PRIORITY)
 Headers = Mapping[bytes, bytes]
@@ -42,7 +42,8 @@ PARKED = NamedReply(b"", ())  # the canary has no replicas, which says nothing a
 class Canary:
     """`ask` sends a request to the canary's front, which may refuse it; `reach` raises while no front of it answers.
 
-    `counts` are requests, by the shares of their inputs that were kept and missed, and fronts that withdrew the canary.
+    `counts`: the sums over requests of the shares of inputs that were kept and missed, and 1 as `withdrawn` once this
+    front sends the canary no more requests.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Canary:
         self._tasks = set[asyncio.Task[Any]]()
 
     async def begin(self) -> None:
-        """Wait until the canary first answers: its first start misses nothing."""
+        """Wait until the canary first answers, so that the time of its start does not count against it."""
         while not self._reached:
             try:
                 await self._reach()
@@ -74,13 +75,13 @@ class Canary:
 
     async def reply(self, own: Awaitable[NamedReply], body: bytes, headers: Headers, within_s: float) -> bytes:
         """The reply for the client, who waits for `within_s`."""
-        task = own_task(self._answer(body, headers, LEFT * within_s), self._tasks)
+        task = own_task(self._answer(body, headers, TIME_SHARE * within_s), self._tasks)
         try:
             mine = await own
         except BaseException:
             task.cancel()
             raise
-        task.add_done_callback(lambda done: self._count(mine, _reply_of(done)))  # also for a client who goes
+        task.add_done_callback(lambda done: self._count(mine, _reply_of(done)))  # even if the client goes
         if self.terms.shadow:
             return mine.written
         await asyncio.wait([task])

@@ -33,7 +33,7 @@ from isobatch.deployments.transport.packed import Packed, take, wanting_best
 log = logging.getLogger(__name__)
 GRACE_S = 5.0  # survivors are held this much longer than the last deadline, since a launch may be running then
 READ_S = 0.05  # the time to read replies that have already arrived, when a launch times out
-MOST_NUMBERS = 2**24  # numbers of requests for the best scores: as many as float32 tells apart
+MOST_NUMBERS = 2**24  # requests for the best scores have numbers below this, up to which float32 has all of them
 
 
 class Workers(Protocol):
@@ -94,8 +94,8 @@ class Driver:
     ) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
-        `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `priority`: the inputs'.
-        `best`: how many of the scores matter, the highest ones (0: all), where the policy knows them.
+        `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `best`: how many of the
+        scores matter, the highest ones (0: all), where the policy knows them.
         """
         if best:
             inputs = wanting_best(inputs, next(self._numbers) % MOST_NUMBERS, best)
@@ -159,7 +159,7 @@ class Driver:
         self._set_alarm(now_s)
 
     async def close(self) -> None:
-        """Returns when no request waits any more. Launches of inputs that nobody waits for are given up."""
+        """Returns when no request waits any more. Launches that still run are given up."""
         while self._requests:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
@@ -182,7 +182,7 @@ class Driver:
             if waits:
                 self.counts.inputs_refused(len(inputs), sum(weights))
             refused = RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
-            refused.strains = not tickets.parked
+            refused.shows_overload = not tickets.parked
             raise refused
         loop, span = asyncio.get_running_loop(), current()
         self._traced = self._traced or span is not None

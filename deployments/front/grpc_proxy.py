@@ -121,7 +121,7 @@ class RefusedCalls(Refusals):
 class GrpcProxy(threading.Thread):
     """A thread that runs HAProxy. The front must listen on `socket` before `open`.
 
-    `limit`: of the calls that the front runs at once; as many requests of streams may run. `slo_ms`: HAProxy ends
+    `limit`: of the calls that the front runs at once, and likewise of the requests of streams. `slo_ms`: HAProxy ends
     inferences soon after their `x-deadline-ms`, or soon after this time; None: it ends none.
     """
 

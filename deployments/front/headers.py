@@ -52,10 +52,10 @@ def key_in(variable: str | None) -> bytes | None:
     return key.encode()
 
 
-def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def has_key(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether `Authorization: Bearer KEY` or `X-API-Key: KEY` holds the key; compared in constant time.
 
-    >>> is_shown(b"k", [(b"authorization", b"Bearer k")]), is_shown(b"k", [(b"x-api-key", b"no")])
+    >>> has_key(b"k", [(b"authorization", b"Bearer k")]), has_key(b"k", [(b"x-api-key", b"no")])
     (True, False)
     """
     return any(
@@ -86,7 +86,7 @@ _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no publi
 
 
 def host_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
-    """Why a request is refused whose `Host` is not this server; None if it is not, or if the name is allowed.
+    """Why a request is refused because of its `Host`; None: it names this server, or a name that is allowed.
 
     A public page could let its name point to this machine (DNS rebinding), and would then be a page of this server.
 
@@ -115,7 +115,7 @@ def _public_name(host: bytes) -> str:
 
 
 def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
-    """Why a request from the page of another server is refused; None if it is not, or if the page is allowed.
+    """Why a request is refused because another server's page sent it; None: none did, or that page is allowed.
 
     >>> from_shop = [(b"host", b"localhost:8000"), (b"origin", b"https://shop.example")]
     >>> page_refusal(from_shop), page_refusal(from_shop, ("https://shop.example",))

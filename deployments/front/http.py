@@ -89,10 +89,8 @@ def create_api(service: Service, canary: Canary | None = None) -> Api:
 
 def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str, ASGIApp]:
     """Describe the paths in an application's document, and return what answers them."""
-    classifies_texts = service.reads_text and not service.task.by_token
-    as_tei = classifies_texts and service.config.predict_form == "tei"
     direct: dict[str, ASGIApp] = {}
-    for each in (*((_TEI_PREDICT,) if as_tei else ()), *(_PATHS if classifies_texts else ())):
+    for each in (*((_TEI_PREDICT,) if service.predicts_as_tei else ()), *(_PATHS if service.classifies_texts else ())):
         described = openapi.documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
         described["responses"] |= openapi.problems(*_BY_GUARD)
         fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
@@ -104,20 +102,20 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
         forms = [form(service) for form in each.forms]
         of_predict = canary if each.path == "/predict" else None
         direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"), canary=of_predict)
-    if not as_tei:
-        direct["/predict"] = _own_path(api, service, classifies_texts, canary)
+    if not service.predicts_as_tei:
+        direct["/predict"] = _own_path(api, service, canary)
     if service.reads_text:
         _add_facts(api, service)
     return direct
 
 
-def _own_path(api: Api, service: Service, classifies_texts: bool, canary: Canary | None) -> Predict:
+def _own_path(api: Api, service: Service, canary: Canary | None) -> Predict:
     described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
     request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value)
     about = "Answer one input or a list of them, in order."
     options = {**described, "openapi_extra": request_format, "description": about}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
-    forms = (OwnForm(service), *((tei.PredictForm(service),) if classifies_texts else ()))
+    forms = (OwnForm(service), *((tei.PredictForm(service),) if service.classifies_texts else ()))
     return Predict(service, *forms, canary=canary)
 
 

@@ -62,7 +62,7 @@ class RequestCosts:
 
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
-        self.beside_s = Trend(0.0)  # time of long work
+        self.long_s = Trend(0.0)  # time of long work, in threads
         self.weight = Trend(1.0)  # of the inputs
         self.numbers = count()
 
@@ -254,7 +254,7 @@ class LongWork:
             self._expected_s -= expected_s
 
     async def _to_its_end(self, work: Callable[[], Made]) -> Made:
-        """A thread cannot be stopped, so its turn is not over before its work is, even if nobody waits any more."""
+        """The result of the work. Threads cannot be stopped: a cancelled request keeps its turn until its work ends."""
         made = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(made)

@@ -77,11 +77,19 @@ def _about(service: Service) -> dict[str, object]:
         "model": service.name,
         "blocks": service.num_blocks,
         "slo_ms": service.config.slo_ms,
-        "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
+        "takes": _inputs_of(service),
         "maps": service.task.name == PIXELS.name,
+        "scores": service.task.by_score,
     }
     if service.config.folder != demo_folder():
         return facts
     from isobatch.deployments.demo.digits import demo_inputs
 
     return facts | {"takes": "digits", "digits": demo_inputs(DIGITS, noise=0.0).round(1).tolist()}
+
+
+def _inputs_of(service: Service) -> str:
+    """The kind of inputs that the page can send."""
+    if service.predicts_as_tei:  # the page knows only our own answers
+        return "other"
+    return "texts" if service.reads_text else "pictures" if service.reads_pictures else "other"

@@ -4,7 +4,7 @@ A path takes requests in one or more forms: /predict in our own, and others in t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
-from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
-from isobatch.deployments.front.service import Content, IncomingRequest, Service
+from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
+from isobatch.deployments.front.incoming import Content, IncomingRequest
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
@@ -39,6 +40,15 @@ class Form:
         """Give a refusal the status and the JSON that clients of this form expect: by default, our own."""
 
 
+@dataclass
+class _Exchange:
+    """One request on its way to its reply."""
+
+    headers: Headers
+    form: Form  # of its body; until the body is read, the first one of the path
+    names: list[object] | None = None  # of the labels in its reply, by input, for comparisons
+
+
 class Predict:
     """The ASGI application of a path; it raises `RefusedError` for a request that gets no answer.
 
@@ -50,13 +60,12 @@ class Predict:
         self._service, self._forms, self._kind, self._canary = service, forms, kind, canary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_headers = dict(scope["headers"])
-        form = [self._forms[0]]  # the last item is that of the body, once it was read
+        exchange = _Exchange(dict(scope["headers"]), self._forms[0])
         try:
-            with self._service.counted(self._kind, request_headers) as span:
-                reply = await self._reply(request_headers, receive, form)
+            with self._service.counted(self._kind, exchange.headers) as span:
+                reply = await self._reply(exchange, receive)
         except RefusedError as refused:
-            form[-1].restyle(refused)
+            exchange.form.restyle(refused)
             raise
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         if span:
@@ -66,43 +75,40 @@ class Predict:
 
     async def computed(self, headers: Headers, body: bytes) -> NamedReply:
         """The reply to a request that another front sends, because this network is its canary."""
-        if self._service.wake():
+        if self._service.wake_if_parked():
             return PARKED
         with self._service.counted(self._kind, headers):
-            incoming = self._service.register(self._kind, len(body), headers, part=LEFT)
-            return await self._named_reply(incoming, headers, body, [self._forms[0]])
+            incoming = self._service.register(self._kind, len(body), headers, part=TIME_SHARE)
+            return await self._named_reply(incoming, _Exchange(headers, self._forms[0]), body)
 
-    async def _reply(self, headers: Headers, receive: Receive, form: list[Form]) -> bytes:
+    async def _reply(self, exchange: _Exchange, receive: Receive) -> bytes:
+        headers = exchange.headers
         incoming = self._service.register(self._kind, size_of(headers), headers)
         body = await body_of(headers, receive, self._service.config.max_body_bytes)
         if not (self._canary and self._canary.takes(incoming)):
-            return await self._answer(incoming, headers, body, form)
-        own = self._named_reply(incoming, headers, body, form)
+            return await self._answer(incoming, exchange, body)
+        own = self._named_reply(incoming, exchange, body)
         return await self._canary.reply(own, body, headers, self._service.left_s(incoming))
 
-    async def _named_reply(
-        self, incoming: IncomingRequest, headers: Headers, body: bytes, form: list[Form]
-    ) -> NamedReply:
-        names = list[object]()
-        return NamedReply(await self._answer(incoming, headers, body, form, names), tuple(names))
+    async def _named_reply(self, incoming: IncomingRequest, exchange: _Exchange, body: bytes) -> NamedReply:
+        exchange.names = []
+        return NamedReply(await self._answer(incoming, exchange, body), tuple(exchange.names))
 
-    async def _answer(
-        self, incoming: IncomingRequest, headers: Headers, body: bytes, form: list[Form],
-        names: list[object] | None = None,
-    ) -> bytes:  # fmt: skip
-        """The written reply. `names`, if given, gets the names of its labels, by input."""
-
+    async def _answer(self, incoming: IncomingRequest, exchange: _Exchange, body: bytes) -> bytes:
         def read() -> Content[bytes]:
-            content = content_of(headers, body, self._service.sizes)
-            form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
-            given = form[-1].read(content)
-            return given if names is None else replace(given, write=partial(self._named, names, given.write))
+            content = content_of(exchange.headers, body, self._service.sizes)
+            exchange.form = next((each for each in self._forms if each.marked(content)), self._forms[0])
+            request = exchange.form.read(content)
+            if exchange.names is None:
+                return request
+            return replace(request, write=partial(self._write_named, exchange.names, request.write))
 
         return await self._service.answer(incoming, read, len(body))
 
-    def _named(self, names: list[object], write: Callable[[list[Answer]], bytes], answers: list[Answer]) -> bytes:
-        named, labels = self._service.task.named, self._service.labels
-        names.extend(named(answer.label, labels) for answer in answers)
+    def _write_named(self, names: list[object], write: Callable[[list[Answer]], bytes], answers: list[Answer]) -> bytes:
+        """Write a reply, and add the names of its labels to `names`."""
+        name, labels = self._service.task.named, self._service.labels
+        names.extend(name(answer.label, labels) for answer in answers)
         return write(answers)
 
 

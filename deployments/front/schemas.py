@@ -41,7 +41,7 @@ class LabelScore(Schema):
 
     label: int = Field(description="The class, from 0.")
     name: str = Field(description="The name of that class in the checkpoint.")
-    score: float = Field(description="The probability of that class, as the ramp or the head saw it that answered.")
+    score: float = Field(description="The probability of that class, by the ramp or the head that answered.")
 
 
 class ChosenLabel(LabelScore):

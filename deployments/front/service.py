@@ -6,10 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import Answer, RefusedError, finite
@@ -18,7 +18,8 @@ from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
 from isobatch.deployments.front.headers import RequestHeaders, key_in
 from isobatch.deployments.front.in_process import InProcess, RunningNetwork
-from isobatch.deployments.front.load import FadingPeak, LongWork, RequestCosts, RequestQueue, RetryTimes
+from isobatch.deployments.front.incoming import Content, Format, IncomingRequest, Pictures, ReadRequest, no_clock
+from isobatch.deployments.front.load import FadingPeak, LongWork, Made, RequestCosts, RequestQueue, RetryTimes
 from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
@@ -39,52 +40,10 @@ HAND_OVER_S = 0.002  # the time from writing an answer until the client has it: 
 _LONG_WAIT_S = 0.05
 _LONG_WAIT_SHARE = 0.2
 _ENOUGH_OF_SLO = 0.9  # a client waits for "as long as the SLO" if its deadline is at least this share of it
-# The processor time of one of this number of requests is measured: the clock costs more than a small request.
-_MEASURED_ONE_OF = 8
+_MEASURED_ONE_OF = 8  # one request of 8 has its processor time measured: the clock costs more than a small request
 _PICTURES_AT_ONCE = 2  # pictures that are read at once, each of which may take over 100 MB
 _NO_HEADERS: Mapping[bytes, bytes] = {}
-# Bytes of a request from which its texts are read beside the event loop: they take tens of milliseconds.
-LONG_BYTES = 2**16
-Format = TypeVar("Format")
-
-
-class IncomingRequest(NamedTuple):
-    """A request that has arrived, before its body is read."""
-
-    kind: str  # the protocol, since the cost per byte depends on it
-    size: int  # bytes of the body
-    arrived_s: float  # when its first byte arrived
-    within_s: float | None  # the client's deadline after its arrival, if the headers tell it
-    until_s: float  # when the client gives up, whatever the request says
-    work_s: float  # its expected processor time in this process
-    weight: int  # the expected weight of its inputs
-    latest_s: float  # when it must be read to be answered in time
-    long_s: float  # the wait before it is read that counts as overload
-    full: bool  # the client wants the full network's answer
-    priority: int  # of its inputs, where queues go by priority
-    part: float  # of the client's time, which another front leaves
-
-    @property
-    def gone_s(self) -> float:
-        """When its client gives up, according to its headers."""
-        return min(self.until_s, self.arrived_s + (inf if self.within_s is None else self.within_s))
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Inputs that are pictures: to read them takes milliseconds, so it is not done on the event loop."""
-
-    inputs: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class Content(Generic[Format]):
-    """A request that was read: its inputs, and a function that writes their answers."""
-
-    inputs: Packed | Pictures
-    write: Callable[[list[Answer]], Format]
-    within_s: float | None = None  # the client's deadline, if only the body tells it
-    best: int = 0  # how many of its scores the client wants, the highest ones; 0: all
+LONG_BYTES = 2**16  # texts of a longer request are read in a thread: that takes tens of milliseconds
 
 
 class Service:
@@ -113,6 +72,7 @@ class Service:
         # The fields of every response that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._network, self._opened = clock, network or InProcess(config), opened
+        self._slo_s = config.slo_ms / 1e3
         self._request_queue = RequestQueue(clock)
         self._costs: defaultdict[str, RequestCosts] = defaultdict(RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
@@ -149,6 +109,16 @@ class Service:
         return texts_of(getattr(self._model, "encoder", None))
 
     @property
+    def classifies_texts(self) -> bool:
+        """Whether each text has one answer, or several labels, as the interfaces of other servers expect."""
+        return self.reads_text and not self.task.by_token
+
+    @property
+    def predicts_as_tei(self) -> bool:
+        """Whether POST /predict has the form of text-embeddings-inference."""
+        return self.classifies_texts and self.config.predict_form == "tei"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether inputs may be JPEG, PNG or WebP."""
         return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
@@ -159,38 +129,35 @@ class Service:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
         `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: the share of the
-        client's time that another front leaves.
+        client's time that another front has left to this one.
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
-        now_s, queue, dispatcher = self._clock(), self._request_queue, self._driver.dispatcher
+        now_s, queue = self._clock(), self._request_queue
         arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
-        deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
-        costs = self._costs_of(kind, size)
-        work_s = costs.work_s.expected(size)
-        weight = max(1, round(costs.weight.expected(size)))
-        # The time after reading: for the network, and for writing the answer.
-        rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight)
-        if queue.weight:  # the network also computes what waits here, and begins while this request waits
-            all_s = dispatcher.needed_s(now_s, deadline_s - now_s, queue.weight + weight)
-            rest_s = max(rest_s, all_s - queue.expected_s(work_s))
-        rest_s += self._beside_s(costs, size, deadline_s - now_s) + self._after_s(deadline_s)
+        deadline_s = min(arrived_s + (within_s or self._slo_s), until_s)
+        costs, remaining_s = self._costs_of(kind, size), deadline_s - now_s
+        work_s, weight = costs.work_s.expected(size), max(1, round(costs.weight.expected(size)))
+        latest_s = deadline_s - self._network_s(now_s, remaining_s, work_s, weight)
+        latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
+        long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
+        incoming = IncomingRequest(
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part
+        )
+        threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
-            if dispatcher.inside or not queue.idle or (costs.beside_s.expected(size) and self.long_work.busy):
-                queue.check(work_s, deadline_s - rest_s)
-            else:  # an idle front admits it, so that estimates that are too high are corrected
+            if self._driver.dispatcher.inside or not queue.idle or threads_busy:
+                queue.check(work_s, latest_s)
+            else:  # an idle front admits the request, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
         except RefusedError as refused:
-            waits = self._waits(deadline_s - arrived_s, part)
-            self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
-            refused.strains = waits and now_s + work_s <= deadline_s - rest_s
+            waits = self._waits(incoming, deadline_s)
+            refused.shows_overload = waits and now_s + work_s <= latest_s
+            self._count_unread(incoming, waits)
             raise
-        long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
-        return IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority, part
-        )
+        return incoming
 
-    def wake(self) -> bool:
+    def wake_if_parked(self) -> bool:
         """Whether the application is parked. If it is, an input counts as arrived, so that replicas start."""
         if parked := self._driver.dispatcher.parked:
             self._driver.counts.refused_unread(1, self.config.most_inputs, waits=False)
@@ -211,89 +178,122 @@ class Service:
             self._inside -= 1
 
     async def _answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> Format:
-        costs = self._costs_of(incoming.kind, incoming.size)
+        request = await self._read_in_turn(incoming, read)
+        inputs, best, deadline_s = request.inputs, request.content.best, request.deadline_s
+        if incoming.full or not self._knows_best or best >= len(inputs):
+            best = 0
+        waits = self._waits(incoming, deadline_s)
+        within_s = deadline_s - self._sending_s(deadline_s) - self._clock()
         try:
-            await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
-            if self._clock() > incoming.gone_s:
-                raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-            self._strained += self._clock() - incoming.arrived_s > incoming.long_s
-            measures = not next(costs.numbers) % _MEASURED_ONE_OF
-            work_clock = time.thread_time if measures else lambda: 0.0
-            began_s = work_clock()
-            beside_s, learn = costs.beside_s.expected(incoming.size), partial(costs.beside_s.learn, incoming.size)
-            if self._is_long(incoming.size):
-                content, read_s = await self.long_work.run(read, incoming.latest_s, beside_s, learn), 0.0
-            else:
-                content, read_s = read(), work_clock() - began_s
-            within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
-            deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
-            inputs = content.inputs
-            if isinstance(inputs, Pictures):
-                latest_s = deadline_s if content.within_s else incoming.latest_s
-                inputs = await self.long_work.run(partial(self.packed, inputs.inputs), latest_s, beside_s, learn)
-        except RefusedError as refused:
-            if refused.status == 503:  # it is late; a wrong request has other statuses
-                waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s), incoming.part)
-                self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
-                refused.strains = waits
-            raise
-        within_s = deadline_s - self._after_s(deadline_s) - self._clock()
-        waits = self._waits(deadline_s - incoming.arrived_s, incoming.part)
-        try:
-            best = 0 if incoming.full or not self._knows_best or content.best >= len(inputs) else content.best
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
         except RefusedError as refused:
-            refused.strains = refused.strains and waits
+            refused.shows_overload = refused.shows_overload and waits
             raise
-        known_s, began_s = self._clock(), work_clock()
-        answers = finite(_with_texts(answers, inputs))
-        if self.task.by_map:  # which takes long to write
-            written = await self.long_work.run(partial(content.write, answers))
-        else:
-            written = content.write(answers)
+        written = await self._written(incoming, request, answers)
         now_s = self._clock()
-        self._writing.add(now_s, now_s - known_s)
-        if measures:
-            costs.weight.learn(incoming.size, sum(self._driver.weights(inputs)))
-            costs.work_s.learn(incoming.size, read_s + work_clock() - began_s)
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.request_answered(answers, now_s - incoming.arrived_s)
         return written
 
+    async def _read_in_turn(
+        self, incoming: IncomingRequest, read: Callable[[], Content[Format]]
+    ) -> ReadRequest[Format]:
+        """Read a request when its turn has come. If it is too late then, its inputs count as arrived."""
+        try:
+            await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
+            if self._clock() > incoming.gone_s:
+                raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
+            self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
+            return await self._read(incoming, read)
+        except RefusedError as refused:
+            if refused.status == 503:  # it is late; a wrong request has other statuses
+                refused.shows_overload = self._waits(incoming, incoming.gone_s)
+                self._count_unread(incoming, refused.shows_overload)
+            raise
+
+    async def _read(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> ReadRequest[Format]:
+        """Read a request now: long texts and pictures in threads, all else at once."""
+        costs = self._costs_of(incoming.kind, incoming.size)
+        work_clock = no_clock if next(costs.numbers) % _MEASURED_ONE_OF else time.thread_time
+        began_s = work_clock()
+        if self._is_long(incoming.size):
+            content, read_s = await self._in_thread(incoming, read, incoming.latest_s), 0.0
+        else:
+            content, read_s = read(), work_clock() - began_s
+        deadline_s = incoming.deadline_s(content.within_s or self._slo_s)
+        inputs = content.inputs
+        if isinstance(inputs, Pictures):
+            latest_s = deadline_s if content.within_s else incoming.latest_s
+            inputs = await self._in_thread(incoming, partial(self.packed, inputs.inputs), latest_s)
+        return ReadRequest(content, inputs, deadline_s, read_s, work_clock)
+
+    async def _in_thread(self, incoming: IncomingRequest, work: Callable[[], Made], latest_s: float) -> Made:
+        """Do long work of a request, and learn how long that takes."""
+        long_s, size = self._costs_of(incoming.kind, incoming.size).long_s, incoming.size
+        return await self.long_work.run(work, latest_s, long_s.expected(size), partial(long_s.learn, size))
+
+    async def _written(self, incoming: IncomingRequest, request: ReadRequest[Format], answers: list[Answer]) -> Format:
+        """Write the answers, and learn from the request what such requests cost."""
+        known_s, began_s = self._clock(), request.work_clock()
+        answers = finite(_with_facts_of(request.inputs, answers))
+        if self.task.by_map:  # to write maps takes long
+            written = await self.long_work.run(partial(request.content.write, answers))
+        else:
+            written = request.content.write(answers)
+        now_s = self._clock()
+        self._writing.add(now_s, now_s - known_s)
+        if request.work_clock is not no_clock:
+            costs = self._costs_of(incoming.kind, incoming.size)
+            costs.weight.learn(incoming.size, sum(self._driver.weights(request.inputs)))
+            costs.work_s.learn(incoming.size, request.read_s + request.work_clock() - began_s)
+        return written
+
     def _is_long(self, size: int) -> bool:
-        """Whether a request of so many bytes may hold long texts."""
+        """Whether a request of this size may hold long texts."""
         return size >= LONG_BYTES and self.texts is not None
 
     def _costs_of(self, kind: str, size: int) -> RequestCosts:
         """Long requests have costs of their own, since the event loop does not read them."""
         return self._costs[f"long {kind}" if self._is_long(size) else kind]
 
-    def _beside_s(self, costs: RequestCosts, size: int, left_s: float) -> float:
-        """The expected time until long work of a request is done. An estimate that is too high is corrected, since a
-        free thread is not refused for it alone."""
-        if (own_s := costs.beside_s.expected(size)) and self.long_work.busy:
+    def _network_s(self, now_s: float, left_s: float, work_s: float, weight: int) -> float:
+        """The expected time that the network takes for a request once it is read."""
+        queue, needed_s = self._request_queue, self._driver.dispatcher.needed_s
+        own_s = needed_s(now_s, left_s, weight)
+        if not queue.weight:
+            return own_s
+        # The network also computes the inputs that wait to be read, and begins while this request waits.
+        return max(own_s, needed_s(now_s, left_s, queue.weight + weight) - queue.expected_s(work_s))
+
+    def _long_work_s(self, costs: RequestCosts, size: int, left_s: float) -> float:
+        """The expected time until the long work of a request is done. While a thread is free, it is at most half of the
+        time left: the request is then read, and an estimate that is too high is corrected."""
+        if (own_s := costs.long_s.expected(size)) and self.long_work.busy:
             return self.long_work.ahead_s + own_s
         return min(own_s, max(0.0, left_s) / 2)
 
     def gone_s(self, headers: Mapping[bytes, bytes]) -> float:
         """When the client of a request that computes nothing gives up."""
         within_s, waited_s, *_ = RequestHeaders.of(headers)
-        return self._clock() - waited_s + (within_s or self.config.slo_ms / 1e3)
+        return self._clock() - waited_s + (within_s or self._slo_s)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""
-        return max(0.0, min(incoming.gone_s, incoming.arrived_s + self.config.slo_ms / 1e3) - self._clock())
+        return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
 
-    def _waits(self, within_s: float, part: float) -> bool:
+    def _waits(self, incoming: IncomingRequest, deadline_s: float) -> bool:
         """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
-        return within_s >= part * _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
+        return deadline_s - incoming.arrived_s >= incoming.part * _ENOUGH_OF_SLO * self._slo_s
 
-    def _after_s(self, deadline_s: float) -> float:
+    def _count_unread(self, incoming: IncomingRequest, waits: bool) -> None:
+        self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
+
+    def _sending_s(self, deadline_s: float) -> float:
         """The expected time from an answer until it is sent: the recent peak, but at most half of the time left."""
         now_s = self._clock()
-        after_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
-        return min(after_s, max(0.0, deadline_s - now_s) / 2)
+        sending_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
+        return min(sending_s, max(0.0, deadline_s - now_s) / 2)
 
     @contextmanager
     def counted(self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS) -> Iterator[Span | None]:
@@ -309,7 +309,7 @@ class Service:
             self._retry_times.answered(self._clock())
         except RefusedError as refused:
             counts.request_ended("failed" if refused.status == 500 else "refused")
-            self._strained += refused.strains and refused.status in (503, 504)
+            self._strained += refused.shows_overload and refused.status in (503, 504)
             if refused.status == 503:
                 self._retry_times.refused(self._clock())
                 refused.retry_after_s = self._retry_times.retry_after_s(refused.retry_after_s or 0.0)
@@ -351,7 +351,7 @@ class Service:
         return application | stats_of(await self.all_fronts(), self._agreement, self.config.canary)
 
     def encoded(self, inputs: object) -> Packed | Pictures:
-        """Encode the inputs. A list of texts is several; another list may be one input (an image, a pair) or more."""
+        """Encode the inputs. A list of texts is several inputs; any other list may be one (an image) or several."""
         if not isinstance(inputs, list):
             return self.encoded_each([inputs])
         if all(isinstance(item, str) for item in inputs):
@@ -389,8 +389,8 @@ class Service:
         return packed
 
 
-def _with_texts(answers: list[Answer], inputs: Packed) -> list[Answer]:
-    """The answers with what only the encoded inputs tell: whether a text was cut off, its words, a picture's sides."""
+def _with_facts_of(inputs: Packed, answers: list[Answer]) -> list[Answer]:
+    """The answers with facts about their inputs: whether a text was cut off, its words, a picture's sides."""
     if not inputs.truncated and not inputs.words:
         return answers
     words = inputs.words or [None] * len(answers)

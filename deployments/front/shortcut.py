@@ -6,7 +6,8 @@ Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_
 Other parts do the work that Serve then skips: the dispatcher limits and counts requests, uvicorn waits for running
 requests when it stops, and this module cancels a request whose client disconnects.
 
-Replicas of a network have an HTTP server too, which Serve starts for every application. There it refuses all requests.
+Replicas of a network have an HTTP server too, which Serve starts for every application. There this middleware refuses
+all requests.
 """
 
 import asyncio

@@ -14,8 +14,10 @@ from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.map_tasks import TASKS
 from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
-from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
+from isobatch.deployments.models.ramps import WEIGHTS
 from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.named import Dtype
+from isobatch.deployments.precision import HALVES, own_dtype
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
 from isobatch.deployments.tasks import (
     A_NUMBER,
@@ -39,11 +41,6 @@ USUAL_SIDE = 224
 WORDS = 32  # words of a made-up text, unless its length is given
 # Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-# Precisions that GPUs multiply faster than float32, and the first compute capability that has units for them.
-HALVES: dict[str, tuple[RampDtype, tuple[int, int]]] = {
-    "float16": ("float16", (7, 0)),
-    "bfloat16": ("bfloat16", (8, 0)),
-}
 PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
 
 
@@ -210,25 +207,16 @@ def read_config(folder: Path) -> Any:
         raise UserError(f"{folder}: its config.json cannot be read: {reason}") from error
 
 
-def usual_dtype(folder: Path, device: torch.device) -> RampDtype:
-    """The precision of a classifier if the user names none. On a GPU the log says which one it is.
+def usual_dtype(folder: Path, device: torch.device) -> Dtype:
+    """The precision of a classifier if the user names none: float32 on a CPU, the network's own on a GPU.
 
-    It is float32 on a host. On a GPU it is that of the network's ramps, which fit no other; without ramps, that of its
-    weights' file if the GPU is quick in it.
+    A GPU that is slow in the precision of a weights' file computes in float32. The log says which precision it is.
     """
     if device.type == "cpu":
         return "float32"
-    if (folder / RULES).is_file():
-        chosen, reason = read_rules(folder / RULES).dtype, "as its ramps were made"
-    else:
-        config = {} if is_cascade(folder) else checkpoint_json(folder)
-        stored = str(config.get("dtype") or config.get("torch_dtype"))
-        chosen, since = HALVES.get(stored, ("float32", (0, 0)))
-        reason = "as it is stored"
-        if torch.cuda.get_device_capability(device) < since:
-            chosen, reason = "float32", f"as {device} is slow in {stored}"
-    if chosen == "int8":
-        chosen, reason = "float32", "as int8 is for CPUs"
+    chosen, reason, is_fixed = own_dtype(folder)
+    if not is_fixed and chosen in HALVES and torch.cuda.get_device_capability(device) < HALVES[chosen]:
+        chosen, reason = "float32", f"as {device} is slow in {chosen}"
     slow = "" if chosen != "float32" else "; tensor cores need float16 or bfloat16"
     log.warning("%s is computed in %s, %s (dtype names another)%s", folder, chosen, reason, slow)
     return chosen

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
+from isobatch.deployments.named import Dtype
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
 from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
@@ -24,7 +25,7 @@ from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
 WEIGHTS = "ramps.safetensors"
 
 RampKind = Literal["light", "pooler", "bridge"]
-RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
+RampDtype = Dtype
 
 
 class RampRule(FilePart):

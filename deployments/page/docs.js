@@ -22,20 +22,20 @@ const headers = () => (key ? { "X-API-Key": key } : {});
 
 const nameOf = (reference) => reference.split("/").pop();
 
-/** A schema in a few words; what has a name of its own is a link to it. */
+/** A schema in a few words, with links to the schemas that it names. */
 function shape(schema) {
-  const said = element("span");
-  if (!schema || !Object.keys(schema).length) said.append("anything");
-  else if (schema.$ref) said.append(link(nameOf(schema.$ref), `#${nameOf(schema.$ref)}`));
-  else if (schema.anyOf) schema.anyOf.forEach((each, place) => said.append(place ? " or " : "", shape(each)));
-  else if (schema.const !== undefined) said.append(JSON.stringify(schema.const));
-  else if (schema.enum) said.append(schema.enum.map((each) => JSON.stringify(each)).join(" or "));
-  else if (schema.prefixItems) said.append(`list of ${schema.prefixItems.length}`);
-  else if (schema.type === "array") said.append("list of ", shape(schema.items));
+  const words = element("span");
+  if (!schema || !Object.keys(schema).length) words.append("anything");
+  else if (schema.$ref) words.append(link(nameOf(schema.$ref), `#${nameOf(schema.$ref)}`));
+  else if (schema.anyOf) schema.anyOf.forEach((each, place) => words.append(place ? " or " : "", shape(each)));
+  else if (schema.const !== undefined) words.append(JSON.stringify(schema.const));
+  else if (schema.enum) words.append(schema.enum.map((each) => JSON.stringify(each)).join(" or "));
+  else if (schema.prefixItems) words.append(`list of ${schema.prefixItems.length}`);
+  else if (schema.type === "array") words.append("list of ", shape(schema.items));
   else if (schema.additionalProperties?.type || schema.additionalProperties?.$ref)
-    said.append("by name: ", shape(schema.additionalProperties));
-  else said.append(schema.format ?? schema.type ?? "anything");
-  return said;
+    words.append("by name: ", shape(schema.additionalProperties));
+  else words.append(schema.format ?? schema.type ?? "anything");
+  return words;
 }
 
 function row(name, ...cells) {
@@ -77,9 +77,9 @@ function sender(path, method, examples) {
     try {
       const reply = await fetch(path.replace(/^\//, ""), options);
       const text = await reply.text();
-      let told = text;
-      try { told = JSON.stringify(JSON.parse(text), null, 1); } catch { /* no JSON */ }
-      answer.textContent = `${reply.status}\n${told}`;
+      let shown = text;
+      try { shown = JSON.stringify(JSON.parse(text), null, 1); } catch { /* no JSON */ }
+      answer.textContent = `${reply.status}\n${shown}`;
     } catch (error) {
       answer.textContent = String(error);
     }

@@ -3,7 +3,7 @@
 const EVERY_MS = 1000;
 const SHOWN_S = 180;
 const RECENT = 10; // looks: shares are of what happened since the first of them
-const LEAST = 20; // answers: of fewer nothing is said
+const LEAST = 20; // answers: the shares of fewer are not shown
 const SVG = "http://www.w3.org/2000/svg";
 const CONTROLLER = "controller"; // below the route prefix of this application
 const DIGIT = 8, INK = 16, CELL = 20;
@@ -14,7 +14,7 @@ let key = null; // in memory only
 let about = null;
 let looks = []; // the last counts, the oldest first
 let controller = null;
-let inVain = 0; // observations when the controller was not there: it is asked once there are others
+let inVain = 0; // observations when there was no controller: the next request to it waits for a change of this number
 const history = { time: [], answered: [], promised: [], p50: [], p99: [], slo: [] };
 
 // --- Asking
@@ -31,9 +31,9 @@ async function ask(path, options = {}) {
 
 async function json(path, options) {
   const reply = await ask(path, options);
-  const told = await reply.json();
-  if (!reply.ok) throw new Error(told.error ?? `${path}: ${reply.status}`);
-  return told;
+  const content = await reply.json();
+  if (!reply.ok) throw new Error(content.error ?? `${path}: ${reply.status}`);
+  return content;
 }
 
 function predict(inputs) {
@@ -173,7 +173,7 @@ function showNumbers(stats, rate, survival) {
   const { p50, p99 } = stats.latency_ms;
   const promised = controller?.plan?.promised_per_s;
   const audits = stats.audits, seen = audits.lately ?? audits.agreement;
-  const told = [
+  const numbers = [
     ["answered", `${amount(rate.answered)}/s`, promised ? `the plan promises ${amount(promised)}/s` : ""],
     ["latency, p99", `${amount(p99, 1)} ms`, `median ${amount(p50, 1)}, objective ${amount(about.slo_ms)} ms`, p99 > about.slo_ms],
     ["batches filled", percent(filled(rate.fills)), `${amount(stats.waiting)} inputs wait${busyDevices(stats)}`],
@@ -182,7 +182,7 @@ function showNumbers(stats, rate, survival) {
     ["refused", `${amount(rate.refused)}/s`, `${amount(rate.failed)} failed lately`, rate.refused > 0 || rate.failed > 0],
   ];
   byId("numbers").replaceChildren(
-    ...told.map(([name, value, beside, bad]) => {
+    ...numbers.map(([name, value, beside, bad]) => {
       const pair = element("div", bad ? { class: "bad" } : {});
       pair.append(element("dt", {}, name), element("dd", {}, value), element("dd", { class: "beside" }, beside));
       return pair;
@@ -213,16 +213,16 @@ function showRiver(stats, survival) {
   const picture = drawn("svg", { role: "img", width, height: high, viewBox: `0 0 ${width} ${high}` });
   picture.append(drawn("title", {}, survival ? `Shares that reach each block: ${survival.map((s) => percent(s)).join(", ")}` : "No inputs yet"));
   const y = (share) => ABOVE + HIGH * (1 - share);
-  const told = Math.ceil(30 / column); // every so many columns have room for words
-  const said = (share) => (column * told < 48 ? amount(100 * share) : percent(share));
+  const every = Math.ceil(30 / column); // columns from one with words to the next
+  const inWords = (share) => (column * every < 48 ? amount(100 * share) : percent(share));
   for (let block = 0; block < about.blocks; block += 1) {
     const x = column * block, share = survival?.[block] ?? 0, on = survival?.[block + 1] ?? 0;
     const bar = (kind, top, bottom) =>
       drawn("rect", { x: x + 1, y: y(top), width: Math.max(1, column - 2), height: HIGH * (top - bottom), class: kind });
     picture.append(bar("full", on, 0), bar("left", share, on));
-    if (block % told) continue;
+    if (block % every) continue;
     const middle = { x: x + column / 2, "text-anchor": "middle" };
-    if (survival) picture.append(drawn("text", { ...middle, y: ABOVE + HIGH + 15 }, said(share)));
+    if (survival) picture.append(drawn("text", { ...middle, y: ABOVE + HIGH + 15 }, inWords(share)));
     picture.append(drawn("text", { ...middle, y: ABOVE + HIGH + 32, class: "faint" }, block));
   }
   picture.append(drawn("line", { x1: 0, x2: width, y1: y(0), y2: y(0), class: "axis" }), ...forecast(column, y));
@@ -242,12 +242,12 @@ const laneOf = (splits, number) => Math.max(0, splits.slice(0, number + 1).filte
 const lanesOf = (splits) => (splits.length ? laneOf(splits, splits.length - 1) + 1 : 0);
 
 function* forecast(column, y) {
-  const told = controller?.forecast;
-  byId("forecast").hidden = !told;
-  if (!told) return;
+  const shares = controller?.forecast;
+  byId("forecast").hidden = !shares;
+  if (!shares) return;
   const line = (shares) => shares.map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
-  yield drawn("polygon", { points: [...line(told.high), ...line(told.low).reverse()].join(" "), class: "band" });
-  yield drawn("polyline", { points: line(told.survival).join(" "), class: "forecast" });
+  yield drawn("polygon", { points: [...line(shares.high), ...line(shares.low).reverse()].join(" "), class: "band" });
+  yield drawn("polyline", { points: line(shares.survival).join(" "), class: "forecast" });
 }
 
 const PLACE = 15, ROW = 16, PLACES = 64;
@@ -474,28 +474,29 @@ function askSoon() {
   asking = setTimeout(() => travel(predict([pixels])), 150);
 }
 
-// What was asked last is shown, though an answer to what was asked before may come later.
+// Shows the answer to the latest question only: an answer to an earlier one may come later.
 async function travel(answer) {
   const number = (asked += 1);
-  const told = await answer
+  const shown = await answer
     .then(({ outputs }) => journey(outputs[0]))
     .catch((error) => element("p", {}, error.message));
-  if (number === asked) byId("answer").replaceChildren(told);
+  if (number === asked) byId("answer").replaceChildren(shown);
 }
 
 // One label, those that the input has, all points, or one below each word where the network labels words.
 function answered(output) {
-  const said = element("p", { class: "word" });
+  const line = element("p", { class: "word" });
   const labels = output.labels ?? output.points ?? (output.tokens ? [] : [output]);
+  const sure = ({ score }) => (about.scores ? `: ${amount(score, 3)}` : `, ${percent(score, 1)} sure`);
   for (const [place, each] of labels.entries())
-    said.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : `, ${percent(each.score, 1)} sure`);
-  if (output.labels && !labels.length) said.append("None of the labels.");
+    line.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : sure(each));
+  if (output.labels && !labels.length) line.append("None of the labels.");
   for (const each of output.tokens ?? []) {
     const word = element("ruby", {}, each.word);
     word.append(element("rt", {}, `${each.name} ${percent(each.score)}`));
-    said.append(word, " ");
+    line.append(word, " ");
   }
-  return said;
+  return line;
 }
 
 // The map over the picture that was sent.
@@ -522,13 +523,13 @@ function marked(output) {
 }
 
 function journey(output) {
-  const told = element("div");
+  const place = element("div");
   const spared = about.blocks - 1 - output.exit_block;
   const whole = spared ? `It left after block ${output.exit_block}; ${spared} more were never run.` : "It went through all blocks.";
   const way = "level" in output ? `${whole} Level ${output.level} of the cascade answered.` : whole;
-  told.append(answered(output), element("p", {}, way));
-  if (output.png) told.append(mapped(output));
-  if (output.points) told.append(marked(output));
+  place.append(answered(output), element("p", {}, way));
+  if (output.png) place.append(mapped(output));
+  if (output.points) place.append(marked(output));
   const side = Math.min(36, 320 / about.blocks), width = side * about.blocks;
   const picture = drawn("svg", { width, height: side + 2, viewBox: `0 0 ${width} ${side + 2}`, role: "img" });
   picture.append(drawn("title", {}, way));
@@ -536,15 +537,15 @@ function journey(output) {
     const kind = block < output.exit_block ? "full" : block === output.exit_block ? "left" : "empty";
     picture.append(drawn("rect", { x: side * block + 1, y: 2, width: side - 3, height: side - 3, rx: 3, class: kind }));
   }
-  told.append(picture);
+  place.append(picture);
   const list = element("ul");
   for (const step of output.splits) {
     const others = step.inputs > 1 ? `in a launch with ${step.inputs - 1} other${step.inputs > 2 ? "s" : ""}` : "alone in its launch";
     const times = `waited ${amount(step.queued_ms, 1)} ms, ran ${amount(step.computed_ms, 1)} ms`;
     list.append(element("li", {}, `from block ${step.block}: ${times}, ${others}`));
   }
-  told.append(list);
-  return told;
+  place.append(list);
+  return place;
 }
 
 const canvas = byId("draw").querySelector("canvas");

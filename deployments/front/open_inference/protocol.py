@@ -29,7 +29,7 @@ class DescribedModel:
     outputs: Tensors
     extensions: Sequence[str]  # of the protocol, which the server has
     configuration: Mapping[str, Any] = field(default_factory=dict)  # besides the names of tensors
-    on_request: Collection[str] = ()  # outputs that only requests get which name them
+    on_request: Collection[str] = ()  # outputs that a request gets only if it names them
 
     @property
     def usual_outputs(self) -> list[str]:

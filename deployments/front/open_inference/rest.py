@@ -8,11 +8,12 @@ from fastapi.responses import Response
 
 from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.bodies import body_of, size_of
+from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
 from isobatch.deployments.front.openapi import READING, WITH_INPUTS, documented, problems
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.service import Service
 
 _EMPTY: dict[int | str, dict[str, Any]] = {
     200: {"description": "Yes.", "content": {}},

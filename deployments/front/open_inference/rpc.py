@@ -15,13 +15,14 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
 from isobatch.deployments.front.calls import Call
 from isobatch.deployments.front.headers import CLIENT
+from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.schemas import InputTensor
 from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, from_contents, rows, timeout_s
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.service import Service
 
-_MOST_RUNNING = 64  # requests of one stream that run at once
+MOST_RUNNING = 64  # requests of one stream that run at once
 PUSH_BACK_S = 0.05  # a refused request keeps its place for this time, since refusing is work, too
 LOAD = 0.8  # the share of the SLO that requests take at full load, as in plans
 # The same while many requests are refused.
@@ -70,7 +71,7 @@ class _Inferences:
     async def _stream(self, call: Call) -> None:
         """Requests of one stream run together; replies keep their order."""
         client = call.headers[CLIENT]  # its address, as HAProxy says
-        begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_RUNNING)
+        begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(MOST_RUNNING)
 
         async def begin() -> None:
             try:
@@ -78,7 +79,11 @@ class _Inferences:
                     await self._places.take(client)
                     task = asyncio.create_task(self._answer_in_stream(sent, call))
                     task.add_done_callback(lambda done: self._places.leave(client, _is_answer(done)))
-                    await begun.put(task)
+                    try:
+                        await begun.put(task)
+                    except asyncio.CancelledError:  # the client has gone while the queue was full
+                        task.cancel()
+                        raise
             finally:
                 await begun.put(None)
 

@@ -10,8 +10,9 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import validated
+from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.predict import Form, encode
-from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.transport.packed import Packed
 
 
@@ -30,6 +31,8 @@ def _texts(value: object) -> object:
     (['a text'], ['two', 'texts'])
     """
     texts = [value] if isinstance(value, str) else value
+    if texts == []:
+        raise ValueError("must be a text or at least one text in a list")
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise ValueError("must be a text or a list of texts; numbers of tokens and parts of chats are not accepted")
     return texts

@@ -181,7 +181,7 @@ class DocumentsBody(_VllmBody):
     """A request for the order of documents by their relevance to a query."""
 
     query: str
-    documents: list[str | DocumentBody] = Field(description='Texts, or objects with one: {"text": ...}.')
+    documents: list[str | DocumentBody] = Field(min_length=1, description='Texts, or objects with one: {"text": ...}.')
     top_n: int | None = Field(None, ge=0, description="How many of the best are returned; none or 0: all.")
     return_documents: bool = Field(True, description="Repeat the documents in the answer.")
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.canary import LEFT, PARKED, Canary, Headers, NamedReply
+from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.predict import Predict
@@ -170,7 +170,7 @@ def predicting(**fields: object) -> Iterator[tuple[Predict, Driver, BlockingPort
 JSON = {b"content-type": b"application/json"}
 
 
-@pytest.mark.parametrize(("deadline_ms", "refused"), [(LEFT * 400, 1), (100, 0)])
+@pytest.mark.parametrize(("deadline_ms", "refused"), [(TIME_SHARE * 400, 1), (100, 0)])
 def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_ms: float, refused: int) -> None:
     headers = JSON | {b"x-deadline-ms": b"%.3f" % deadline_ms}
     with predicting(slo_ms=400, max_waiting=1) as (predict, driver, portal):

@@ -62,6 +62,19 @@ async def test_a_flood_of_streams_waits(monkeypatch: pytest.MonkeyPatch, held: t
         assert service.burden().strained == 0
 
 
+async def test_no_request_of_a_stream_outlives_its_client(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
+) -> None:
+    monkeypatch.setattr(rpc, "MOST_RUNNING", 1)
+    async with front_at(free_port) as (channel, service):
+        stream = channel.stream_stream(STREAM)(metadata=(("x-deadline-ms", "600000"),))
+        for _ in range(3):
+            await stream.write(REQUEST)
+        await until(lambda: service.burden().inside == 3)
+        stream.cancel()
+        await until(lambda: service.burden().inside == 0)
+
+
 async def test_streams_are_refused_no_faster_than_answered(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(ProxyLimit, "value", 4)
     async with front_at(free_port) as (channel, _):

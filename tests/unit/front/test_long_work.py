@@ -14,9 +14,10 @@ import pytest
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.load import LongWork
 from isobatch.deployments.front.protocols.tei import MOST_TOKENIZED
-from isobatch.deployments.front.service import LONG_BYTES, Content, IncomingRequest, Service
+from isobatch.deployments.front.service import LONG_BYTES, Service
 from isobatch.deployments.models.loading import read_encoder
 from tests.helpers.clock import Clock
 from tests.helpers.command_lines import material

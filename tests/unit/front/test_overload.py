@@ -15,8 +15,9 @@ from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.headers import KERNEL
 from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.load import SLICE_S
-from isobatch.deployments.front.service import Content, IncomingRequest, Service
+from isobatch.deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.toy_model import Toy
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import DocumentedClient, front, served, with_document
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, served, with_document
 
 BODY = {"inputs": [0, 3]}
 
@@ -44,7 +44,13 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     with client:
         told = client.get("/page/about.json").json()
-    assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False}
+    assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False, "scores": False}
+
+
+@pytest.mark.parametrize(("form", "takes"), [("isobatch", "texts"), ("tei", "other")])
+def test_the_page_sends_inputs_only_where_it_can_read_the_answers(form: str, takes: str) -> None:
+    with served(**TOY_OF_TEXTS, predict_form=form) as client:
+        assert client.get("/page/about.json").json()["takes"] == takes
 
 
 def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
@@ -100,6 +106,9 @@ def test_an_allowed_page_sends_requests_and_reads_answers(allowing: TestClient) 
     before = allowing.options("/predict", headers=SHOP | wanted)
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
     assert "x-deadline-ms" in before.headers["access-control-allow-headers"].lower()
+    for header in ("x-priority", "content-encoding", "inference-header-content-length", "x-stainless-lang"):
+        before = allowing.options("/predict", headers=SHOP | wanted | {"Access-Control-Request-Headers": header})
+        assert (header, before.status_code, before.headers["access-control-allow-headers"]) == (header, 200, header)
     for path in ("/predict", "/stats"):
         ask = allowing.post if path == "/predict" else allowing.get
         reply = ask(path, headers=SHOP, **({"json": BODY} if path == "/predict" else {}))

@@ -92,6 +92,14 @@ def test_pictures_come_in_a_form_or_as_base64(client: DocumentedClient, folder: 
     assert scores(client.post("/predict", json={"inputs": mixed, "scores": "all"}))[:1] == expected[:1]
 
 
+def test_the_type_of_a_picture_may_be_in_capitals(client: DocumentedClient) -> None:
+    replies = [
+        client.post("/predict", content=PNG, headers={"Content-Type": kind}) for kind in ("image/png", "Image/PNG")
+    ]
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert len({reply.json()["outputs"][0]["score"] for reply in replies}) == 1
+
+
 def test_the_open_inference_protocol_takes_them_as_bytes(client: DocumentedClient, folder: Path) -> None:
     raw = b"".join(struct.pack("<I", len(content)) + content for content in FORMATS.values())
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": len(raw)}}

@@ -49,6 +49,11 @@ def near(expected: Any) -> Any:
     return pytest.approx(expected, abs=1e-5)
 
 
+def test_the_page_learns_that_answers_are_scores(client: DocumentedClient) -> None:
+    """It would call a score of 2.35 "235 % sure"."""
+    assert client.get("/page/about.json").json()["scores"] is True
+
+
 def test_rerank_gives_the_scores_that_the_network_gives_here(client: DocumentedClient, ranks: Path) -> None:
     answers = load(ranks).predict([(QUERY, each) for each in DOCUMENTS])
     assert min(each.exit_block for each in answers) < 3, "some leave early"

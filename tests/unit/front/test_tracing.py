@@ -184,6 +184,17 @@ def test_the_configured_share_of_requests_is_traced() -> None:
     assert not TraceSampling(0.0, heeds_parent=False).takes(WANTED)
 
 
+@pytest.mark.parametrize("heeds_parent", [True, False])
+def test_a_request_belongs_to_the_trace_of_its_caller(heeds_parent: bool) -> None:
+    """As with OpenTelemetry's own samplers, which choose the requests to trace, and not their ids."""
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, TraceSampling(1.0, heeds_parent), time.perf_counter, simple=True)
+    with tracing.request("predict", {b"traceparent": WANTED.encode()}):
+        pass
+    (span,) = exporter.get_finished_spans()
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, CALLER)
+
+
 @pytest.mark.parametrize(
     "header",
     [
