@@ -19,7 +19,7 @@ from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
-from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
 from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
@@ -66,6 +66,8 @@ class Planned:
             raise UserError(f"{entry.name}: {path} has times of {', '.join(profile.kinds)}, the fleet has {has}")
         rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if goal == "cost" else None
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if goal == "cost" else None)
+        served = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
+        own = replace(own, **{name: value for name, value in served.items() if value not in (AUTO, VIRTUAL)})
         objective = objective_of(own)
         facts, most = problem_of(own, as_option(here), profile), objective.for_most_goodput
         if facts.exits:

@@ -26,6 +26,7 @@ from isobatch.cluster.simulator.cells import world_of
 from isobatch.cluster.simulator.cores import Cores
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, inputs_of, sustained_in
 from isobatch.cluster.simulator.tails import Tails
+from isobatch.deployments.named import known_backend
 from isobatch.deployments.own_cores import usable_cores
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
@@ -37,6 +38,7 @@ from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
+from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
 from isobatch.profiles.devices import Device, as_option, fleet, links_between, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -282,9 +284,12 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
 
 def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile) -> Problem:
     """The planning problem while all ramps are open."""
-    kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
+    backend, dtype = options.backend, options.dtype or ""
+    if backend not in ("", *PUBLISHED_BACKENDS):
+        known_backend(backend)
+    kinds, measured = fleet(devices), profile.on(backend, dtype)
     for device in kinds:
-        measured.check_has(device.kind, options.backend, options.dtype)
+        measured.check_has(device.kind, backend, dtype)
     links = links_between(kinds, one_machine=options.one_machine, measured=profile.links)
     exits = measured.exits_of(measured.length)
     return problem(measured, kinds, links, exits.survival, measured.length, exits)

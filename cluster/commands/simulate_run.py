@@ -35,7 +35,8 @@ from isobatch.profiles.lengths import read_lengths
 if TYPE_CHECKING:
     from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 
-NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
+NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+NO_INPUTS = "nothing comes in so short a time: give more --hours, or a higher --rate"
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
@@ -149,6 +150,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         console.print(decisions(replanned))
     else:
         report = run(world, options)
+    if not report.arrived:
+        raise UserError(NO_INPUTS)
     for table in tables(report, world.slo_s):
         console.print(table)
     draw(report, world.slo_s, options.out, changes_s)

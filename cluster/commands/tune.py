@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def tune(
     model: Annotated[Path, typer.Argument(help="Directory that 'isobatch prepare' has written.")],
     profile: Annotated[Path, "How long its blocks take: a file written by 'isobatch profile'."],
-    devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
+    devices: Annotated[str, "The fleet, as in v100=6,k80=15@0.45 (dollars per hour)."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
     goal: Annotated[str, typer.Option(help="goodput, latency or goodput-per-dollar.", metavar="NAME")] = "goodput",

@@ -109,6 +109,8 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
+        (["--out", "."], "cannot write .: it is a directory: name a file in it"),
+        (["--backend", "tourch"], "backend 'tourch' is not known"),
     ],
 )
 def test_what_would_fail_after_the_search_is_refused_before_it(
