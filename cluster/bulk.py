@@ -20,7 +20,7 @@ from isobatch.profiles.errors import UserError, json_in
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
-# Of an output that are written.
+# The fields of an output that are written.
 _FIELDS = (
     "label", "name", "score", "labels", "tokens", "entities", "height", "width", "runs", "points", "scores",
     "exit_block",
@@ -53,7 +53,7 @@ def part_of(out: Path) -> Path:
 def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
     """How many rows an earlier run of this job has answered, and the hash of their inputs.
 
-    A line that was not written to its end is removed. What an earlier version did not note of a job counts as equal.
+    A line that was not written to its end is removed. Fields that an earlier version did not note count as equal.
     """
     rows, digest, whole = 0, "", 0
     if not part.exists():
@@ -150,7 +150,7 @@ def _flat(record: Outputs) -> Outputs:
 
 
 def _write_parquet(part: Path, out: Path) -> None:
-    """With the columns and types of all rows, which the first ones need not have."""
+    """The columns and types are those of all rows together, because the first rows may lack some."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -46,7 +46,7 @@ class ClassifierPlanOptions(_CommonOptions):
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False
     max_batch: Annotated[int, "The largest batch."] = 64
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
-    one_machine: Annotated[bool, "Devices share a host, not a network."] = False
+    one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0
     seconds: Annotated[
         float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."

@@ -22,8 +22,8 @@ class ProfileOptions:
     device: DeviceHere = "auto"
     dtype: Annotated[
         Dtype | None,
-        "Precision of the network; int8 on CPUs only. None: float32, or on a GPU and for a decoder that of its ramps, or "
-        "of its checkpoint if this device is fast in it.",
+        "Precision of the network; int8 on CPUs only. None: float32, or on a GPU and for a decoder that of its ramps, "
+        "or of its checkpoint if this device is fast in it.",
     ] = None
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")

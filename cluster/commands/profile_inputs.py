@@ -125,7 +125,7 @@ def _check_whole(kind: str | None) -> None:
 
 
 def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
-    """All that is measured until Ctrl-C or an error, and this."""
+    """The tables that were measured until Ctrl-C or an error, and this exception; None: there was none."""
     made = list[tuple[LatencyTable, str]]()
     try:
         made.extend(measured)
@@ -155,10 +155,10 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
 
 
 def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Row], str]:
-    """A sample of a file's rows, and what it is of. It is read before anything is timed, so that a wrong file is
-    refused at once.
+    """A sample of a file's rows, and a name for them. The file is read before anything is timed, so that a wrong file
+    is refused at once.
 
-    Of the file that ramps were trained on, it has only rows that they were not trained on: ramps are surer of others.
+    Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name

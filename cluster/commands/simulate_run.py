@@ -181,7 +181,7 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
 
 
 def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> dict[str, "ClassifierSimulationOptions"]:
-    """The options of each application: its own load, else that of --rate and --trace; its own stream of chance."""
+    """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
     for written in options.load or ():
