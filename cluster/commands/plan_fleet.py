@@ -59,15 +59,17 @@ class Planned:
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
         options: "ClassifierPlanOptions",
     ) -> Self:  # fmt: skip
-        profile = load(path := folder / entry.profile)
+        computed = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
+        if computed.get("backend") in (AUTO, VIRTUAL):
+            del computed["backend"]
+        checked(AppConfig, computed, f"{entry.name}: args")
+        profile = load(path := folder / entry.profile).on(computed.get("backend", ""), computed.get("dtype", ""))
         here = _known(devices, profile)
         if not here:
             has = ", ".join(each.kind for each in devices)
             raise UserError(f"{entry.name}: {path} has times of {', '.join(profile.kinds)}, the fleet has {has}")
         rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if goal == "cost" else None
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if goal == "cost" else None)
-        served = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
-        own = replace(own, **{name: value for name, value in served.items() if value not in (AUTO, VIRTUAL)})
         objective = objective_of(own)
         facts, most = problem_of(own, as_option(here), profile), objective.for_most_goodput
         if facts.exits:

@@ -53,6 +53,8 @@ def tune(
     if goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"--goal {goal} is for 'isobatch plan': give goodput, latency or goodput-per-dollar")
     check_free(out, force)
+    if not (model / EVIDENCE).is_file():
+        raise UserError(f"{model} has no {EVIDENCE}: 'isobatch prepare' writes a directory with one")
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
     options = ClassifierPlanOptions(
         slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,

@@ -268,6 +268,8 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "devices": {"t4": 2}}, "reviews: bert.json has times of v100, k80, the fleet has t4"),
         ({"applications": [entry("a", "none.json")]}, "cannot read none.json: No such file"),
         ({"applications": [entry("a", args={"plan": "p"})]}, "args: plan of a comes from its plan"),
+        ({"applications": [entry("a", args={"backend": [1]})]}, r"a: args: backend = \[1\]"),
+        ({"applications": [{"name": "a"}]}, "fleet.yaml: a: profile is missing"),
         ({"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]}, "reviews needs 90000 per second, these devices"),
     ],
 )

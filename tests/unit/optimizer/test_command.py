@@ -205,6 +205,11 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     assert "\n" not in str(error.value)
 
 
+def test_thresholds_are_tuned_of_a_prepared_model_only(profile: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no exit_table\.npz: 'isobatch prepare' writes a directory with one"):
+        ran("tune", tmp_path, "--profile", profile, "--devices", "v100=1", "--out", tmp_path / "tuned")
+
+
 def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path) -> None:
     for goal, slack in ((("--goal", "cost", "--rate", "1"), True), ((), False)):
         with pytest.raises(UserError) as error:
