@@ -55,9 +55,20 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
 
     A line that was not written to its end is removed. Fields that an earlier version did not note count as equal.
     """
-    rows, digest, whole = 0, "", 0
     if not part.exists():
-        return rows, digest
+        return 0, ""
+    try:
+        rows, digest, whole = _counted(part, job)
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError):
+        raise UserError(f"{part} is not of isobatch predict: --force replaces it") from None
+    with part.open("ab") as file:
+        file.truncate(whole)
+    return rows, digest
+
+
+def _counted(part: Path, job: Mapping[str, Any]) -> tuple[int, str, int]:
+    """The answered rows, the hash of their inputs, and the bytes of all whole lines."""
+    rows, digest, whole = 0, "", 0
     with part.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -69,9 +80,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
                 before = f"another {others[0]} ({content['job'][others[0]]}, now {job[others[0]]})"
                 raise UserError(f"{part} holds answers with {before}: --force starts again")
             whole += len(line)
-    with part.open("ab") as file:
-        file.truncate(whole)
-    return rows, digest
+    return rows, digest, whole
 
 
 def answer_rows(
