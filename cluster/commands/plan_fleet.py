@@ -59,7 +59,7 @@ class Planned:
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
         options: "ClassifierPlanOptions",
     ) -> Self:  # fmt: skip
-        computed = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
+        computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
         if computed.get("backend") in (AUTO, VIRTUAL):
             del computed["backend"]
         checked(AppConfig, computed, f"{entry.name}: args")

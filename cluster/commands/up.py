@@ -21,8 +21,8 @@ from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import fleet, kind_of
-from isobatch.profiles.errors import UserError, read_json
-from isobatch.profiles.files import write_whole
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import fields_in, write_whole
 from isobatch.profiles.promise import RULES
 
 STEPS = "up.json"  # in the folder: what each step was made from
@@ -117,7 +117,7 @@ def _steps(
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
     """Do each step, unless its result and those before it were made from the same inputs."""
     state, done = folder / STEPS, dict[str, Any]()
-    known = read_json(state) if state.exists() else {}
+    known = fields_in(state) if state.exists() else {}
     if folder.exists() and not known and any(folder.iterdir()):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
     for number, step in enumerate(steps, start=1):
