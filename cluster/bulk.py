@@ -20,7 +20,7 @@ from isobatch.profiles.errors import UserError, json_in
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
-# Of an output that are written.
+# The fields of an output that are written.
 _FIELDS = (
     "label", "name", "score", "labels", "tokens", "entities", "height", "width", "runs", "points", "scores",
     "exit_block",
@@ -53,11 +53,22 @@ def part_of(out: Path) -> Path:
 def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
     """How many rows an earlier run of this job has answered, and the hash of their inputs.
 
-    A line that was not written to its end is removed. What an earlier version did not note of a job counts as equal.
+    A line that was not written to its end is removed. Fields that an earlier version did not note count as equal.
     """
-    rows, digest, whole = 0, "", 0
     if not part.exists():
-        return rows, digest
+        return 0, ""
+    try:
+        rows, digest, whole = _counted(part, job)
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError):
+        raise UserError(f"{part} is not of isobatch predict: --force replaces it") from None
+    with part.open("ab") as file:
+        file.truncate(whole)
+    return rows, digest
+
+
+def _counted(part: Path, job: Mapping[str, Any]) -> tuple[int, str, int]:
+    """The answered rows, the hash of their inputs, and the bytes of all whole lines."""
+    rows, digest, whole = 0, "", 0
     with part.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -69,9 +80,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
                 before = f"another {others[0]} ({content['job'][others[0]]}, now {job[others[0]]})"
                 raise UserError(f"{part} holds answers with {before}: --force starts again")
             whole += len(line)
-    with part.open("ab") as file:
-        file.truncate(whole)
-    return rows, digest
+    return rows, digest, whole
 
 
 def answer_rows(
@@ -150,7 +159,7 @@ def _flat(record: Outputs) -> Outputs:
 
 
 def _write_parquet(part: Path, out: Path) -> None:
-    """With the columns and types of all rows, which the first ones need not have."""
+    """The columns and types are those of all rows together, because the first rows may lack some."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -209,5 +209,7 @@ def best(rows: Sequence[Contender]) -> Contender:
     """The row of the highest goodput among those that are expected to keep the promise."""
     hopeful = [row for row in rows if row.hopeful and row.plan]
     if not hopeful:
-        raise UserError("no network and no cascade of them keeps --slo-ms on these devices: allow more, or give more")
+        raise UserError(
+            "no network and no cascade keeps --slo-ms and --max-accuracy-loss: raise one, or give more devices"
+        )
     return max(hopeful, key=lambda row: row.goodput_per_s)

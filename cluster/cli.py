@@ -59,7 +59,7 @@ for command in (
 
 
 def main() -> None:
-    """Run a command; what the user can mend, a full disk among it, is one line and exit code 2.
+    """Run a command. An error that the user can mend, such as a full disk, is one line, and the exit code is 2.
 
     Modules of the user's own, such as a backend or a policy, are found in the current directory too, as by Ray.
     """

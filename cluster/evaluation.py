@@ -92,7 +92,7 @@ class Evaluation:
 
 
 def _compared(exits: Predicted, num_blocks: int, agreement: Interval) -> Evaluation:
-    """What is known without labels."""
+    """The figures that need no labels."""
     return Evaluation(len(exits), agreement, _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits])))
 
 
@@ -220,7 +220,7 @@ def _labels(answer: PredictedAnswer) -> Labels:
 
 
 def _of_losses(shares: NDArray[np.float64]) -> Interval:
-    """As of losses in prepare: one input more than was seen is assumed to lose."""
+    """The mean and its interval, as in prepare: one input more than was seen is assumed to lose."""
     return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 
@@ -231,7 +231,7 @@ def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Score
 
 
 def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
-    """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
+    """The least recall of any class, in full and with exits, and the greatest loss. These may be of three classes."""
     here = [truth == label for label in np.unique(truth)]
 
     def least(answers: Labels) -> Interval:
@@ -270,8 +270,8 @@ def table(evaluation: Evaluation) -> Table:
     return rows
 
 
-def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
-    """What to say where these inputs lose more than was promised; None: they do not, or nobody can tell."""
+def broken_promise(promise: ExitPromise, evaluation: Evaluation) -> str | None:
+    """A sentence that these inputs lose more than was promised; None: they do not, or their loss is not known."""
     lost = evaluation.lost_of(promise.metric)
     if lost is None or lost.mean - lost.within <= promise.max_loss:
         return None

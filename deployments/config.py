@@ -380,6 +380,8 @@ def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") 
         if wrong.kind == "extra_forbidden":
             known = ", ".join(model.model_fields)
             raise UserError(f"{where}: there is no field {wrong.place!r}; there are: {known}") from error
+        if wrong.kind == "missing":
+            raise UserError(f"{where}: {wrong.place} is missing") from error
         place = f"{wrong.place} = {wrong.value!r}: " if wrong.place else ""
         raise UserError(f"{where}: {place}{wrong.reason}") from error
     check_numbers(arguments, config, where)

@@ -1,6 +1,7 @@
 """The precision in which devices compute: the one that the user or the plan names, else that of the profile's times.
 
-Where a profile has times in several precisions, those in the network's own precision are taken.
+Where a profile has times in several precisions, the network's own one counts. `isobatch profile` writes the times in
+that precision first, so that `isobatch plan`, which does not see the network, takes the same.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def in_precision(profile: Profile, config: AppConfig) -> Profile:
         return profile.on("", dtype)
     for kind in profile.kinds if config.backend != VIRTUAL else ():
         if len(profile.dtypes(kind)) > 1:
-            for dtype in _own(config.folder, kind):
+            for dtype in own_precisions(config.folder, kind):
                 profile = profile.on("", dtype, kind)
     return profile
 
@@ -60,7 +61,7 @@ def check_precision(profile: Profile, config: AppConfig, kind: str) -> None:
         return
     runs_int8 = config.backend in ("onnx", AUTO)
     if dtype or len(has) > 1 or (INT8 in has and not runs_int8):
-        dtype = dtype or _own(config.folder, kind)[0]
+        dtype = dtype or own_precisions(config.folder, kind)[0]
         there = ", ".join(sorted(f"{each}{' (backend: onnx)' * (each == INT8)}" for each in has))
         raise UserError(
             f"{kind} would compute {profile.model} in {dtype}, and {config.profile} has its times in {there} only: "
@@ -68,8 +69,11 @@ def check_precision(profile: Profile, config: AppConfig, kind: str) -> None:
         )
 
 
-def _own(folder: Path, kind: str) -> tuple[Dtype, ...]:
-    """The precisions in which devices of this kind compute a network if nothing names one, the best first."""
+def own_precisions(folder: Path, kind: str) -> tuple[Dtype, ...]:
+    """The precisions in which devices of this kind compute a network if nothing names one, the best first.
+
+    A CPU computes in float32.
+    """
     own = own_dtype(folder)
     if is_cpu(kind) or own.name == "float32":
         return ("float32",)

@@ -161,7 +161,7 @@ class Profile:
                 f"no table for device kind {kind!r} in the profile of {self.model}, only for {', '.join(self.kinds)}: "
                 f"add one with 'isobatch profile ... --devices {kind}', or measure there"
             )
-        return [table for table in tables if not table.derived] or _plainest(tables)
+        return [table for table in tables if not table.derived] or _of_first(tables)
 
 
 def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
@@ -182,11 +182,10 @@ def _key(table: LatencyTable) -> tuple[str | int | None, ...]:
     return (kind, length, table.backend, table.dtype) if table.derived else (kind, length)
 
 
-def _plainest(tables: list[LatencyTable]) -> list[LatencyTable]:
-    """The tables of the backend and precision that `isobatch serve` uses by default, or else those of the first one."""
-    plain = [table for table in tables if (table.backend, table.dtype) == ("torch", "float32")]
+def _of_first(tables: list[LatencyTable]) -> list[LatencyTable]:
+    """The tables of the first backend and precision: `isobatch profile` writes the network's own precision first."""
     first = (tables[0].backend, tables[0].dtype)
-    return plain or [table for table in tables if (table.backend, table.dtype) == first]
+    return [table for table in tables if (table.backend, table.dtype) == first]
 
 
 def differ(one: str, other: str) -> bool:

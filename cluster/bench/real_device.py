@@ -125,7 +125,7 @@ class RealDevice:
         return group
 
     def _places(self, launch: Launch) -> Sequence[Place]:
-        """The batches of a launch's inputs. When new ones were due is remembered until they leave."""
+        """The batches of a launch's inputs. The due times of new ones are kept until they leave."""
         if launch.cursor:
             return launch.places
         offered: list[Offered] = [place.payload for place in launch.places]

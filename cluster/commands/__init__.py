@@ -25,6 +25,7 @@ METRICS = (
     "input has several labels, micro-F1; where its pixels have labels, mean IoU; where it has a score, the absolute "
     "error, or with --queries NDCG@10"
 )
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
 
 
@@ -43,10 +44,11 @@ def server_at(url: str) -> str:
     >>> server_at("http://127.0.0.1:8000/")
     'http://127.0.0.1:8000'
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
-    return url.rstrip("/")
+    with suppress(ValueError):  # of a port that is none
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url.rstrip("/")
+    raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
 
 
 def above_0(option: str, value: float | None) -> None:
@@ -72,12 +74,21 @@ def numbers_in(option: str, text: str, number: Callable[[str], Number], what: st
 
 
 def check_writable(out: Path) -> None:
-    """Raise UserError if no file can be written at `out`: asked before long work whose result goes there."""
+    """Raise UserError if no file can be written at `out`. Commands check it before long work."""
+    if out.is_dir():
+        raise UserError(f"cannot write {out}: it is a directory: name a file in it")
     try:
         with TemporaryFile(dir=out.parent):
             pass
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None
+        raise UserError(f"cannot write {out}: {error.strerror}: name a file in a directory that exists") from None
+
+
+def check_picture(out: Path) -> None:
+    """Raise UserError if no picture can be drawn at `out`. Commands check it before long work."""
+    if out.suffix.lower() not in PICTURES:
+        raise UserError(f"cannot draw {out}: a picture's name ends in {', '.join(PICTURES)}")
+    check_writable(out)
 
 
 def share(text: str) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import check_writable, numbers_in
+from isobatch.cluster.commands import Dtype, check_writable, numbers_in
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, pairs_of, with_options
 from isobatch.deployments.named import known_backend
 
@@ -22,9 +22,7 @@ def bench(
     slo_ms: Annotated[str, "SLOs for which to compare."] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
     device: DeviceHere = "auto",
-    dtype: Annotated[
-        str | None, "float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: as isobatch profile."
-    ] = None,
+    dtype: Annotated[Dtype | None, "Precision of the network; int8 on CPUs only. None: as isobatch profile."] = None,
     backend: Annotated[str, "As `backend:` of `isobatch serve`. auto: the fastest here."] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,

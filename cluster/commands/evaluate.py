@@ -87,7 +87,7 @@ def evaluate(
         print(evaluation.as_json())
         return
     console.print(evaluating.table(evaluation))
-    if (promise := network.ramps.rules.promise) and (sentence := evaluating.promise_kept(promise, evaluation)):
+    if (promise := network.ramps.rules.promise) and (sentence := evaluating.broken_promise(promise, evaluation)):
         console.print(sentence, style="yellow", highlight=False)
     if evaluation.classes:
         console.print(class_table(evaluation.classes, network.labels, task.answered))

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from isobatch.cluster.commands import above_0, check_writable
+from isobatch.cluster.commands import above_0, check_picture
 from isobatch.deployments.progress import show
 from isobatch.profiles.devices import links_between
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import Profile, load
+from isobatch.profiles.files import Profile, differ, load
 from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def explain(
         raise UserError(f"{plan} has no SLO, within which inputs must be answered: give --slo-ms")
     picture = plan.with_name(f"{plan.stem}-steps.png") if picture is None else picture
     if picture.name:
-        check_writable(picture)
+        check_picture(picture)
     facts, padded = _problems(explained, known)
     objective = Objective(slo_s=slo_s, max_batch=max_batch)
     all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
@@ -77,11 +77,13 @@ def explain(
 
 
 def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]":
-    """The problem that the plan solves, and where texts have lengths the same one with padding."""
+    """The problem that the plan solves; and the same problem with padded texts, where texts differ in length."""
     from isobatch.deployments.planning import device
     from isobatch.optimizer import problem
     from isobatch.optimizer.plan import opened
 
+    if differ(plan.weights, profile.weights):
+        raise UserError(f"the plan is for {plan.model}, the profile is of {profile.model}, whose weights are others")
     devices = [device(kind, count) for kind, count in plan.devices().items()]
     measured, links = profile.on(plan.backend, plan.dtype), links_between(devices, measured=profile.links)
     for kind in plan.devices():

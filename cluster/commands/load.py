@@ -23,7 +23,6 @@ DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
 CONNECTIONS = 512  # at most, unless there are more clients
 MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
 SHOWN_BYTES = 300  # of an answer with another status than 200
-RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
 
 @with_options(reading=ReadingOptions, arriving=ArrivalOptions)
@@ -74,13 +73,15 @@ def load(
 
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
-    if clients is not None and arriving.given:
-        raise UserError(RATE_OR_CLIENTS)
+    if arriving.given == (clients is not None):
+        raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
     above_0("--slo-ms", slo_ms)
     above_0("--rate", arriving.rate)
     url = server_at(url)
+    if out.suffix == ".png":
+        raise UserError(f"--out {out} is for the figures, as JSON: the picture has the same name with .png")
     check_writable(out)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
@@ -129,8 +130,6 @@ def _end(
 def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console: Console, source: Any) -> Any:
     if clients:
         return source.by_clients(clients, seconds)
-    if not arriving.given:
-        raise UserError(RATE_OR_CLIENTS)
     if arriving.trace_text:
         console.print(arriving.trace_text, highlight=False)
     return source.at(arriving.times_s(seconds))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import above_0
+from isobatch.cluster.commands import Dtype, above_0
 from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load, write_whole
@@ -20,7 +20,8 @@ class _CommonOptions:
         Path | None, "Measured times: a file of 'isobatch profile'. Not needed for a decoder that was profiled here."
     ] = None
     devices: Annotated[
-        str | None, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],... For a decoder, if not given: one device as measured."
+        str | None,
+        "The fleet, as in v100=6,k80=15@0.45 (dollars per hour). For a decoder, if not given: one device as measured.",
     ] = None
     rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
@@ -39,11 +40,13 @@ class ClassifierPlanOptions(_CommonOptions):
     budget: Annotated[float | None, "The most dollars per hour."] = None
     slack: Annotated[float, "The share of the SLO that estimates reserve for bursts; simulated plans need none."] = 0.2
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
-    dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
+    dtype: Annotated[
+        Dtype | None, "Times in this precision, where the profile has several; none: the first, the network's own."
+    ] = None
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False
     max_batch: Annotated[int, "The largest batch."] = 64
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
-    one_machine: Annotated[bool, "Devices share a host, not a network."] = False
+    one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0
     seconds: Annotated[
         float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."

@@ -19,7 +19,7 @@ from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
-from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
 from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
@@ -34,13 +34,13 @@ from isobatch.profiles.files import Profile, load, write_whole
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
 
-# The options of one application's plan that a fleet's file says, or that its division does not know.
+# Options that a fleet's file names for each application, or that a division does not support.
 OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
 )  # fmt: skip
 HANDOVER_S = 1.0  # until a replica that stands by is used
-LOOK_EVERY_S = 1.0  # where replicas stand by, or an application parks: what was lent returns when it is needed
-DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
+LOOK_EVERY_S = 1.0  # where replicas stand by or an application parks, so that lent devices return soon
+DIVISIONS = 3  # at most; each knows what the plans of the division before it sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 
 
@@ -59,7 +59,11 @@ class Planned:
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
         options: "ClassifierPlanOptions",
     ) -> Self:  # fmt: skip
-        profile = load(path := folder / entry.profile)
+        computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
+        if computed.get("backend") in (AUTO, VIRTUAL):
+            del computed["backend"]
+        checked(AppConfig, computed, f"{entry.name}: args")
+        profile = load(path := folder / entry.profile).on(computed.get("backend", ""), computed.get("dtype", ""))
         here = _known(devices, profile)
         if not here:
             has = ", ".join(each.kind for each in devices)
@@ -140,7 +144,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
             _check_served(each, devices, file.parent)
     if content.standby:
         _check_memory(applications, devices)
-    elif len(applications) > 1 and content.goal != "cost":  # which rents whole devices
+    elif len(applications) > 1 and content.goal != "cost":  # plans for cost rent whole devices
         applications, devices = _shared_or_not(applications, ways_to_share(devices, covered), content.goal, file.parent)
     planned = _planned(applications, devices, content.goal, options.gap)
     written = _write_plans(planned, out.parent if out else Path())
@@ -207,7 +211,7 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
         except UserError:
             if not short:
                 raise
-            break  # what was simulated says more
+            break  # the error below says what the simulated plans lack
         parts = [_part(devices, part) for part in division.parts]
         results = [each.plan_on(_known(part, each.profile)) for each, part in zip(applications, parts, strict=True)]
         planned = PlannedFleet(goal, devices, applications, division, results)

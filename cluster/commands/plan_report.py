@@ -127,7 +127,7 @@ def _splits(result: PlanResult) -> Table:
 
 
 def _survivors(result: PlanResult) -> Iterator[str]:
-    """Say what the batch of each split weighs that comes from another one, and what the way costs."""
+    """Say how large the full batch of each later split is, and how long it takes to get there."""
     for _, score in result.pipelines:
         for before, part in pairwise(score.splits):
             split, table = part.split, result.facts.table(before.kind)

@@ -26,6 +26,7 @@ from isobatch.cluster.simulator.cells import world_of
 from isobatch.cluster.simulator.cores import Cores
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, inputs_of, sustained_in
 from isobatch.cluster.simulator.tails import Tails
+from isobatch.deployments.named import known_backend
 from isobatch.deployments.own_cores import usable_cores
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
@@ -37,6 +38,7 @@ from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
+from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
 from isobatch.profiles.devices import Device, as_option, fleet, links_between, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -55,7 +57,8 @@ class LivePlan:
         self._clock, self._seconds, self._began_s = clock, inf if seconds is None else seconds, clock()
         self._until_share, self._stopped, self._confirming = SEARCHING, False, False
         console = Console(stderr=True)
-        self._status: Status | None = console.status(self) if console.is_terminal else None  # which renders it anew
+        # A status renders this object again and again.
+        self._status: Status | None = console.status(self) if console.is_terminal else None
         self._due_s = self._began_s + FIRST_LINE_S
         self._best = "planning"
         self._before: Any = None  # the handler of Ctrl-C
@@ -84,7 +87,7 @@ class LivePlan:
 
     @property
     def left_s(self) -> float | None:
-        """What is left of `seconds`, nothing after Ctrl-C; None: it may take any time."""
+        """The seconds that are left, 0 after Ctrl-C; None: there is no limit."""
         if self._stopped:
             return 0.0
         return None if self._seconds == inf else max(0.0, self._seconds - (self._clock() - self._began_s))
@@ -100,7 +103,7 @@ class LivePlan:
         self._show()
 
     def allow(self, share: float) -> None:
-        """What follows may go on until this share of `seconds` is over."""
+        """Let the next phase go on until this share of `seconds` is over."""
         self._until_share, self._confirming = share, self._stopped
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
@@ -145,13 +148,13 @@ if TYPE_CHECKING:
 Simulate = Callable[[Plan, Problem, Objective, Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
-ROUGH_RUNS = 10  # that find what a plan sustains at both ends of an interval, about
+ROUGH_RUNS = 10  # about as many short runs find what a plan sustains at both ends of an interval
 
 
 def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
     """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more.
 
-    Where dollars count, none is shared: a share has its part of the price, but only whole devices are rented.
+    Where dollars count, no device is shared: a share has its part of the price, but only whole devices are rented.
     """
     counts_dollars = objective.aim.at_expected_rate or objective.cost_per_hour is not None
     alone, *shared = ways_to_share(fleet(devices), () if options.no_later or counts_dollars else profile.kinds)
@@ -282,9 +285,12 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
 
 def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile) -> Problem:
     """The planning problem while all ramps are open."""
-    kinds, measured = fleet(devices), profile.on(options.backend, options.dtype)
+    backend, dtype = options.backend, options.dtype or ""
+    if backend not in ("", *PUBLISHED_BACKENDS):
+        known_backend(backend)
+    kinds, measured = fleet(devices), profile.on(backend, dtype)
     for device in kinds:
-        measured.check_has(device.kind, options.backend, options.dtype)
+        measured.check_has(device.kind, backend, dtype)
     links = links_between(kinds, one_machine=options.one_machine, measured=profile.links)
     exits = measured.exits_of(measured.length)
     return problem(measured, kinds, links, exits.survival, measured.length, exits)
@@ -344,7 +350,7 @@ def plan_result(
 ) -> PlanResult:
     """The best plan, beside the baselines. The error says why when no plan fits.
 
-    A plan that was simulated need not fit the latency that the planner believes in, and none has to fit it with slack.
+    Where plans are simulated, the planner's estimate of their latency need not keep the SLO.
     """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
         last, blocks = facts.num_blocks - 1, facts.num_blocks

@@ -82,8 +82,8 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Scores count as the same that differ by this share of their range, and points that are apart by this "
-            "share of the longer side of what the network reads.",
+            help="Two scores count as the same if they differ by at most this share of their range, two points if they "
+            "are apart by at most this share of the picture's longer side.",
         ),
     ] = 0.05
     labels: Labels = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isobatch.cluster.commands import check_writable
+from isobatch.cluster.commands import Dtype, check_writable
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, GivenOptions, ReadingOptions, of_kinds
 from isobatch.deployments.named import known_backend
 
@@ -21,9 +21,9 @@ class ProfileOptions:
     out: Annotated[Path, "File to write, or to add this device to."] = Path("profile.json")
     device: DeviceHere = "auto"
     dtype: Annotated[
-        str | None,
-        "float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or on a GPU "
-        "and for a decoder the precision of its ramps, or of its checkpoint if this device is fast in it.",
+        Dtype | None,
+        "Precision of the network; int8 on CPUs only. None: float32, or on a GPU and for a decoder that of its ramps, "
+        "or of its checkpoint if this device is fast in it.",
     ] = None
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")

@@ -34,6 +34,7 @@ from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
+from isobatch.deployments.precision import own_precisions
 from isobatch.deployments.prepare.data import Row, naming_rows
 from isobatch.deployments.prepare.sample import not_trained_on, sampled
 from isobatch.deployments.progress import show
@@ -83,6 +84,9 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
     at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
     derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
+    # The first precision of a kind counts if none is named.
+    precisions = {kind: options.dtype or own_precisions(source, kind)[0] for kind in others}
+    derived.sort(key=lambda each: (others.index(each.kind), each.dtype != precisions[each.kind]))
     measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
     interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
@@ -121,7 +125,7 @@ def _check_whole(kind: str | None) -> None:
 
 
 def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
-    """All that is measured until Ctrl-C or an error, and this."""
+    """The tables that were measured until Ctrl-C or an error, and this exception; None: there was none."""
     made = list[tuple[LatencyTable, str]]()
     try:
         made.extend(measured)
@@ -151,10 +155,10 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
 
 
 def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Row], str]:
-    """A sample of a file's rows, and what it is of. It is read before anything is timed, so that a wrong file is
-    refused at once.
+    """A sample of a file's rows, and a name for them. The file is read before anything is timed, so that a wrong file
+    is refused at once.
 
-    Of the file that ramps were trained on, it has only rows that they were not trained on: ramps are surer of others.
+    Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name

@@ -157,7 +157,7 @@ class GivenOptions:
     defaults: Mapping[str, Any]
 
     def only(self, kind: type[KindOptions], refusal: str, but: Iterable[str] = ()) -> KindOptions:
-        """Those of one kind, `but` some. Raise UserError if another was given: if its value is not its default."""
+        """The options of one kind. Raise UserError if another one, or one of `but`, does not have its default."""
         names = {field.name for field in fields(kind)}
         for name, value in self.values.items():
             is_given = value not in (self.defaults[name], [])  # []: a repeatable option

@@ -57,10 +57,10 @@ def simulate(given: GivenOptions) -> None:
 
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
-    from isobatch.cluster.commands import check_writable, simulate_run
+    from isobatch.cluster.commands import check_picture, simulate_run
     from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
 
-    check_writable(given.values["out"])
+    check_picture(given.values["out"])
     plan = given.values["plan"]
     content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {})
     if name := given.values["application"]:

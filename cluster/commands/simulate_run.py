@@ -35,7 +35,8 @@ from isobatch.profiles.lengths import read_lengths
 if TYPE_CHECKING:
     from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 
-NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
+NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+NO_INPUTS = "nothing comes in so short a time: give more --hours, or a higher --rate"
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
@@ -149,6 +150,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         console.print(decisions(replanned))
     else:
         report = run(world, options)
+    if not report.arrived:
+        raise UserError(NO_INPUTS)
     for table in tables(report, world.slo_s):
         console.print(table)
     draw(report, world.slo_s, options.out, changes_s)
@@ -178,7 +181,7 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
 
 
 def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> dict[str, "ClassifierSimulationOptions"]:
-    """The options of each application: its own load, else that of --rate and --trace; its own stream of chance."""
+    """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
     for written in options.load or ():

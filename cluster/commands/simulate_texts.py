@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from isobatch.cluster.commands.plan_texts import profile_for
+from isobatch.cluster.commands.simulate_run import NO_INPUTS
 from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.serving.serve_file import single_application
@@ -33,7 +34,7 @@ def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str
     profile = profile_for(source, local(config.profile) if config.profile else None, exits_of(plan))
     texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
     if not texts:
-        raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
+        raise UserError(NO_INPUTS)
     if options.prompts:
         texts = _with_prompts_of(options.prompts, texts, source)
     with Console(stderr=True).status("simulating"):

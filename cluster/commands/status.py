@@ -70,7 +70,7 @@ def status(
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
         raise UserError("--pause, --resume, --force, --dry-run and --watch: give one at a time")
-    server, console = server_at(url), Console()
+    server, console, path = server_at(url), Console(), f"/{path.strip('/')}".rstrip("/")
     base = server + path
     if chosen:
         answer = ask(f"{base}/{chosen[0]}", api_key_variable, chosen[0] != "would", LONG_PATIENCE_S)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def tune(
     model: Annotated[Path, typer.Argument(help="Directory that 'isobatch prepare' has written.")],
     profile: Annotated[Path, "How long its blocks take: a file written by 'isobatch profile'."],
-    devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
+    devices: Annotated[str, "The fleet, as in v100=6,k80=15@0.45 (dollars per hour)."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
     goal: Annotated[str, typer.Option(help="goodput, latency or goodput-per-dollar.", metavar="NAME")] = "goodput",
@@ -53,6 +53,8 @@ def tune(
     if goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"--goal {goal} is for 'isobatch plan': give goodput, latency or goodput-per-dollar")
     check_free(out, force)
+    if not (model / EVIDENCE).is_file():
+        raise UserError(f"{model} has no {EVIDENCE}: 'isobatch prepare' writes a directory with one")
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
     options = ClassifierPlanOptions(
         slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,

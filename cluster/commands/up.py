@@ -20,9 +20,9 @@ from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
 from isobatch.deployments.sources import name_of
-from isobatch.profiles.devices import kind_of
-from isobatch.profiles.errors import UserError, read_json
-from isobatch.profiles.files import write_whole
+from isobatch.profiles.devices import fleet, kind_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import fields_in, write_whole
 from isobatch.profiles.promise import RULES
 
 STEPS = "up.json"  # in the folder: what each step was made from
@@ -52,7 +52,7 @@ def up(
         str | None, typer.Option(help="As for isobatch plan: KIND=COUNT,...", show_default="this machine's")
     ] = None,
     max_accuracy_loss: Annotated[str, "The most that exits may cost: 1% or 0.01."] = "1%",
-    max_rows: Annotated[int, "The most rows of the data; more are sampled uniformly."] = 5000,
+    max_rows: Annotated[int, typer.Option(min=50, help="The most rows of the data; more are sampled.")] = 5000,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port for HTTP; none: 8000.")] = None,
 ) -> None:
     """Prepare, profile, plan and serve a network. The next time, only steps whose inputs have changed are done again.
@@ -68,6 +68,8 @@ def up(
     above_0("--slo-ms", slo_ms)
     if not data.exists():
         raise UserError(f"{data}: no such file")
+    if devices:
+        fleet(devices)  # a wrong fleet is refused before the long steps
     source = checkpoint.locate(model)
     if is_decoder(source):
         raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
@@ -83,7 +85,7 @@ def _steps(
     model: str, files: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
 ) -> list[_Step]:
     file = {"data": str(data.resolve()), "changed": data.stat().st_mtime}
-    fleet = devices or this_machine()
+    all_devices = devices or this_machine()
     table, best = folder / PROFILE, folder / PLAN
     return [
         _Step(
@@ -104,9 +106,9 @@ def _steps(
         ),
         _Step(
             "plan",
-            f"the best one for {fleet}, with answers within {slo_ms:g} ms",
-            {"devices": fleet, "slo_ms": slo_ms},
-            lambda: called(plan, profile=table, devices=fleet, slo_ms=slo_ms, out=best),
+            f"the best one for {all_devices}, with answers within {slo_ms:g} ms",
+            {"devices": all_devices, "slo_ms": slo_ms},
+            lambda: called(plan, profile=table, devices=all_devices, slo_ms=slo_ms, out=best),
             lambda: _planned(best),
         ),
     ]
@@ -115,7 +117,7 @@ def _steps(
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
     """Do each step, unless its result and those before it were made from the same inputs."""
     state, done = folder / STEPS, dict[str, Any]()
-    known = read_json(state) if state.exists() else {}
+    known = fields_in(state) if state.exists() else {}
     if folder.exists() and not known and any(folder.iterdir()):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
     for number, step in enumerate(steps, start=1):

@@ -98,7 +98,7 @@ def measured(
     def has_passed(share: float) -> bool:
         return clock() > begun_s + share * seconds
 
-    # A plan may need the price of each setting. What one leaves of its share of the time, the later ones may use.
+    # A plan may need the price of each setting. Time that a setting does not need is left to later ones.
     for number, (residents, depth, exits) in enumerate(cycle(SETTINGS)):
         if number >= len(SETTINGS) and has_passed(1.0) and len(launches) >= least:
             break

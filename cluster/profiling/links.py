@@ -1,7 +1,7 @@
 """Measures what moving survivors costs: between two processes of this machine, and between nodes of a running Ray.
 
 A front with the real dispatcher leads inputs through two replicas in processes of their own, which compute nothing. A
-hop is what an answer takes longer that needs the second one. So it includes all that both ends do: copies between
+hop is the extra time of an answer that needs the second one. So it includes all that both ends do: copies between
 device and host, messages, and the front's turn.
 """
 
@@ -139,7 +139,7 @@ def child(run: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 @contextmanager
 def _ignoring_ctrl_c() -> Iterator[None]:
     """A process that begins meanwhile ignores Ctrl-C from its first moment on."""
-    if current_thread() is not main_thread():  # which alone may change what a signal does
+    if current_thread() is not main_thread():  # only the main thread may change the handler of a signal
         yield
         return
     before = signal(SIGINT, SIG_IGN)
@@ -150,14 +150,14 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 def first_message(pipe: Any) -> Any:
-    """What a process sends once it is ready."""
+    """The message that a process sends once it is ready."""
     if not pipe.poll(START_S):
         raise RuntimeError(f"a process that measures did not start within {START_S:g} s")
     return pipe.recv()
 
 
 def _end(pipe: Any, make: Callable[[], LinkEnd]) -> None:
-    """What the process at an end runs, until the other end of its pipe is closed."""
+    """The main function of the process at an end of a link: it returns when the other end of its pipe is closed."""
 
     async def serve() -> None:
         end = make()

@@ -89,7 +89,7 @@ def shared_tables(
 
 
 def _checked(message: float | str | None) -> float:
-    """What a process sends, if that is not why it ends."""
+    """The number that a process sent. Raise UserError if it sent the reason why it ended."""
     if isinstance(message, str):
         raise UserError(f"--together: a process that launches has ended: {message}")
     return message or 0.0

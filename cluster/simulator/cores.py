@@ -52,7 +52,7 @@ class Cores:
 
 
 def _end_with_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when it has ended, however that was."""
+    """Leave Ctrl-C to the parent, and end when the parent has ended for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 

@@ -148,7 +148,7 @@ class BestSoFar:
             effort.better(self.best, self.rate_per_s, 0)
 
     def improve(self, plans: Iterator[Plan]) -> Iterator[Plan] | None:
-        """Simulate these plans until one is better, which becomes the best; returns the others. None: none is better.
+        """Simulate these plans until one is better, which becomes the best. Return the rest; None: no plan is better.
 
         Which plan that is does not depend on how many are simulated at once.
         """
@@ -200,7 +200,7 @@ class BestSoFar:
         return self.rate_per_s or 0.1 * evaluate(plan, self.facts).goodput_per_s
 
     def _is_better(self, plan: Plan, kept: bool, simulated: int) -> bool:
-        """Find the rate that a plan sustains which `kept` the first one; returns whether it is the best now."""
+        """Raise the rate of a plan that `kept` the first one until it fails. Return whether the plan is the best."""
         step, from_per_s = STEP, self._from_per_s(plan)
         self.simulated += simulated
         while kept and self.effort.allows(plan):

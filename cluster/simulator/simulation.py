@@ -162,7 +162,7 @@ class Simulation:
 
 
 def _launching(plan: Plan) -> list[tuple[object, ...]]:
-    """The launches of a plan without its ramps: launches of two plans with equal ones are counted together."""
+    """The placements of a plan without ramps. If those of two plans are equal, their launches are counted together."""
     return [
         (each.kind, each.replicas, [replace(split, ramps=()) for split in each.splits]) for each in plan.all_placements
     ]

@@ -50,7 +50,7 @@ def sustained_in(
     world: World, promised_per_s: float, inputs: int, seed: int = 0, slos: float = SLOS, in_time: float = IN_TIME_SHARE,
     out_of_time: Callable[[], bool] = never,
 ) -> float:  # fmt: skip
-    """The rate of the fleet that this world is or that it is a cell of; 0: no rate is sustained, however low.
+    """The sustained rate of the fleet, of which this world may be a cell; 0: no rate is sustained, however low.
 
     `promised_per_s`: the planner's estimate. The search begins near the goodput of a short overloaded run.
     """
@@ -81,7 +81,7 @@ def rate_beyond(
 
 
 def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
-    """The inputs of a run at this rate of the fleet that lasts this many SLOs, with the least number of inputs."""
+    """The inputs of a run that lasts this many SLOs at this rate of the fleet, and no fewer than `least`."""
     return max(least, int(slos * world.slo_s * rate_per_s * world.share))
 
 
@@ -186,7 +186,7 @@ def run_if_sustained(
 
 
 class RateTrial(NamedTuple):
-    """Runs of a plan at one rate: with so many inputs each, the shortest first."""
+    """Runs of a plan at one rate. `counts`: the inputs of each run, the shortest run first."""
 
     world: World
     rate_per_s: float

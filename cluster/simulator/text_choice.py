@@ -266,8 +266,8 @@ def cheapest_kept(
 ) -> Kept | None:  # fmt: skip
     """What `kept` returns for the cheapest numbers of devices for which it is not None; `at`: where to begin.
 
-    `possible` ascends by cost. What a number of devices of each kind does not keep, fewer do not keep either, so each
-    trial leaves out these or all that cost as much or more. The steps grow until something is kept.
+    `possible` ascends by cost. If some numbers of devices do not suffice, smaller ones do not suffice either. So each
+    trial rules out either these, or all that cost as much or more. The steps grow until some numbers suffice.
     """
     best: Kept | None = None
     while possible:

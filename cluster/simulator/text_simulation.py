@@ -91,7 +91,7 @@ def simulate_texts(
         for replica in candidates:
             replica.run_until(text.due_s)
         min(candidates, key=lambda replica: len(replica.names)).add(place, text)
-        # The texts that have missed the limit which more texts have missed.
+        # Of the two limits, the one counts that more texts have missed.
         missed = max(sum(each.began_late for each in replicas), sum(each.went_on_late for each in replicas))
         if given_up := missed > may_miss:
             break

@@ -189,6 +189,15 @@ def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Pa
     assert kept_in(part, {"full": False, "dtype": "float16"})[0] == 1
 
 
+@pytest.mark.parametrize("content", [b"[1, 2]\n", b'{"a": 1}\n', b'{"job": 3}\n', b"\x89PNG\n"])
+def test_a_file_of_another_program_is_not_continued(tmp_path: Path, content: bytes) -> None:
+    part = tmp_path / "answers.csv.part"
+    part.write_bytes(content)
+    with pytest.raises(UserError, match=r"answers\.csv\.part is not of isobatch predict: --force replaces it"):
+        kept_in(part, {"full": False})
+    assert part.read_bytes() == content
+
+
 def test_two_commands_do_not_write_one_file(here: Path) -> None:
     with locked(Path("a.csv")):
         assert "another isobatch predict writes a.csv" in str(run("--model", "my-bert", "--out", "a.csv").exception)

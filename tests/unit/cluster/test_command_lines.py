@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from rich.markup import render
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
@@ -68,3 +69,11 @@ def test_what_reads_a_file_takes_the_same_columns_everywhere() -> None:
     for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]
         asked = {parameter.name for parameter in command.params}
         assert asked & told in (set(), told), name
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
+    """Rich takes `[...]` for a style, and shows nothing of it."""
+    for parameter in COMMAND.commands[name].params:  # type: ignore[attr-defined]
+        told = getattr(parameter, "help", None) or ""
+        assert render(told).plain == told, parameter.name

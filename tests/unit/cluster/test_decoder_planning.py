@@ -70,7 +70,7 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     (config,) = DecoderConfig.model_validate(served["args"]).per_kind().values()
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
-    assert "no text comes in so short a time" in call(*rehearsal[:-1], 1e-9)
+    assert "nothing comes in so short a time" in call(*rehearsal[:-1], 1e-9)
     prompts.unlink()
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 

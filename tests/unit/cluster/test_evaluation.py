@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from isobatch.cluster import client, evaluation
 from isobatch.cluster.cli import app
-from isobatch.cluster.evaluation import evaluated, evaluated_pixels, evaluated_points, evaluated_words, promise_kept
+from isobatch.cluster.evaluation import broken_promise, evaluated, evaluated_pixels, evaluated_points, evaluated_words
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.deployments.map_tasks import Keypoints
@@ -148,11 +148,11 @@ def test_inputs_that_lose_more_than_was_promised_are_told_of() -> None:
     truth = random.integers(0, 2, 1000)
     bad = evaluated(_said(truth), _said(np.where(random.random(1000) < 0.9, truth, 1 - truth)), truth, 4)
     sentence = "the promise is a loss of at most 1 % of macro-F1; these inputs lose 9"
-    assert str(promise_kept(promise, bad)).startswith(sentence)
-    assert promise_kept(promise.model_copy(update={"metric": "agreement"}), bad) is not None
+    assert str(broken_promise(promise, bad)).startswith(sentence)
+    assert broken_promise(promise.model_copy(update={"metric": "agreement"}), bad) is not None
     good = evaluated(_said(truth), _said(truth), truth, 4)
-    assert promise_kept(promise, good) is None
-    assert promise_kept(promise, evaluated(_said(truth), _said(truth), None, 4)) is None, "no labels tell"
+    assert broken_promise(promise, good) is None
+    assert broken_promise(promise, evaluated(_said(truth), _said(truth), None, 4)) is None, "no labels tell"
 
 
 def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:

@@ -30,7 +30,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def files(tmp_path: Path) -> tuple[Path, Path]:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     tables = (datasheet_table(distilbert(), "v100", batch_sizes=(1, 8)),)
-    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), profile)
+    exits = ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))
+    save(Profile("distilbert", tables, exits, weights="a1b2"), profile)
     plan.write_text(PLAN.to_json())
     return plan, profile
 
@@ -73,6 +74,7 @@ def test_packing_is_a_step_where_texts_have_lengths() -> None:
         ({"slo_s": None}, "has no SLO, within which inputs must be answered: give --slo-ms"),
         ({"placements": (Placement("k80", 1, (Split(0, 6, 1),)),)}, "k80"),
         ({"placements": (Placement("v100", 1, (Split(0, 4, 1),)),)}, "covers 4 blocks, the network of the profile 6"),
+        ({"model": "bert", "weights": "c3d4"}, "is for bert, the profile is of distilbert, whose weights are others"),
     ],
 )
 def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object], sentence: str) -> None:
@@ -81,3 +83,15 @@ def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object
     with pytest.raises(UserError, match=sentence) as error:
         ran("explain", plan, "--profile", profile, "--picture", "")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("picture", "sentence"),
+    [("steps.xyz", r"cannot draw steps.xyz: a picture's name ends in \.png"), (".svg", "cannot draw .svg")],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_simulated(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, picture: str, sentence: str
+) -> None:
+    monkeypatch.setattr(explained, "steps", lambda *_: pytest.fail("it simulates"))
+    with pytest.raises(UserError, match=sentence):
+        ran("explain", files[0], "--profile", files[1], "--picture", picture)

@@ -14,6 +14,7 @@ from isobatch.cluster.commands.plan_search import searched
 from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, objects
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.curves import DTYPES, curve_table
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -93,6 +94,19 @@ def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: 
     ran("plan", *options, *asked, "--believed")
     plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
+
+
+def test_each_application_is_planned_by_times_of_the_backend_and_precision_that_its_args_name(folder: Path) -> None:
+    ways = [(backend, dtype) for backend in ("torch", "onnx") for dtype in DTYPES]
+    tables = tuple(curve_table(distilbert(), "v100", backend=backend, dtype=dtype) for backend, dtype in ways)
+    save(Profile("distilbert", tables, ExitProfile((1.0,) * 6)), folder / "ways.json")
+    args = ({"backend": "onnx", "dtype": "float16"}, {"dtype": "float16"}, {"backend": "auto"})
+    named = [entry(f"a{number}", "ways.json", args=each) for number, each in enumerate(args)]
+    plan(*FAST, devices={"v100": 3}, applications=named)
+    made = [read_plan(folder / f"{each['name']}-plan.json") for each in named]
+    assert [(each.backend, each.dtype) for each in made] == [
+        ("onnx", "float16"), ("torch", "float16"), ("torch", "float32"),
+    ]  # fmt: skip
 
 
 def test_the_file_serves_every_application_with_its_controller(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +268,8 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "devices": {"t4": 2}}, "reviews: bert.json has times of v100, k80, the fleet has t4"),
         ({"applications": [entry("a", "none.json")]}, "cannot read none.json: No such file"),
         ({"applications": [entry("a", args={"plan": "p"})]}, "args: plan of a comes from its plan"),
+        ({"applications": [entry("a", args={"backend": [1]})]}, r"a: args: backend = \[1\]"),
+        ({"applications": [{"name": "a"}]}, "fleet.yaml: a: profile is missing"),
         ({"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]}, "reviews needs 90000 per second, these devices"),
     ],
 )

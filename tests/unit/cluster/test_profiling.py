@@ -1,5 +1,6 @@
 """The command on a tiny network, without a clock's worth of waiting."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -129,6 +130,22 @@ def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Pa
     assert profile.exits == ExitProfile((1.0, 0.75, 0.75, 0.25))
     assert "as 'isobatch prepare' measured them" in profile.notes[-1]
     assert [seconds > 0 for seconds in profile.table("k80").ramp_s[0]] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("ramps", "first"), [("float16", "float16"), ("int8", "float32")])
+def test_times_in_the_networks_own_precision_are_first_so_that_plans_take_them(
+    prepared: Path, tmp_path: Path, ramps: str, first: str
+) -> None:
+    """They are those in which a GPU would compute it: see deployments/precision.py."""
+    folder, out = Path(copytree(prepared, tmp_path / "half")), tmp_path / "p.json"
+    rules = json.loads((folder / "exits.json").read_text())
+    (folder / "exits.json").write_text(json.dumps(rules | {"dtype": ramps}))
+    profiled(folder, out, "--lengths", "6", "--devices", "v100")
+    profile = load_profile(out)
+    assert (profile.table("v100").backend, profile.table("v100").dtype) == ("torch", first)
+    assert profile.on("onnx", "").table("v100").dtype == first
+    other = next(dtype for dtype in DTYPES if dtype != first)
+    assert profile.on("", other).table("v100").dtype == other
 
 
 def test_exits_that_were_prepared_anew_replace_those_of_before(prepared: Path, tmp_path: Path) -> None:

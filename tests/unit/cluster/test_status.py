@@ -189,6 +189,8 @@ def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
         asked("http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"no controller runs at .*: add isobatch.cluster.controller.app:build"):
         asked(f"{url}/elsewhere")
+    with pytest.raises(UserError, match=r"nobody answers at http://127\.0\.0\.1:9/elsewhere/status"):
+        ran("status", "http://127.0.0.1:9", "--path", "elsewhere")
     with pytest.raises(UserError, match="'nonsense' must look like http://"):
         asked("nonsense")
     with pytest.raises(UserError, match="one at a time"):

@@ -89,8 +89,12 @@ def test_what_cannot_be_done_is_one_sentence_and_earlier_steps_are_kept(here: Pa
     assert steps() == ["before", "before", "made"]
     assert "must be above 0" in str(run("--slo-ms", "0").exception)
     assert "no such file" in str(run("--data", "nowhere.csv").exception)
+    assert "unknown device kind 'v1000'" in str(run("--devices", "v1000=1", "--out", "new").exception)
+    assert not Path("new").exists(), "it prepares first"
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     assert "mine exists, and is not of isobatch up" in str(run("--out", "mine").exception)
+    Path("mine/up.json").write_text("[1]")
+    assert "mine/up.json must hold one JSON object, got list" in str(run("--out", "mine").exception)
     decoder = CliRunner().invoke(app, ["up", "llm-demo", "--data", "others.csv", "--slo-ms", "9"])
     assert "is a decoder" in str(decoder.exception)

@@ -16,6 +16,7 @@ from isobatch.cluster.load.generator import BROKEN, LoadRecord
 from isobatch.cluster.load.report import is_failure, summary
 from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
 from isobatch.profiles.errors import UserError
+from tests.helpers.commands import ran
 from tests.helpers.grpc_client import grpc_port
 
 
@@ -184,7 +185,13 @@ def test_what_cannot_be_sent_is_one_sentence(
     assert sentence in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://", "http://127.0.0.1:1"])
+WRONG_ADDRESSES = (
+    "localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://", "http://127.0.0.1:1", "http://127.0.0.1:x",
+    "http://127.0.0.1:99999",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", WRONG_ADDRESSES)
 def test_a_wrong_address_is_reported(load: Load, capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert load(url) == 2
     sentence = f"nobody answers at {url}" if url.endswith(":1") else f"'{url}' must look like http://HOST:PORT"
@@ -198,6 +205,18 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
     times = np.arange(float(len(status)))
     record = LoadRecord(times, times, times, times + 1, np.array(status), times)
     assert is_failure(summary(record, 10).outcomes) is failed
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--rate", "1", "--out", "load.png"), "--out load.png is for the figures, as JSON"),
+        (("--seconds", "1"), "give either --clients .closed loop., or --rate"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_server_is_asked(options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ran("load", "http://127.0.0.1:1", *options)
 
 
 def test_the_port_of_grpc_is_reported() -> None:

@@ -109,6 +109,8 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
+        (["--out", "."], "cannot write .: it is a directory: name a file in it"),
+        (["--backend", "tourch"], "backend 'tourch' is not known"),
     ],
 )
 def test_what_would_fail_after_the_search_is_refused_before_it(
@@ -201,6 +203,11 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     with pytest.raises(UserError, match=sentence) as error:
         run(profile, *options)
     assert "\n" not in str(error.value)
+
+
+def test_thresholds_are_tuned_of_a_prepared_model_only(profile: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no exit_table\.npz: 'isobatch prepare' writes a directory with one"):
+        ran("tune", tmp_path, "--profile", profile, "--devices", "v100=1", "--out", tmp_path / "tuned")
 
 
 def test_the_least_slo_counts_slack_where_plans_must_keep_it(profile: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_backend_and_precision_choose_among_derived_tables(tmp_path: Path) -> 
     save(profile, tmp_path / "profile.json")
     profile = load(tmp_path / "profile.json")
     assert profile.on("onnx", "float16").table("v100") == derived("onnx", "float16")
-    assert profile.table("v100") == derived("torch", "float32")  # as `isobatch serve` computes unless it is told
+    assert profile.table("v100") == derived("onnx", "float16")  # the first, which is the network's own
     assert profile.on("onnx", "").table("cpu").source == "measured"  # nobody noted of what
     assert profile.on("tensorrt", "float16").kinds == ("v100", "cpu")  # better those that there are than none
     with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16, onnx float32, torch"):

@@ -102,6 +102,9 @@ def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, t
         (["--arrivals", "gamma", "--cv", "nan"], "cv = nan must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "1e-200"], "cv = 1e-200 must be 0.001 to 100"),
         (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
+        (["--out", "x.json"], "cannot draw x.json: a picture's name ends in .png"),
+        (["--mix", "nan:0.5"], "must look like SECONDS:SHARE"),
+        (["--hours", "1e-9"], "nothing comes in so short a time: give more --hours, or a higher --rate"),
     ],
 )
 def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
