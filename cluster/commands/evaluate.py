@@ -59,8 +59,8 @@ def evaluate(
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare.report import class_table, warnings
 
-    server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)
+    server = predicts_at(server_at(url), key) if url else None
     located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     rows, lists = reading.rows_for(located, console, data), None

@@ -90,7 +90,7 @@ def load(
         return _load_prompts(
             PromptLoad(url, prompts_in(prompts), max_tokens, _lines(key)), run, slo_ms or DEFAULT_SLO_MS, out, console
         )
-    url = predicts_at(url)
+    url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     headers = _lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
     tokens = _tokens(lengths) if lengths else None

@@ -109,7 +109,7 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
 
 def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:
-    at = predicts_at(server_at(url))
+    at = predicts_at(server_at(url), key)
     accepts, headers = accepted_at(at, key), {**key, **({"X-Full": "1"} if full else {})}
 
     def answer(values: Sequence[Any]) -> list[Outputs]:

@@ -32,13 +32,14 @@ SENTENCES = (
 )
 
 
-def predicts_at(url: str) -> str:
-    """The URL for predictions, if only the server was given.
+def predicts_at(url: str, headers: Mapping[str, str]) -> str:
+    """The URL for predictions, if only the server is given, or one of its applications (`/reviews`).
 
-    >>> predicts_at("http://127.0.0.1:8000"), predicts_at("http://127.0.0.1:8000/v1/ask")
-    ('http://127.0.0.1:8000/predict', 'http://127.0.0.1:8000/v1/ask')
+    >>> predicts_at("http://127.0.0.1:8000", {})
+    'http://127.0.0.1:8000/predict'
     """
-    return url.rstrip("/") + "/predict" if urlsplit(url).path in ("", "/") else url
+    is_application = urlsplit(url).path in ("", "/") or bool(stats_at(url, headers))
+    return url.rstrip("/") + "/predict" if is_application else url
 
 
 def bodies_of(values: Iterable[Any]) -> list[bytes]:

@@ -23,7 +23,7 @@ from tests.helpers.grpc_client import grpc_port
 class Served:
     """A server that accepts inputs of one kind and records them."""
 
-    def __init__(self, datatype: str, key: str | None = None, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, datatype: str, key: str | None = None, shape: tuple[int, ...] = (), prefix: str = "") -> None:
         self.seen: list[Any] = []
         self.ready, self.decodes = True, False
         self.slo_ms: float | None = None
@@ -38,14 +38,15 @@ class Served:
                 known: dict[str, Any] = {"/stats": {"slo_ms": served.slo_ms}} if served.slo_ms else {}
                 known |= {"/stats": {"tokens_per_s": 0.0}} if served.decodes else {"/v2/models/m": metadata}
                 known["/readyz"] = {"status": "ready", "model": "m"}
-                self._reply((200 if served.ready else 503) if self.path in known else 404, known.get(self.path, {}))
+                path = self.path.removeprefix(prefix)
+                self._reply((200 if served.ready else 503) if path in known else 404, known.get(path, {}))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 (one,) = body["inputs"]
                 served.seen.append(one)
                 served.deadlines.add(self.headers["X-Deadline-Ms"])
-                right = self.path == "/predict" and isinstance(one, str) == (datatype == "BYTES")
+                right = self.path == f"{prefix}/predict" and isinstance(one, str) == (datatype == "BYTES")
                 right = right and (min(shape, default=0) < 1 or np.shape(one) == shape)
                 self._reply(200 if right else 422, {"outputs": []})
 
@@ -104,6 +105,13 @@ def test_a_server_is_sent_inputs_of_the_kind_that_it_accepts(
     assert served.seen
     assert {type(each) for each in served.seen} == {kind}
     assert f"takes {'texts' if kind is str else 'images'}: sending" in capsys.readouterr().out
+
+
+def test_the_address_of_one_application_of_several_is_enough(serve: Serve, load: Load) -> None:
+    served = serve("BYTES", prefix="/reviews")
+    served.slo_ms = 100.0
+    assert load(f"{served.url}/reviews") == 0
+    assert {type(each) for each in served.seen} == {str}
 
 
 @pytest.mark.parametrize(
