@@ -22,6 +22,7 @@ from isobatch.deployments.decoding.scheduler import (
 )
 from isobatch.deployments.decoding.sequences import (
     FAILURES,
+    UNDEFINED,
     Finish,
     LaunchFailedError,
     Splits,
@@ -43,6 +44,10 @@ class Runner(Protocol):
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]: ...
 
     def drop(self, name: int) -> None: ...
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        """Those of these pages whose KV is not finite: each text that reads one has no next token."""
+        ...
 
     def recut(self, splits: Splits) -> None: ...
 
@@ -84,8 +89,16 @@ class Engine:
         except LaunchFailedError as error:
             return self._failed(launch, error)
         ended_s = self._clock()
+        undefined = [
+            page
+            for piece, predicted in zip(launch.pieces, predictions, strict=True)
+            if any(each.token == UNDEFINED for each in predicted)
+            for page in piece.sequence.pages
+        ]
         written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
         self._suspects.difference_update(each.name for each in written)
+        if undefined:
+            self.scheduler.pool.forget(self.network.spoilt(undefined))
         if written:
             self._failed_alone.clear()
         self._forget()
@@ -197,6 +210,9 @@ class VirtualDecoder:
 
     def drop(self, name: int) -> None:
         """There is nothing to forget."""
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return []
 
     def recut(self, splits: Splits) -> None:
         self.splits = splits

@@ -4,7 +4,7 @@ All layers are the model's own modules. This package decides where KV lies and w
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -242,6 +242,9 @@ class CutDecoder:
     def drop(self, name: int) -> None:
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return self._kv.spoilt(sorted(set(pages)))
 
     def recut(self, splits: Splits) -> None:
         """Cut elsewhere. No states are pending, as all sequences restart."""

@@ -159,6 +159,14 @@ class PagedKv:
         runs: Tensor = self._by_run[block].index_select(0, band.runs)
         return runs.view(2, band.count, self._heads, -1, self._width)
 
+    def spoilt(self, pages: Listed[int]) -> list[int]:
+        """Those of these pages that hold a number that is not finite."""
+        (places,) = to_device([pages], self.device)
+        finite = torch.ones(len(pages), dtype=torch.bool, device=self.device)
+        for block in self._by_page:  # one by one: all together may need more memory than is left
+            finite &= block.index_select(0, places).isfinite().all(dim=1)
+        return [page for page, is_finite in zip(pages, finite.tolist(), strict=True) if not is_finite]
+
     def view(self, launch: DecodingLaunch) -> PagedView:
         """The places that the running rows of a launch write and read. Pieces of one size follow each other."""
         running = (piece for piece in launch.pieces if piece.running)

@@ -284,7 +284,7 @@ class Scheduler:
             tokens = sequence.tokens[given + before : given + sequence.confirmed]
             if finish := sequence.finish:
                 del self.residents[sequence.name]
-                self._release(sequence, sequence.pages[sequence.begun_with :] if finish is Finish.UNDEFINED else ())
+                self._release(sequence)
                 self.pace.sequence_ended(now_s - sequence.entered_s)
             if tokens or finish:
                 logprobs = tuple(each for each in sequence.logprobs[new] if each)
@@ -395,6 +395,6 @@ class Scheduler:
         sequence.restart()
         self.waiting.appendleft(sequence)
 
-    def _release(self, sequence: Sequence, spoilt: Listed[int] = ()) -> None:
-        self.pool.give(sequence.give_pages(), spoilt)
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.give_pages())
         self._dropped.append(sequence.name)

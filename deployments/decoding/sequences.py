@@ -197,7 +197,6 @@ class Sequence:
         self._cut(len(self.request.prompt) + self.confirmed)
         self.filled = [0] * len(self._splits.ends)
         self._named = 0  # full pages that other sequences may share
-        self.begun_with = 0  # pages of other sequences
         self.at = 0
         self._owed = True  # whether the next token is still to be predicted
 
@@ -248,7 +247,7 @@ class Sequence:
 
     def begin_at(self, pages: list[int]) -> None:
         """Begin after the positions of these pages, whose KV another sequence has computed."""
-        self.pages, self.begun_with = pages, len(pages)
+        self.pages = pages
         self.filled = [len(pages) * self._page_tokens] * len(self.filled)
 
     def give_pages(self) -> list[int]:
