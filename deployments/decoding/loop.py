@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -304,12 +305,13 @@ class TokenOutlets:
     """A replica's connections to all fronts that it writes for."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire, self._connecting = wire, asyncio.Lock()
+        self._wire = wire
+        self._connecting = defaultdict[TokenAddress, asyncio.Lock](asyncio.Lock)  # a lost front may take minutes
         self._outlets: dict[TokenAddress, TokenOutlet] = {}
 
     async def to(self, front: TokenAddress) -> TokenOutlet:
         """The connection to a front, which the first text for it opens."""
-        async with self._connecting:
+        async with self._connecting[front]:
             outlet = self._outlets.get(front)
             if outlet is None or not outlet.is_open:
                 outlet = await self._wire.connect(lambda: TokenOutlet(front.key), front.address)
