@@ -1,5 +1,7 @@
-"""Runs the launches that the scheduler chooses, one after the other: on a network, or in simulations on one that
-computes nothing, whose table says how long launches take and how many tokens leave."""
+"""Runs the launches that the scheduler chooses, one after the other.
+
+In simulations the network computes nothing: a table says how long launches take, and how many tokens leave.
+"""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -125,7 +127,7 @@ class Engine:
         return [tokens for tokens, _ in self.write_with_depths(requests)]
 
     def write_with_depths(self, requests: Iterable[TextRequest]) -> list[tuple[list[int], list[int]]]:
-        """The same, with the block after which each token was known."""
+        """The tokens of these texts, and the block after which each token was known."""
         written: dict[int, tuple[list[int], list[int]]] = {}
         for request in requests:
             name = self.open(request)
@@ -146,7 +148,7 @@ class Engine:
 
 
 TOKEN = 1  # that is written
-OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft
+OTHER_TOKEN = 2  # the full network's, where it disagrees with a draft
 _UNSURE = TokenPrediction(TOKEN, sure=False)
 _SURE = TokenPrediction(TOKEN)
 

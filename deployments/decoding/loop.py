@@ -201,7 +201,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
-LEAST_RISES = 0.1  # in a second: the least lag of a replica is forgotten, as its clock may be set anew
+LEAST_RISES = 0.1  # seconds that the least lag of a replica rises in a second, as its clock may be set anew
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 
 
@@ -227,8 +227,8 @@ class TokenInbox:
         self.streams: dict[int, TokenStream] = {}
         self._numbers = count(1)
         self.address = TokenAddress("", self.gate.key)
-        self.least_s: dict[object, float] = {}  # by replica: the shortest way of tokens, by the clocks of both ends
-        self.delay = FadingPeak()  # by which tokens took longer than that
+        self.least_s: dict[object, float] = {}  # by replica: the least lag of its tokens, by the clocks of both ends
+        self.delay = FadingPeak()  # the lag of tokens beyond the least one
 
     async def open(self, wire: Wire) -> None:
         self.address = TokenAddress(await self.gate.open(wire, lambda: _ReplicaEnd(self)), self.gate.key)
@@ -237,8 +237,8 @@ class TokenInbox:
         self.gate.close()
 
     def lag_s(self, now_s: float) -> float:
-        """The time that tokens are on their way. It is negative where a replica's clock is ahead: a text is late by the
-        clock of its replica, and any of them may write it."""
+        """The time that tokens are on their way, by the clock of the replica that is the farthest ahead, as any replica
+        may write the next text. It is negative if that clock is ahead of this one."""
         return min(self.least_s.values(), default=0.0) + self.delay.at(now_s)
 
     @contextmanager

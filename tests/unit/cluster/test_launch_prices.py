@@ -32,7 +32,7 @@ def test_prices_are_found_again() -> None:
 def test_launches_take_what_their_prices_say_in_sum_however_their_times_vary() -> None:
     random = np.random.default_rng(0)
     sizes = [LaunchSize(launches=1, rows=float(rows)) for rows in random.integers(1, 200, 1200)]
-    seconds = [(1e-3 + 1e-4 * size.rows) * noise for size, noise in zip(sizes, random.gamma(16, 1 / 16, 1200))]
+    seconds = [(1e-3 + 1e-4 * size.rows) * random.gamma(16, 1 / 16) for size in sizes]
     assert abs(fitted([TimedLaunch(*each) for each in zip(sizes, seconds, strict=True)]).bias) < 0.03
 
 

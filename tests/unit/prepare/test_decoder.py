@@ -136,7 +136,7 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     output = done(*arguments, "--dtype", "bfloat16").output
     assert "sums.csv: text from 'text'; not read: 'context'" in output, "a prompt is a single text"
     assert "a ramp after block" in output
-    assert "Not chosen is 'exits: project'" in output
+    assert "'exits: project' is not chosen" in output
     rules = json.loads((out / "exits.json").read_text())
     assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()
