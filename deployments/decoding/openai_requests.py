@@ -166,7 +166,7 @@ class _Generation(_RequestFields):
     seed: Count | None = Field(
         None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: another one each time."
     )
-    stop: Stops = Field([], description=f"Where the text ends: a text, or up to {MOST_STOPS}.")
+    stop: Stops = Field([], description=f"The text ends before this text, or one of up to {MOST_STOPS}.")
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
