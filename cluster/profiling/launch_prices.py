@@ -140,6 +140,9 @@ class _RandomExits:
     def drop(self, name: int) -> None:
         self.network.drop(name)
 
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return self.network.spoilt(pages)
+
     def recut(self, splits: Splits) -> None:
         self.splits = splits
         self.network.recut(splits)
@@ -202,7 +205,11 @@ class _TimedEngine(Engine):
 
 
 def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:
-    """The prices, none below 0, with the least relative errors. Outliers are left out in a second fit."""
+    """The prices, none below 0, with the least relative errors. Outliers are left out in a second fit.
+
+    Of two launches of one size the shorter has the larger relative error, so such prices are too low for the sum of all
+    launches. That sum is what limits a plan's tokens per second, so all prices are raised until the sum is right.
+    """
     sizes = np.array([[getattr(each.size, name) for name in PARTS] for each in launches])
     seconds = np.array([each.seconds for each in launches])
     training = (np.arange(len(launches)) % TEST_EVERY) > 0
@@ -210,6 +217,7 @@ def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:
     errors = np.abs(sizes @ prices / seconds - 1)
     used = training & (errors <= OUTLIER * np.median(errors[training]))
     prices = _prices(sizes[used], seconds[used])
+    prices *= seconds[used].sum() / (sizes[used] @ prices).sum()
     predicted_s, measured_s = sizes[~training] @ prices, seconds[~training]
     error = float(np.median(np.abs(predicted_s / measured_s - 1)))
     bias = float(measured_s.sum() / predicted_s.sum() - 1)

@@ -149,14 +149,16 @@ def _best_way(facts: DecodingFacts, goal: DecodingGoal) -> _BestOfKind | None:
 def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     """Texts per second of replicas that are never idle: all texts come at once, and more than have a place."""
     resident = residents_of(plan)
-    # Texts of one length end together, so whole rounds of all residents are counted; one more round follows.
+    # Texts of one length end together, so whole rounds of all residents are counted, and one more round follows. With
+    # exits they end one by one: at the end of a round residents have begun texts, which are not counted. Nor is the
+    # first round, at whose end they had begun others.
     rounds = max(TURNS, ceil(texts / resident))
     count = (rounds + 1) * resident
     config = DecoderConfig(model="", max_waiting=count)
     wide = plan.with_each(partial(with_terms, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
     run = simulate_texts(wide, profile, text_arrivals(profile.workload, np.zeros(count), seed=0), config=config)
-    ended_s = sorted(text.last_s for text in run.answered)[: rounds * resident]
-    return len(ended_s) / ended_s[-1]
+    ended_s = sorted(text.last_s for text in run.answered)[resident - 1 : rounds * resident]
+    return (len(ended_s) - 1) / (ended_s[-1] - ended_s[0])
 
 
 def trial_at(

@@ -133,8 +133,8 @@ class LlamaBlock:
 class LlamaAnatomy:
     """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions.
 
-    `network_bytes`: those of all weights. `blocks`: those of the decoder. `weights`: those of tokens; KV has their type
-    and device. `queries_per_key`: query heads that read the same keys. States are rows x width.
+    `network_bytes`: of all weights. `blocks`: the decoder's. `weights`: the embeddings of tokens; KV has their type and
+    device. `queries_per_key`: query heads that read the same keys. States are rows x width.
     """
 
     def __init__(self, model: Any, network_bytes: int) -> None:

@@ -1,5 +1,7 @@
-"""Runs the launches that the scheduler chooses, one after the other: on a network, or in simulations on one that
-computes nothing, whose table says how long launches take and how many tokens leave."""
+"""Runs the launches that the scheduler chooses, one after the other.
+
+In simulations the network computes nothing: a table says how long launches take, and how many tokens leave.
+"""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -22,6 +24,7 @@ from isobatch.deployments.decoding.scheduler import (
 )
 from isobatch.deployments.decoding.sequences import (
     FAILURES,
+    UNDEFINED,
     Finish,
     LaunchFailedError,
     Splits,
@@ -43,6 +46,10 @@ class Runner(Protocol):
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]: ...
 
     def drop(self, name: int) -> None: ...
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        """Those of these pages whose KV is not finite: each text that reads one has no next token."""
+        ...
 
     def recut(self, splits: Splits) -> None: ...
 
@@ -84,8 +91,16 @@ class Engine:
         except LaunchFailedError as error:
             return self._failed(launch, error)
         ended_s = self._clock()
+        undefined = [
+            page
+            for piece, predicted in zip(launch.pieces, predictions, strict=True)
+            if any(each.token == UNDEFINED for each in predicted)
+            for page in piece.sequence.pages
+        ]
         written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
         self._suspects.difference_update(each.name for each in written)
+        if undefined:
+            self.scheduler.pool.forget(self.network.spoilt(undefined))
         if written:
             self._failed_alone.clear()
         self._forget()
@@ -112,7 +127,7 @@ class Engine:
         return [tokens for tokens, _ in self.write_with_depths(requests)]
 
     def write_with_depths(self, requests: Iterable[TextRequest]) -> list[tuple[list[int], list[int]]]:
-        """The same, with the block after which each token was known."""
+        """The tokens of these texts, and the block after which each token was known."""
         written: dict[int, tuple[list[int], list[int]]] = {}
         for request in requests:
             name = self.open(request)
@@ -133,7 +148,7 @@ class Engine:
 
 
 TOKEN = 1  # that is written
-OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft
+OTHER_TOKEN = 2  # the full network's, where it disagrees with a draft
 _UNSURE = TokenPrediction(TOKEN, sure=False)
 _SURE = TokenPrediction(TOKEN)
 
@@ -197,6 +212,9 @@ class VirtualDecoder:
 
     def drop(self, name: int) -> None:
         """There is nothing to forget."""
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return []
 
     def recut(self, splits: Splits) -> None:
         self.splits = splits

@@ -74,11 +74,11 @@ def engine_of(model: Any, rules: DecoderRules, config: DecoderConfig, grammars: 
 def engine_for(
     model: Any, rules: DecoderRules, texts: Sequence[TextRequest], residents: int, exits: str = "recompute"
 ) -> Engine:
-    """An engine without limits on waiting texts and their times, with memory for as many of these texts."""
+    """An engine without limits on waiting texts and their times, with memory for the longest `residents` of these."""
     limits = {"max_residents": residents, "max_waiting": MOST_INSIDE, "ttft_ms": 1e12, "tpot_ms": 1e12}
     config = DecoderConfig.model_validate({"model": "", "exits": exits, **limits})
     anatomy, page = anatomy_of(model), config.page_tokens
-    needs = sorted(  # each also needs room to go on
+    needs = sorted(  # each also needs room for its next page
         pages_for(len(text.prompt) + text.max_tokens + page, page) + pages_for(len(text.source), page)
         for text in texts
     )  # fmt: skip

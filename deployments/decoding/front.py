@@ -285,8 +285,8 @@ class ReplicaGroup:
     async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
-        For `FULL_FOR_S` after as many refusals in a row as there are replicas, no replica is asked: it would cost this
-        process as much as many tokens do. Where there is no replica, none is asked for `SHORTEST_RETRY_S`.
+        After `count` refusals in a row, no replica is asked for `FULL_FOR_S`, since asking costs this process as much
+        as many tokens. If no replica answers at all, none is asked for `SHORTEST_RETRY_S`.
         """
         if self._refusal and time.monotonic() < self._closed_until_s:
             raise replace(self._refusal)
@@ -306,7 +306,8 @@ class ReplicaGroup:
                         group = await stream.get()
                         finished = group.finish is not None
                         if group.tokens or finished:
-                            self._refused, begun = self._refused if begun else 0, True
+                            if not begun:
+                                self._refused, begun = 0, True
                             yield group
                 except ReplicaFull as full:
                     self._note_refusal(full)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -200,7 +201,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
-LEAST_RISES = 0.1  # in a second: the least lag of a replica is forgotten, as its clock may be set anew
+LEAST_RISES = 0.1  # seconds that the least lag of a replica rises in a second, as its clock may be set anew
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 
 
@@ -226,8 +227,8 @@ class TokenInbox:
         self.streams: dict[int, TokenStream] = {}
         self._numbers = count(1)
         self.address = TokenAddress("", self.gate.key)
-        self.least_s: dict[object, float] = {}  # by replica: the shortest way of tokens, by the clocks of both ends
-        self.delay = FadingPeak()  # by which tokens took longer than that
+        self.least_s: dict[object, float] = {}  # by replica: the least lag of its tokens, by the clocks of both ends
+        self.delay = FadingPeak()  # the lag of tokens beyond the least one
 
     async def open(self, wire: Wire) -> None:
         self.address = TokenAddress(await self.gate.open(wire, lambda: _ReplicaEnd(self)), self.gate.key)
@@ -236,8 +237,8 @@ class TokenInbox:
         self.gate.close()
 
     def lag_s(self, now_s: float) -> float:
-        """The time that tokens are on their way. It is negative where a replica's clock is ahead: a text is late by the
-        clock of its replica, and any of them may write it."""
+        """The time that tokens are on their way, by the clock of the replica that is the farthest ahead, as any replica
+        may write the next text. It is negative if that clock is ahead of this one."""
         return min(self.least_s.values(), default=0.0) + self.delay.at(now_s)
 
     @contextmanager
@@ -304,12 +305,13 @@ class TokenOutlets:
     """A replica's connections to all fronts that it writes for."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire, self._connecting = wire, asyncio.Lock()
+        self._wire = wire
+        self._connecting = defaultdict[TokenAddress, asyncio.Lock](asyncio.Lock)  # a lost front may take minutes
         self._outlets: dict[TokenAddress, TokenOutlet] = {}
 
     async def to(self, front: TokenAddress) -> TokenOutlet:
         """The connection to a front, which the first text for it opens."""
-        async with self._connecting:
+        async with self._connecting[front]:
             outlet = self._outlets.get(front)
             if outlet is None or not outlet.is_open:
                 outlet = await self._wire.connect(lambda: TokenOutlet(front.key), front.address)

@@ -4,7 +4,7 @@ All layers are the model's own modules. This package decides where KV lies and w
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -40,8 +40,8 @@ COLDEST = 1e-6  # logits that are divided by a much lower temperature would over
 
 @dataclass(frozen=True)
 class Draw:
-    """How the token at one position of a sequence is chosen; `banned`: tokens that are not. `given` and `written`: the
-    tokens before it, in the prompt and in the text, where they matter.
+    """How the token at one position of a sequence is chosen. `banned`: tokens that may not be chosen. `given` and
+    `written`: the tokens before it, in the prompt and in the text; empty where they do not matter.
 
     A random number depends only on the seed and on the token's position. So a restarted sequence writes the same
     tokens, and a ramp and the full network choose the same token where their probabilities are similar.
@@ -68,7 +68,7 @@ class Draw:
 
     @property
     def penalties(self) -> dict[int, float]:
-        """What the logits of tokens lose because they were written."""
+        """By token, what is subtracted from its logit because the text has it already."""
         presence, frequency = self.sampling.presence, self.sampling.frequency
         written = self.written if presence or frequency else ()
         return {token: presence + frequency * times for token, times in Counter(written).items()}
@@ -139,7 +139,7 @@ class AskedLogprobs:
 
 
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """A token for each row, `UNDEFINED` where the largest logit is not finite (what is no number counts as that)."""
+    """A token for each row; `UNDEFINED` where the largest logit is not finite, where NaN counts as the largest."""
     tokens = logits.argmax(dim=1)
     finite = logits.gather(1, tokens.unsqueeze(1))[:, 0].isfinite()
     rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
@@ -218,7 +218,7 @@ class CutDecoder:
         return self._predictions(launch, rows)
 
     def _run_blocks(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
-        """The states after these blocks; states of projected rows stay as they are."""
+        """The states after these blocks. States of projected rows do not change."""
         if not launch.projects:
             return self._through(blocks, states, launch)
         projected = torch.zeros(len(states), dtype=torch.bool)
@@ -242,6 +242,9 @@ class CutDecoder:
     def drop(self, name: int) -> None:
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return self._kv.spoilt(sorted(set(pages)))
 
     def recut(self, splits: Splits) -> None:
         """Cut elsewhere. No states are pending, as all sequences restart."""

@@ -161,12 +161,12 @@ class _Generation(_RequestFields):
         description=f"Only the most probable tokens that have this probability together; {_OF_THE_FILE}1.",
     )
     top_k: Count | None = Field(
-        None, ge=-1, description=f"Only as many of the most probable tokens; 0 or -1: all; {_OF_THE_FILE}all."
+        None, ge=-1, description=f"Only this number of most probable tokens; 0 or -1: all; {_OF_THE_FILE}all."
     )
     seed: Count | None = Field(
         None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: another one each time."
     )
-    stop: Stops = Field([], description=f"Where the text ends: a text, or up to {MOST_STOPS}.")
+    stop: Stops = Field([], description=f"The text ends before this text, or one of up to {MOST_STOPS}.")
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
@@ -246,7 +246,7 @@ class CompletionRequest(_Generation):
     best_of: One = Field(None, description=_NEUTRAL)
     echo: bool = Field(False, description=f"{_EXPERIMENTAL}whether the text begins with the prompt.")
     logprobs: Alternatives | None = Field(
-        None, description=f"{_EXPERIMENTAL}log probabilities of the tokens, and of as many of the most probable ones."
+        None, description=f"{_EXPERIMENTAL}log probabilities of the tokens, and of this number of most probable ones."
     )
     suffix: None = Field(None, description=_NEUTRAL)
 
@@ -302,7 +302,7 @@ class ChatRequest(_Generation):
     max_completion_tokens: Count | None = Field(None, ge=1, description="The most tokens that are written.")
     logprobs: bool | None = Field(None, description=f"{_EXPERIMENTAL}whether log probabilities of the tokens come.")
     top_logprobs: Alternatives | None = Field(
-        None, description=f"{_EXPERIMENTAL}those of as many of the most probable tokens, too."
+        None, description=f"{_EXPERIMENTAL}also those of this number of most probable tokens."
     )
     tools: Nothing = Field(None, description=_NEUTRAL)
     tool_choice: Literal["none", None] = Field(None, description=_NEUTRAL)

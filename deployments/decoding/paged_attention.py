@@ -45,14 +45,14 @@ class PieceBand:
         return replace(self, mask=bias.masked_fill(self.mask != 0, -torch.inf))
 
     def within(self, window: int) -> "PieceBand":
-        """The same band, whose rows attend to that many positions, up to their own."""
+        """The same band, whose rows attend to the latest `window` positions, their own included."""
         if self.mask.shape[-1] <= window:
             return self
         return replace(self, mask=self.mask.masked_fill(self._distances >= window, -torch.inf))
 
     @property
     def _distances(self) -> Tensor:
-        """Of each row from each position."""
+        """The distance of each row from each position."""
         own = (self.mask == 0).sum(dim=-1, keepdim=True) - 1
         return own - torch.arange(self.mask.shape[-1], device=self.mask.device)
 
@@ -82,8 +82,8 @@ class PagedView:
         self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> Tensor:
         """Write the KV of the rows (rows x keys and values), and attend with their queries (rows x heads x width) to
-        all positions, or to a window of the latest ones. The result is rows x (heads * width). `cap`: scores come no
-        nearer to it than by a tanh."""
+        all positions, or to a window of the latest ones. The result is rows x (heads * width). `cap`: a tanh keeps
+        scores below it."""
         self.write(block, kv)
         if window is None:
             return self._attend(self._bands, block, query, scaling, cap)
@@ -159,6 +159,14 @@ class PagedKv:
         runs: Tensor = self._by_run[block].index_select(0, band.runs)
         return runs.view(2, band.count, self._heads, -1, self._width)
 
+    def spoilt(self, pages: Listed[int]) -> list[int]:
+        """Those of these pages that hold a number that is not finite."""
+        (places,) = to_device([pages], self.device)
+        finite = torch.ones(len(pages), dtype=torch.bool, device=self.device)
+        for block in self._by_page:  # one by one: all together may need more memory than is left
+            finite &= block.index_select(0, places).isfinite().all(dim=1)
+        return [page for page, is_finite in zip(pages, finite.tolist(), strict=True) if not is_finite]
+
     def view(self, launch: DecodingLaunch) -> PagedView:
         """The places that the running rows of a launch write and read. Pieces of one size follow each other."""
         running = (piece for piece in launch.pieces if piece.running)
@@ -191,8 +199,8 @@ class PagedKv:
         return written
 
     def _clear(self, pages: Tensor) -> None:
-        """Forget what the last texts have left in these pages. Masked values are multiplied by 0, and so must be
-        numbers, or at least this text's own: 0 * nan is nan."""
+        """Forget the KV of earlier texts in these pages. Attention multiplies masked values by 0, and 0 * nan is nan:
+        so nan of another text would spoil this one."""
         if len(pages):
             self._by_page.index_fill_(1, pages, 0.0)
 
@@ -238,8 +246,8 @@ class PagedKv:
         return (pages.unsqueeze(1) * (2 * self._heads) + of_page).flatten()
 
     def _mask(self, last_seen: Tensor, pages: int, times: int = 1) -> Tensor:
-        """What is added to scores, so that rows attend to positions up to the last one that they see; all rows follow
-        each other this many times."""
+        """The mask that is added to scores, so that each row attends to positions up to the last one that it sees. All
+        rows are repeated this many times."""
         hidden = torch.arange(pages * self._page_tokens, device=self.device) > last_seen[:, None, :, None]
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device).masked_fill_(hidden, -torch.inf)
         return mask if times == 1 else mask.repeat(1, 1, times, 1)

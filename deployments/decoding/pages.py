@@ -73,11 +73,17 @@ class PagePool:
         if page not in self._names and name not in self._pages:
             self._names[page], self._pages[name] = name, page
 
-    def give(self, pages: Listed[int], spoilt: Iterable[int] = ()) -> None:
-        """Give back the pages of a text, in the order of its positions: the last ones are needed least. Later texts may
-        share those that are full, but for the `spoilt` ones."""
-        for page in self._names.keys() & spoilt:
+    def forget(self, pages: Iterable[int]) -> None:
+        """Let no later text share these pages."""
+        for page in self._names.keys() & pages:
             del self._pages[self._names.pop(page)]
+            if page in self._kept:
+                del self._kept[page]
+                self._empty.append(page)
+
+    def give(self, pages: Listed[int]) -> None:
+        """Give back the pages of a text, in the order of its positions: the last ones are needed least. Later texts may
+        share those that are full."""
         for page in reversed(pages):
             self._users[page] -= 1
             if not self._users[page]:

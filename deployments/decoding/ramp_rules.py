@@ -14,8 +14,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
 BY_LENGTH = {"longrope", "su", "dynamic"}
-
-
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
 
 
@@ -95,7 +93,7 @@ class DecoderRules(FilePart):
 
 
 class _DecoderConfig(BaseModel):
-    """What config.json says of whether a decoder can be served."""
+    """The fields of config.json that decide whether a decoder can be served."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -123,7 +121,7 @@ class _DecoderConfig(BaseModel):
 
 
 class GenerationDefaults(BaseModel):
-    """generation_config.json: what holds for texts whose requests do not say it."""
+    """generation_config.json: the values of fields that requests leave out."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -123,9 +123,9 @@ class PlanSwitch:
             if reason := self._refusal(plan):
                 return Undone(reason)
             version = self._memory.version + 1 if self._memory else 1
-            self._memory = StoredPlan("", self._origin, version, plan.to_json())
-            self._plan = plan
-            await asyncio.to_thread(self._memory.store, self._application)
+            stored = StoredPlan("", self._origin, version, plan.to_json())
+            await asyncio.to_thread(stored.store, self._application)
+            self._memory, self._plan = stored, plan
             while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
                 await asyncio.sleep(LOOK_EVERY_S)
             return Moved(monotonic() - begun_s)

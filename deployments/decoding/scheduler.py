@@ -23,17 +23,17 @@ from isobatch.deployments.decoding.sequences import (
 )
 
 RECENT = 0.05  # the weight of the latest launch or sequence in a running mean
-SPREADS = 3.0  # mean deviations above the mean: hardly any time is longer
+SPREADS = 3.0  # mean deviations above the mean, which hardly any time exceeds
 RECENT_S = 2.0  # the time over which tokens per second are averaged
 
 
 class Pace:
-    """Running means. Before anything is measured, every time is 0, so that no sequence is refused without a reason."""
+    """Running means. Every time is 0 until it is measured, so that no sequence is refused without a reason."""
 
     def __init__(self) -> None:
         self.launch_s: dict[int, float] = defaultdict(float)  # by split
         self.residence_s = 0.0
-        self._begins_s = self._begins_spread_s = 0.0  # from becoming a resident to the first token
+        self._first_s = self._first_spread_s = 0.0  # from becoming a resident to the first token
         self._tokens = self._seconds = 0.0
 
     def launched(self, split: int, took_s: float) -> None:
@@ -44,13 +44,13 @@ class Pace:
 
     def sequence_began(self, took_s: float) -> None:
         """A sequence has its first token, which took this time since it became a resident."""
-        self._begins_spread_s = _mean(self._begins_spread_s, abs(took_s - self._begins_s)) if self._begins_s else 0.0
-        self._begins_s = _mean(self._begins_s, took_s)
+        self._first_spread_s = _mean(self._first_spread_s, abs(took_s - self._first_s)) if self._first_s else 0.0
+        self._first_s = _mean(self._first_s, took_s)
 
     @property
-    def begins_s(self) -> float:
+    def first_token_s(self) -> float:
         """The time in which nearly all residents have their first token."""
-        return self._begins_s + SPREADS * self._begins_spread_s
+        return self._first_s + SPREADS * self._first_spread_s
 
     def tokens_written(self, tokens: int, took_s: float) -> None:
         weight = max(0.0, 1.0 - took_s / RECENT_S)
@@ -120,7 +120,8 @@ class Piece:
     @cached_property
     def size(self) -> tuple[int, int, int]:
         """Attention computes pieces of one size together, padded to the same rows, context and source."""
-        return _power(self.running), _power(self.start + self.rows), _power(len(self.sequence.request.source))
+        source = len(self.sequence.request.source)
+        return _size_class(self.running), _size_class(self.start + self.rows), _size_class(source)
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,10 @@ class ReplicaFull(Exception):  # noqa: N818 (a usual answer, which some callers 
         return ReplicaFull, (self.retry_after_s,)
 
 
-def _power(size: int) -> int:
+def _size_class(size: int) -> int:
     """The size class: pieces in one class differ by at most about four times in their rows or their context.
 
-    >>> [_power(size) for size in (1, 2, 4, 5, 200)]
+    >>> [_size_class(size) for size in (1, 2, 4, 5, 200)]
     [0, 1, 1, 2, 4]
     """
     return (max(size - 1, 0).bit_length() + 1) // 2  # the logarithm to base 4, rounded up
@@ -181,7 +182,7 @@ class Scheduler:
         self.preempted = 0
         # For each split, by its first block: the launches, the sequences in them, and the room for sequences in them.
         self.launched: dict[int, tuple[int, int, int]] = {}
-        # The residents of the last launch if other sequences had to wait: places, pages or time were short. Else 0.
+        # The residents of the last launch if others had to wait, as places, pages or time were short; else 0.
         self._crowd = 0
         self._now_s = 0.0  # when a launch was chosen last
         self._names = 0  # the name of the latest sequence
@@ -189,10 +190,9 @@ class Scheduler:
         self._dropped, self._late = list[int](), list[int]()
 
     def refusal(self, age_s: float = 0.0) -> ReplicaFull | None:
-        """The refusal of one more sequence, if it would probably wait longer for its first token than promised. It was
-        requested `age_s` ago."""
+        """The refusal of a sequence that was requested `age_s` ago, if its first token would probably be late."""
         wait_s = self._wait_s()
-        first_s = age_s + wait_s + self._begins_s()
+        first_s = age_s + wait_s + self._first_token_s()
         if len(self.waiting) >= self.limits.max_waiting or first_s > self.limits.ttft_s:
             return ReplicaFull(max(wait_s, SHORTEST_RETRY_S))
         return None
@@ -206,7 +206,7 @@ class Scheduler:
         return stay_s * max(0, ahead) / places
 
     def take_late(self) -> list[tuple[int, ReplicaFull]]:
-        """The sequences that have waited in vain since the last call: their first token would come too late."""
+        """The waiting sequences that were refused since the last call, as their first token would be late."""
         late, self._late = self._late, []
         return [(name, ReplicaFull(max(self._wait_s(), SHORTEST_RETRY_S))) for name in late]
 
@@ -284,7 +284,7 @@ class Scheduler:
             tokens = sequence.tokens[given + before : given + sequence.confirmed]
             if finish := sequence.finish:
                 del self.residents[sequence.name]
-                self._release(sequence, sequence.pages[sequence.begun_with :] if finish is Finish.UNDEFINED else ())
+                self._release(sequence)
                 self.pace.sequence_ended(now_s - sequence.entered_s)
             if tokens or finish:
                 logprobs = tuple(each for each in sequence.logprobs[new] if each)
@@ -295,7 +295,7 @@ class Scheduler:
     def _admit(self, now_s: float) -> None:
         """Admit waiting sequences in order, while there are places and pages, and tokens come in time. Refuse those
         that have waited so long that their first token would be late."""
-        self._now_s, late_s = now_s, now_s + self._begins_s() - self.limits.ttft_s
+        self._now_s, late_s = now_s, now_s + self._first_token_s() - self.limits.ttft_s
         if late := [each for each in self.waiting if each.arrived_s < late_s and not each.begun]:
             self._late += [each.name for each in late]
             self.waiting = deque(each for each in self.waiting if each not in late)
@@ -305,9 +305,9 @@ class Scheduler:
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0
 
-    def _begins_s(self) -> float:
+    def _first_token_s(self) -> float:
         """The time to keep for the first token of a new resident. It is limited, so that some texts always begin."""
-        return min(self.pace.begins_s, MOST_KEPT * self.limits.ttft_s)
+        return min(self.pace.first_token_s, MOST_KEPT * self.limits.ttft_s)
 
     def _has_place(self) -> bool:
         count = len(self.residents)
@@ -333,14 +333,14 @@ class Scheduler:
             counts[sequence.at] += 1
         for split in range(self.splits.last, 0, -1):
             if counts[split] and (
-                counts[split] >= self.limits.deep_share * len(self.residents) or self._presses(split, now_s)
+                counts[split] >= self.limits.deep_share * len(self.residents) or self._is_urgent(split, now_s)
             ):
                 return split
         return 0 if counts[0] else max(range(len(counts)), key=counts.__getitem__)
 
-    def _presses(self, split: int, now_s: float) -> bool:
-        """Whether a token of a sequence there is in time only if the split runs now. Tokens that are late anyway do not
-        count: under overload all are late, and every launch would be small."""
+    def _is_urgent(self, split: int, now_s: float) -> bool:
+        """Whether some token is in time only if the split runs now. Tokens that are late already do not count: under
+        overload all are late, and every launch would be small."""
         soon_s = now_s + self.pace.launch_s[split]
         due_s = (
             sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
@@ -395,6 +395,6 @@ class Scheduler:
         sequence.restart()
         self.waiting.appendleft(sequence)
 
-    def _release(self, sequence: Sequence, spoilt: Listed[int] = ()) -> None:
-        self.pool.give(sequence.give_pages(), spoilt)
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.give_pages())
         self._dropped.append(sequence.name)

@@ -16,13 +16,13 @@ from isobatch.deployments.decoding.pages import page_names, pages_for
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. Temperature 0: the most probable one, whatever the seed. `top_k` 0: among all tokens.
-    `min_p`: only among those that have this share of the most probable one's probability.
+    """How a token is chosen. At temperature 0 it is the most probable one, whatever the seed. `top_k` 0: all tokens may
+    be chosen. `min_p`: a token needs this share of the most probable one's probability.
 
-    Logits are changed before: by `bias`, for some tokens; by `repetition`, for tokens that the prompt or the text has
-    already; by `presence` for those that were written, and by `frequency` as often as they were. `alternatives`: as
-    many of the most probable tokens are returned with their log probabilities; None: no log probabilities are.
-    `grammar`: of llguidance, which the whole text follows; empty: none.
+    Before that, logits are changed: `bias` changes those of some tokens, `repetition` those of tokens in the prompt or
+    the text, `presence` those of tokens in the text, and `frequency` the same for each time that they are there.
+    `alternatives`: the number of most probable tokens whose log probabilities are returned; None: no log probability
+    is returned. `grammar`: llguidance's, which the whole text follows; empty: there is none.
     """
 
     temperature: float = 0.0
@@ -48,8 +48,8 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class TextTerms:
-    """The client's settings for a text, beside the prompt. `max_tokens` None: the client sets no limit, and the usual
-    one, if there is one, holds where there is room for it."""
+    """The client's settings for a text, beside the prompt. If the client sets no `max_tokens` (None), `usual_tokens`
+    limits the text, if it is given and there is room for it."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
@@ -64,8 +64,8 @@ class TextRequest:
     `stop` is written before `min_tokens`.
 
     New tokens follow `prompt`. If the network has an encoder, the encoder reads `source`, the client's own prompt, and
-    `prompt` is the token that every answer begins with. `replayed` is for the last tokens of the prompt if another
-    replica has written them: the block after which each of them was known.
+    `prompt` is the token that every answer begins with. `replayed`: the last tokens of the prompt were written by
+    another replica, and were known after these blocks.
     """
 
     prompt: tuple[int, ...]
@@ -99,7 +99,7 @@ class TextRequest:
 @dataclass(frozen=True)
 class TokenLogprobs:
     """The log probabilities of a token and of the most probable ones at its place, and the block after which they were
-    read: those of the network, before anything changes its logits."""
+    read. They are the network's, before a request changes its logits."""
 
     logprob: float
     best: tuple[tuple[int, float], ...]
@@ -197,7 +197,6 @@ class Sequence:
         self._cut(len(self.request.prompt) + self.confirmed)
         self.filled = [0] * len(self._splits.ends)
         self._named = 0  # full pages that other sequences may share
-        self.begun_with = 0  # pages of other sequences
         self.at = 0
         self._owed = True  # whether the next token is still to be predicted
 
@@ -211,7 +210,7 @@ class Sequence:
         return (self.filled[split - 1] if split else len(self.tokens)) - self.filled[split]
 
     def projected(self, split: int, rows: int) -> tuple[int, ...]:
-        """The indices of those of the next rows of a split whose tokens left before it: their KV is projected."""
+        """The indices of the rows whose tokens left before this split, among its next ones: their KV is projected."""
         if not (split and self._splits.project):
             return ()
         first = self.request.first_written
@@ -233,7 +232,7 @@ class Sequence:
         return 0 if split or self.filled[0] else len(self.request.source)
 
     def unseen(self, split: int) -> int:
-        """The number of positions that are pending before this split and have to run through it."""
+        """The number of pending positions that have to run through this split."""
         waiting = self.waiting(split)
         return waiting - len(self.projected(split, waiting))
 
@@ -248,7 +247,7 @@ class Sequence:
 
     def begin_at(self, pages: list[int]) -> None:
         """Begin after the positions of these pages, whose KV another sequence has computed."""
-        self.pages, self.begun_with = pages, len(pages)
+        self.pages = pages
         self.filled = [len(pages) * self._page_tokens] * len(self.filled)
 
     def give_pages(self) -> list[int]:
@@ -295,7 +294,7 @@ class Sequence:
         elif whole and self._owed:
             self._decide(split, predictions[-1])
         elif whole and split == self._splits.last:
-            self._enter()
+            self._to_first_split()
         elif whole:
             self.at = split + 1
 
@@ -308,7 +307,7 @@ class Sequence:
         if not self._splits.verified:
             self.confirmed = len(self.depths)
         if last or not self._must_visit(split + 1):
-            self._enter()
+            self._to_first_split()
         else:
             self._owed, self.at = False, split + 1
 
@@ -319,7 +318,7 @@ class Sequence:
             pending = min(self.filled[split - 1], self.request.first_written) - self.filled[split]
         return pending >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
 
-    def _enter(self) -> None:
+    def _to_first_split(self) -> None:
         self.at, self._owed = 0, True
 
     def _check(self, predictions: Listed[TokenPrediction], whole: bool) -> None:
@@ -339,7 +338,7 @@ class Sequence:
             break
         self.confirmed = max(self.confirmed, min(len(self.tokens), self.filled[-1] + 1) - len(self.request.prompt))
         if whole:
-            self._enter()
+            self._to_first_split()
 
     def _write(self, prediction: TokenPrediction, split: int) -> None:
         if prediction.token == UNDEFINED:

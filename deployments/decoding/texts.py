@@ -34,7 +34,7 @@ class TextTokens:
         return await self.prompt(text, add_special_tokens=False)
 
     async def prompt(self, text: str, **options: bool) -> tuple[int, ...]:
-        """The tokens of a text that may fit. Long texts wait for one another in a thread, and delay nobody else."""
+        """The tokens of a text that may fit. Long texts are read one by one in a thread, and delay no other request."""
         if len(text) > self.context * self._longest:
             raise RefusedError(
                 400,
@@ -46,10 +46,10 @@ class TextTokens:
         return await asyncio.get_running_loop().run_in_executor(self._aside, self._read, text, options)
 
     def _read(self, text: str, options: Mapping[str, bool]) -> tuple[int, ...]:
-        """The tokens of a text. The beginning of a long text is tried first: it may have more than the model reads."""
+        """The tokens of a text. Of a long text the beginning is read first, which may be too long already."""
         size = max(SHORT_TEXT, TYPICAL_TOKEN * self.context)
         while size < len(text):
-            # In the whole text, other tokens may stand for the last characters, but not fewer than none.
+            # In the whole text, one long token may replace the last ones of this part, at most one for each character.
             if len(self._tokenizer(text[:size], **options)["input_ids"]) > self.context + self._longest:
                 raise RefusedError(400, f"the prompt has more than {self.context:,} tokens, which the model reads")
             size *= 2
@@ -60,7 +60,7 @@ class TextTokens:
         return text
 
     def silent(self, names: Iterable[str]) -> frozenset[int]:
-        """Those of these tokens that texts are decoded without."""
+        """The tokens of these names that texts are decoded without, such as special tokens."""
         tokens = (self._vocabulary[name] for name in names if name in self._vocabulary)
         return frozenset(token for token in tokens if not self.text_of([token]))
 

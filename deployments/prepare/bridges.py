@@ -2,8 +2,8 @@
 
 A head reads the maps of all regions of a network; behind an early block the later ones are missing. A bridge has the
 first block of each later region and a copy of the head, which begin as the network's own. They are trained on frozen
-features, towards labels or else towards the full network's map. A picture leaves where at most a number of its pixels
-or points is not sure.
+features, towards labels or else towards the full network's map. A picture leaves if no more of its pixels or points
+are unsure than a given number.
 
 The features of all pictures fit into no memory, so the network makes them anew, a few pictures at a time.
 """
@@ -79,7 +79,7 @@ class PixelSample:
         """These pictures, a few at a time."""
         for some in parts_of(rows):
             pooled, head = self.model.features(self.model.encode([self.values[row] for row in some]))
-            # Copies of tensors that no training may use.
+            # No training may use the tensors of an inference: these are copies.
             yield self._with_answers(some, [each.clone() for each in pooled], head.clone())
 
     def _with_answers(self, some: Indices, pooled: Sequence[Tensor], head: Tensor) -> SeenPictures:

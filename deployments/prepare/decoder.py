@@ -23,6 +23,7 @@ from isobatch.deployments.progress import busy
 from isobatch.profiles.errors import UserError
 
 MOST_LAUNCHES = 12  # of the first part, for one of the deep part
+LEAST_SHARE = 0.01  # of the residents
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class DeepRhythm:
     launches: int
     share: float
     cost: float
+
+    @property
+    def deep_share(self) -> float:
+        """The share as exits.json has it, which must be above 0."""
+        return max(LEAST_SHARE, round(self.share, 3))
 
 
 def rhythm(f: float, p: float) -> DeepRhythm:
@@ -88,8 +94,8 @@ class DecoderReport:
             f"a ramp after block {ramp.block} (from 0) of {self.num_blocks}: {leaving:.0%} of the tokens leave there, "
             f"where the head's probability is at least {ramp.threshold:.3f}. Of {self.tokens} tokens after prompts "
             f"that did not choose it, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last "
-            "token. isobatch profile and isobatch plan say what that is worth. Not chosen is 'exits: project' (a token "
-            "that leaves makes KV of the skipped blocks from the state in which it left): "
+            "token. isobatch profile and isobatch plan say what that is worth. 'exits: project' is not chosen (the KV "
+            "of blocks that a token skips is made from the state in which it left). With it, "
             f"{project.same_texts:.1%} of the texts are the full network's, {project.same_tokens:.1%} of the tokens "
             f"before the first other one, and {1 - project.survival:.0%} of the tokens leave. If you accept that, "
             "write it under args: of a Serve file"
@@ -105,6 +111,9 @@ def ramp_report(
     shape = shape_of(model.config)
     context = shape.context(None)
     fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
+    if len(fitting) < MIN_PROMPTS <= len(tokens):
+        few = f"{len(fitting)} of {len(tokens)} prompts leave room for {max_tokens} tokens (--max-tokens)"
+        raise UserError(f"{few}: the model reads {context} in all")
     with busy(f"writing on from {len(fitting)} prompts"):
         return ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
 
@@ -123,8 +132,8 @@ def ramps_for(
     `max_tokens`: those written after each prompt. `calibrate`: the share of prompts that thresholds come from; figures
     come from the others.
     """
-    if len(prompts) < MIN_PROMPTS:
-        raise UserError(f"{len(prompts)} prompts: at least {MIN_PROMPTS} are needed")
+    if (different := len(set(map(tuple, prompts)))) < MIN_PROMPTS:
+        raise UserError(f"{different} different prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
     requests = [shape.request(prompt, max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), requests)
@@ -144,7 +153,7 @@ def ramps_for(
     prompt_lengths, outputs = (tuple(map(len, each[:MAX_LENGTHS])) for each in (prompts, full))
     lengths = TextLengths(prompts=prompt_lengths, outputs=outputs)
     rules = DecoderRules(
-        ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(rhythms[best_block].share, 3)
+        ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=rhythms[best_block].deep_share
     )
     exits = texts(model, rules, requests[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
@@ -171,7 +180,7 @@ def projected(
         survival=survival,
         same_tokens=sum(map(_same_until, (tokens for tokens, _ in written), full)) / sum(map(len, full)),
         same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(written, full, strict=True)])),
-        deep_share=max(0.01, round(rhythm((ramp.block + 1) / num_blocks, survival).share, 3)),
+        deep_share=rhythm((ramp.block + 1) / num_blocks, survival).deep_share,
     )
 
 

@@ -176,8 +176,8 @@ class ThresholdOutcome:
     outcome: Leaving
     promise: ExitPromise | None
     evidence: Evidence | None = None
-    # Where words are answered: the table of the tested texts' words, the number of words of each text, and of those of
-    # them that need not be sure. The same of labels, where each is answered by itself.
+    # If words are answered: the table of all words of the tested texts, the number of words of each text, and how many
+    # of a text's words need not be sure. If each label is answered by itself, labels stand in place of words.
     words: ExitTable | None = None
     counts: Indices | None = None
     most_unsure: int = 0

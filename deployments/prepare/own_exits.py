@@ -69,8 +69,8 @@ class OwnExits(FilePart):
         beginning = max((each for each in self.rename if name.startswith(each)), key=len, default="")
         return self.rename.get(beginning, "") + name.removeprefix(beginning)
 
-    def leaves(self, name: str) -> bool:
-        """Whether a weight stays in the checkpoint: it is of no exit, or the head has it, too."""
+    def keeps(self, name: str) -> bool:
+        """Whether a weight stays in the checkpoint: it belongs to no exit, or to the head, too."""
         layer = name.rpartition(".")[0]
         of_exits = {layer for each in self.exits.values() for layer in (each.classifier, each.dense)}
         return layer not in of_exits or f"{layer}." in self.rename or bool(re.fullmatch(_SHARED, layer))
@@ -110,8 +110,8 @@ def without_exits(source: Path, own: OwnExits, to: Path) -> Weights:
     checkpoint.copy(source, to)
     for path in to.glob("*.safetensors*"):
         path.unlink()
-    left = {own.called(name): tensor.contiguous() for name, tensor in weights.items() if own.leaves(name)}
-    save_file(left, to / WEIGHTS, {"format": "pt"})
+    kept = {own.called(name): tensor.contiguous() for name, tensor in weights.items() if own.keeps(name)}
+    save_file(kept, to / WEIGHTS, {"format": "pt"})
     config = checkpoint_json(source)
     config.pop("architectures", None)  # a class that is not Hugging Face's
     if own.model_type:

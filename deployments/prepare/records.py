@@ -138,8 +138,10 @@ def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
             continue
         columns = columns or len(cells)
         if len(cells) != columns or not all((cells[0], cells[-1])):
-            problem = f"line {number} has {len(cells)} columns, the lines before it {columns}"
-            raise UserError(f"{path}: {problem}: {line.strip()[:60]!r}")
+            problem = f"has {len(cells)} columns, the lines before it {columns}"
+            if len(cells) == columns:
+                problem = f"has an empty {'label' if cells[0] else 'word'}"
+            raise UserError(f"{path}: line {number} {problem}: {line.strip()[:60]!r}")
         words.append(cells[0])
         labels += cells[-1:] if columns > 1 else []
 

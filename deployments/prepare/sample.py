@@ -164,8 +164,8 @@ def _without_decimals(text: str) -> str:
 def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
     """Lists of documents with at most `most` documents, and the number of each one's list, from 0.
 
-    The documents of a query follow each other. Lists whose documents are all as relevant are left out: whatever their
-    order, nothing is lost.
+    The documents of a query follow each other. Lists whose documents are equally relevant are left out: in any order,
+    nothing is lost.
     """
     seen = set[str]()
 
@@ -252,7 +252,7 @@ def draw(
 
 
 def _identity(value: Any) -> Any:
-    """What two equal inputs share."""
+    """A value that is the same for equal inputs."""
     return value.tobytes() if isinstance(value, np.ndarray) else tuple(value) if isinstance(value, list) else value
 
 

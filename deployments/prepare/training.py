@@ -37,7 +37,7 @@ LEARNING_RATE = 1e-3  # the learning rate of Adam
 Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 # What is learned: probabilities of labels that exclude each other, or of each one by itself; numbers; or the logarithm
-# of distances, which are most likely where this times their exponential is 1 (a Laplace distribution's scale).
+# of distances, as that of the scale of a Laplace distribution.
 Learned = Literal["labels", "each label", "numbers", "distances"]
 LARGEST = 30.0  # the logarithm of the largest distance
 
@@ -162,9 +162,8 @@ def penalised_loss(
 ) -> tuple[float, Doubles]:
     """The loss of a regression (for labels a logistic one) and its gradient.
 
-    They are in doubles but for the features, which may fill gigabytes.
-
-    It is written in numpy, as torch takes four times as long for matrices of this size.
+    All numbers but the features are doubles, as features may fill gigabytes. This is numpy, as torch takes four times
+    longer for matrices of this size.
     """
     weights = parameters.reshape(targets.shape[1], -1)
     logits = features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1]

@@ -29,6 +29,13 @@ def test_prices_are_found_again() -> None:
     assert "prices fitted to 900 launches" in str(found)
 
 
+def test_launches_take_what_their_prices_say_in_sum_however_their_times_vary() -> None:
+    random = np.random.default_rng(0)
+    sizes = [LaunchSize(launches=1, rows=float(rows)) for rows in random.integers(1, 200, 1200)]
+    seconds = [(1e-3 + 1e-4 * size.rows) * random.gamma(16, 1 / 16) for size in sizes]
+    assert abs(fitted([TimedLaunch(*each) for each in zip(sizes, seconds, strict=True)]).bias) < 0.03
+
+
 @pytest.mark.parametrize("kind", [partial(decoder, max_position_embeddings=2**20), t5])
 def test_the_real_engine_is_timed(kind: object) -> None:
     ticks = count()

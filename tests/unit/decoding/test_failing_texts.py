@@ -15,7 +15,7 @@ from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.loop import DecodingError
 from isobatch.deployments.decoding.network import Draw, choose
-from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.scheduler import DecodingLimits, NewTokens
 from isobatch.deployments.decoding.sequences import UNDEFINED, Finish, LaunchFailedError, Sampling, TextRequest
 from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import RAMPS, World
@@ -105,6 +105,22 @@ def test_texts_that_begin_alike_share_their_beginning_whoever_overflows_behind_i
     for end, shared in (((1,), 0), ((BAD,) * 9, 8), ((BAD,) * 9, 16), ((2,), 24)):
         written(running, [TextRequest(beginning + end, 2, sampling=GOOD)])
         assert running.scheduler.pool.shared == shared
+
+
+def test_pages_that_a_cancelled_text_has_spoilt_are_shared_once() -> None:
+    model = poisoned()
+    running = engine(model, {}, limits=DecodingLimits(page_tokens=4, prompt_rows=8, ttft_s=1e9, tpot_s=1e9))
+    cancelled = running.open(TextRequest((*range(1, 8), BAD) * 3, 6))
+    running.step()  # its first eight positions
+    assert isinstance(cancelled, int)
+    running.cancel(cancelled)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BAD] = 0.5
+    for end, expected in ((1, Finish.UNDEFINED), (2, Finish.LENGTH), (3, Finish.LENGTH)):
+        asked = TextRequest((*range(1, 8), BAD, end), 6)
+        tokens = plainly(model, asked, {})[0] if expected is Finish.LENGTH else []
+        assert written(running, [asked]) == [(tokens, expected)]
+    assert running.scheduler.pool.shared == 8 + 0 + 8
 
 
 @pytest.mark.parametrize(("make", "sentence"), [(poisoned, "numbers are too large"), (raising, "failed on this text")])

@@ -98,6 +98,18 @@ async def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: P
     assert lead.plan() == BOTH
 
 
+async def test_a_plan_that_cannot_be_stored_is_not_the_one_that_runs(
+    lead: PlanSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(memory: StoredPlan, application: str) -> None:
+        raise ConnectionError("Ray's store is away")
+
+    monkeypatch.setattr(StoredPlan, "store", fail)
+    with pytest.raises(ConnectionError):
+        await lead.apply(replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),)))
+    assert (lead.plan(), lead.shares) == (BOTH, {"cpu": 300.0, "t4": 100.0})
+
+
 INBOX = TokenInbox()
 FULL = ReplicaFull(2.0)
 END = NewTokens(0, (6,), (0,), Finish.STOP)

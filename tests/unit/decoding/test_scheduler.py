@@ -1,7 +1,7 @@
 """Who runs together, and when: with a network that says what it is told to."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -38,6 +38,9 @@ class Told:
 
     def drop(self, name: int) -> None:
         self.dropped.append(name)
+
+    def spoilt(self, pages: Iterable[int]) -> list[int]:
+        return []
 
     def recut(self, splits: Splits) -> None:
         """It says the same wherever it is cut."""

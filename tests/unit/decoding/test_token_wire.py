@@ -1,7 +1,10 @@
 """Tokens between a replica and a front, over a real connection."""
 
 import time
+from asyncio import Event, create_task, sleep, timeout
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -60,6 +63,21 @@ async def test_a_text_that_has_its_end_does_not_fail_any_more() -> None:
     assert (text.tokens, text.finish) == ((1, 2, 3), Finish.STOP)
     with pytest.raises(ConnectionError, match="the replica has gone"):
         await begun.get()
+
+
+async def test_a_front_whose_node_is_lost_holds_up_no_text_of_another_front() -> None:
+    class Lossy(Wire):
+        async def connect(self, protocol: Callable[[], Any], address: str) -> Any:
+            return await (Event().wait() if address == "lost" else super().connect(protocol, address))
+
+    inbox, outlets = TokenInbox(), TokenOutlets(Lossy("127.0.0.1"))
+    await inbox.open(HERE)
+    lost = create_task(outlets.to(TokenAddress("lost", "")))
+    async with timeout(5.0):
+        await sleep(0)
+        assert (await outlets.to(inbox.address)).is_open
+    lost.cancel()
+    inbox.close()
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])

@@ -20,8 +20,9 @@ from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
-from isobatch.deployments.prepare.decoder import early_head_outputs, ramps_for, rhythm, texts, threshold
+from isobatch.deployments.prepare.decoder import early_head_outputs, ramp_report, ramps_for, rhythm, texts, threshold
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import done
 from tests.helpers.tiny_decoders import decoder, plainly, t5
@@ -45,6 +46,7 @@ def test_a_threshold_lets_as_many_leave_as_the_loss_allows(tokens: list[tuple[fl
 
 @given(st.floats(0.05, 0.95))
 def test_the_fewer_go_on_the_fewer_launches_a_token_costs(f: float) -> None:
+    assert rhythm(f, 1e-5).deep_share > 0, "exits.json refuses 0"
     costs = [rhythm(f, p).cost for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
     assert costs[0] == 1.0
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(costs))
@@ -86,8 +88,14 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
         report.rules.check_projectable([4])
     with pytest.raises(UserError, match="does not have its loss: isobatch prepare measures it"):
         DecoderRules().check_projectable(None)
-    with pytest.raises(UserError, match="3 prompts: at least 20"):
-        ramps_for(model, prompts[:3], frozenset(), 0.005, 6)
+    with pytest.raises(UserError, match="3 different prompts: at least 20"):
+        ramps_for(model, prompts[:3] * 9, frozenset(), 0.005, 6)
+
+
+def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:
+    prompts = [f"{number}+1=" for number in range(30)]
+    with pytest.raises(UserError, match=r"0 of 30 prompts leave room for 500 tokens \(--max-tokens\)"):
+        ramp_report(llm_demo_directory(), prompts, 500, "float32", 0.01, "cpu")
 
 
 def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
@@ -128,7 +136,7 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     output = done(*arguments, "--dtype", "bfloat16").output
     assert "sums.csv: text from 'text'; not read: 'context'" in output, "a prompt is a single text"
     assert "a ramp after block" in output
-    assert "Not chosen is 'exits: project'" in output
+    assert "'exits: project' is not chosen" in output
     rules = json.loads((out / "exits.json").read_text())
     assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()

@@ -57,7 +57,7 @@ def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: st
     ("name", "content", "sentence"),
     [
         ("a.conll", "EU B-ORG\nrejects\n", "line 2 has 1 columns, the lines before it 2: 'rejects'"),
-        ("a.conll", "EU\tB-ORG\n\t O\n", "line 2 has 2 columns, the lines before it 2: 'O'"),
+        ("a.conll", "EU\tB-ORG\n\t O\n", "line 2 has an empty word: 'O'"),
         ("a.jsonl", ONE + '{"tokens": ["a", "b"], "labels": [0]}', "row 2: has 2 words but 1 labels"),
         ("a.jsonl", ONE + '{"tokens": ["a"], "labels": 0}', "row 2: 'labels' must be a list with a label for each"),
         ("a.jsonl", '{"tokens": ["a"]}\n{"tokens": ["a", " "]}', "row 2: 'tokens': word 2 is empty"),

@@ -88,6 +88,12 @@ def test_a_run_is_given_up_once_it_cannot_keep_the_limits() -> None:
     assert len(trial.run.texts) < len(whole.run.texts)
 
 
+def test_texts_that_end_one_by_one_are_as_many_per_second_in_a_short_run_as_in_a_long_one() -> None:
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=40)
+    plan = plan_of(DecodingWay(2, 3, 32, 64), DecodingFacts(profile, CPU), WIDE, 1)
+    assert saturated(plan, profile, 60) == pytest.approx(saturated(plan, profile, 3000), rel=0.03)
+
+
 def two_kinds() -> DecoderProfile:
     """On the one, launches take four times as long as on the other, and have a price of their own."""
     profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
