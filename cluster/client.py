@@ -105,6 +105,16 @@ def post(url: str, body: Mapping[str, Any], extra_headers: Mapping[str, str]) ->
                 reply = error.read(300).decode(errors="replace")
                 kind = _RefusedError if error.code == _REFUSED else UserError
                 raise kind(f"{url} answers with status {error.code}: {reply}") from error
-            time.sleep(min(float(error.headers.get("Retry-After", 1)), PATIENCE_S))
+            time.sleep(_retry_after_s(error.headers.get("Retry-After")))
         except (LookupError, TypeError) as error:
             raise UserError(f"{url} does not answer as isobatch does: {error!r}") from error
+
+
+def _retry_after_s(header: str | None) -> float:
+    """The pause before a request is sent again: a second, unless the server names a number of seconds (proxies may send
+    a date).
+
+    >>> _retry_after_s("3"), _retry_after_s("Sat, 28 Nov 2026 14:00:00 GMT")
+    (3.0, 1.0)
+    """
+    return min(float(header), PATIENCE_S) if header and header.isdecimal() else 1.0

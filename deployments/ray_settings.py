@@ -122,7 +122,7 @@ def haproxy_settings(
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         _HAPROXY_SOCKET: f"{folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/told.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
     }

@@ -60,7 +60,7 @@ class PlanResult:
                 {name: getattr(table, name) for name in of_tables} | {"estimated": table.derived}
                 for table in self.facts.tables
             ],
-            "played": simulated,
+            "simulated": simulated,
             "between_per_s": self.between_per_s,
             "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [

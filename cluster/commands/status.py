@@ -208,8 +208,8 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     if answer.get("asked"):
         table.add_row("to come", answer["asked"])
     promised = f"{_number(plan['promised_per_s'])} in time per second"
-    if p99_ms := plan.get("played_p99_ms"):
-        promised += f", simulated p50 {_number(plan['played_p50_ms'])} ms, p99 {_number(p99_ms)} ms"
+    if p99_ms := plan.get("simulated_p99_ms"):
+        promised += f", simulated p50 {_number(plan['simulated_p50_ms'])} ms, p99 {_number(p99_ms)} ms"
     table.add_row("promised", promised)
     table.add_row(
         "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "

@@ -33,9 +33,9 @@ class PlanStatus(Schema):
     promised_ms: float | None = Field(
         description="Of an input that stays to the last block while every launch is full; of texts: the first token."
     )
-    played_p50_ms: float | None = Field(description="By the simulator, at the promised rate; null: not simulated.")
-    played_p99_ms: float | None
-    played_in_time: float | None = Field(description="The share of all inputs.")
+    simulated_p50_ms: float | None = Field(description="By the simulator, at the promised rate; null: not simulated.")
+    simulated_p99_ms: float | None
+    simulated_in_time: float | None = Field(description="The share of all inputs.")
     sustains_per_s: float = Field(description="Estimated goodput, by measured launches and by the answers under load.")
     shortfall: str | None = Field(description="Why that is less than was promised, as text.")
     kept: float = Field(description="The share of the estimated goodput that plans reach under load.")
@@ -195,9 +195,9 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if writes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "played_p50_ms": 1e3 * simulated.p50_s if simulated else None,
-        "played_p99_ms": 1e3 * simulated.p99_s if simulated else None,
-        "played_in_time": simulated.in_time if simulated else None,
+        "simulated_p50_ms": 1e3 * simulated.p50_s if simulated else None,
+        "simulated_p99_ms": 1e3 * simulated.p99_s if simulated else None,
+        "simulated_in_time": simulated.in_time if simulated else None,
         "sustains_per_s": sustains_per_s,
         "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept_share) or None,
         "kept": kept_share,

@@ -100,12 +100,12 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
 
 def test_what_was_promised_is_told_as_it_was_played(toy: Toy, url: str) -> None:
     answer = json.loads(asked(url, "--json"))
-    assert (answer["plan"]["played_p99_ms"], answer["plan"]["played_in_time"]) == (None, None)
+    assert (answer["plan"]["simulated_p99_ms"], answer["plan"]["simulated_in_time"]) == (None, None)
     running = toy.loop.controller.running
     promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0, simulated=SimulatedTimes(0.12, 0.481, 0.99))
     toy.loop.controller.running = replace(running, promise=promise)
     shown = json.loads(asked(url, "--json"))["plan"]
-    assert [shown[f"played_{name}"] for name in ("p50_ms", "p99_ms", "in_time")] == [120.0, 481.0, 0.99]
+    assert [shown[f"simulated_{name}"] for name in ("p50_ms", "p99_ms", "in_time")] == [120.0, 481.0, 0.99]
     row = next(line for line in asked(url).splitlines() if "promised" in line)
     assert "48 in time per second, simulated p50 120 ms, p99 481 ms" in " ".join(row.split())
 

@@ -70,7 +70,7 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     plan = read_plan(path)
     assert f"latency, as simulated {plan.promise.simulated}" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
-    shown = json.loads(run_played(profile, *small, "--json"))["played"]
+    shown = json.loads(run_played(profile, *small, "--json"))["simulated"]
     assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
 
 
@@ -100,7 +100,7 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     bold = (*small, "--slack", "0.9")
     with pytest.raises(UserError, match="the fastest plan needs"):
         run(profile, *bold)
-    assert json.loads(run_played(profile, *bold, "--json"))["played"]["after_per_s"] > 0
+    assert json.loads(run_played(profile, *bold, "--json"))["simulated"]["after_per_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_plans_in_seconds_or_for_any_rate_are_simulated(
 ) -> None:
     more = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", more)
-    one = json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["played"]["after_per_s"]
+    one = json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["simulated"]["after_per_s"]
     path = tmp_path / "plan.json"
     words = in_one_line(run_played(profile, *small, "--devices", "v100=4000", "--out", str(path)))
     (devices,) = re.findall(r"in a cell of (\d+) of its 4000 devices, within [\d.]+ %", words)
