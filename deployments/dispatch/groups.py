@@ -46,7 +46,7 @@ class Replica:
         return now_s - self.last_end_s if waited else None
 
     def learn(self, taken_s: float, expected_s: float) -> None:
-        """Count a launch. A launch on the bench replaces the history, which is why the replica was benched."""
+        """Count a launch. A launch of a benched replica replaces its history, for which the replica was benched."""
         remembered = 0.0 if self.benched_until_s is not None else _REMEMBERED
         self.taken_s = remembered * self.taken_s + taken_s
         self.expected_s = remembered * self.expected_s + expected_s
@@ -84,8 +84,8 @@ class Group:
         self._update()
 
     def follow(self, names: Collection[str], moving: dict[str, Replica] | None = None) -> None:
-        """Set the members. A replica that stays keeps its history; so does one that comes from another group, out of
-        those that are `moving`."""
+        """Set the members. A replica that stays keeps its history. `moving`: the replicas that other groups give up, by
+        name; one that comes from them keeps its history, too."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)
