@@ -101,7 +101,7 @@ def sample_inputs(
 ) -> list[SampleInputs]:
     """Images; or texts of each of these numbers of tokens, or if none are given, as long as the recorded ones."""
     if checkpoint.reads_images(folder):
-        return [images(model, *checkpoint.image_size(folder))]
+        return [SampleInputs(None, partial(_repeated, model, checkpoint.example(model, folder)))]
     return [texts_like(model, lengths)] if lengths and not tokens else list(texts(model, tokens or USUAL_TOKENS))
 
 

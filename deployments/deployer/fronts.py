@@ -26,6 +26,8 @@ class Fronts:
 
     async def messages(self, front: str, first: Any) -> AsyncIterator[FrontMessage]:
         """The messages and requests for this front from now on, beginning with `first`."""
+        if lost := self._boxes.get(front):  # the front has lost that stream, which would never end: end it
+            lost.put_nowait(None)
         box = self._boxes[front] = asyncio.Queue()
         box.put_nowait(FrontMessage(0, first))
         self._share_soon()

@@ -41,7 +41,7 @@ class Fleet(Protocol):
         """Whether these additional replicas could start now beside the running ones."""
 
     def missing_devices(self, counts: ReplicaCounts) -> dict[str, int]:
-        """The number of these replicas, by kind, for which no node has a device, free or not; kinds without any are
+        """The number of these replicas, by kind, for which no node has a device, free or not; kinds that miss none are
         left out."""
 
 
@@ -84,8 +84,9 @@ async def move(
     `before`: None where no replica runs, as in a parked application. If the new replicas do not fit beside the old
     ones, those that the new plan does not need end first. Until the new ones run, the fronts follow a plan for the
     replicas that remain, to which `meanwhile` leads them. If the new ones do not start, the previous plan is restored
-    and CannotStartError is raised: immediately if no node has their devices. `stay`: additional replicas by kind that
-    are not to end, though the new plan does not use them. `standby`: replicas by kind that run under any plan.
+    and CannotStartError is raised: immediately if no node has their devices. It is also restored if `lead` fails.
+    `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
+    by kind that run under any plan.
     """
     plans = (before.devices() if before else NO_REPLICAS, after.devices())
     started_s, (old, new) = now_s(), (most_of(devices, standby) for devices in plans)
@@ -100,6 +101,7 @@ async def move(
             await meanwhile({kind: shrinking.get(kind, count) for kind, count in old.items()})
             await _free(fleet, remaining, patience_s)
         await start(fleet, growing, patience_s, only_here=True)
+        await lead(after)
     except Exception:
         await asyncio.to_thread(fleet.scale_to, {kind: old.get(kind, 0) for kind in (*growing, *remaining)})
         if freed_s is not None:
@@ -108,7 +110,6 @@ async def move(
             if before:
                 await lead(before)
         raise
-    await lead(after)
     followed_s = now_s()
     await asyncio.to_thread(fleet.scale_to, remaining)
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)

@@ -1,18 +1,23 @@
-"""Whether an input is admitted, and to which lane: it depends on the work ahead of it and on the replicas' speed.
+"""Whether an input is admitted, and to which lane: by its risk, the probability that its answer is late.
 
-Where an input will leave and how long it will wait are uncertain, so admission computes its probability to be late. An
-input that would probably be late is refused. Others are admitted as long as few of all admitted inputs are late: an
-input that ends in time makes room for a risky one. Every lane is asked, the one with the earliest answer first.
+The risk follows from the work ahead of the input, from the speed of the replicas, and from where inputs leave. Two
+rules decide, and every lane is asked, the one with the earliest answer first:
+
+1. No input has a risk above `highest_risk`: usually 50 %. It is higher where a late input costs others little: on idle
+   replicas, and in launches that take no longer with it. An empty lane admits whatever has time by the plan.
+2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
+   number of inputs that may still be late. Each admission pays in the tolerated share and takes out the risk; the end
+   of the input pays the risk back, and takes out 1 if the input was late.
+
+The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
+- Launches have room. The replicas then have time left, which a refusal only wastes.
+- Launches vary a lot (a shared device, a busy machine), so that inputs may be late even in an empty lane. Refusals do
+  not change that share, so twice that share may be late.
 
 Where the application is parked, an input counts as if it arrived when replicas run again.
 
-Two things raise the share that may be late, because each refusal costs an answer:
-- Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
-- Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
-  refusal makes that share small. Then twice that share may be late.
-
-Riskier inputs are admitted by idle replicas, where an input may leave at the first exit point, and to launches that
-take as long when they are full (`highest_risk`).
+The 1 % is `MAX_LATE`. The other constants are judgements that hold in simulation: with them, beyond chance, no random
+plan answers fewer inputs in time than without refusals (tests/unit/simulator/test_admission_gains.py).
 """
 
 from collections.abc import Sequence
@@ -22,20 +27,26 @@ from typing import NamedTuple
 from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
 from isobatch.deployments.dispatch.messages import Limits, Refusal
 
-MOST_RISK = 0.5  # an input with a higher probability to be late is not admitted to a lane whose replicas are busy
-HOPELESS = 0.9  # the same where a risky input costs others least
-# Replicas that work for less of their time than `BUSY_USED` admit riskier inputs: the riskiest at `IDLE_USED`.
+# The highest risk (rule 1)
+
+MOST_RISK = 0.5  # a probability: the highest risk where replicas are busy, and each input makes a launch longer
+MOST_CHEAP_RISK = 0.9  # a probability: the highest risk where a late input costs others least
+# Shares of the replicas' time. From the first one down to the second one, the highest risk rises.
 BUSY_USED, IDLE_USED = 0.8, 0.45
-# With more of a full launch left than `LITTLE_ROOM`, inputs that take no time from others may be riskier: the riskiest
-# at `MUCH_ROOM`.
+# Shares of a full launch that are empty. From the first one up to the second one, the highest risk rises.
 LITTLE_ROOM, MUCH_ROOM = 0.1, 0.3
-# Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
-MOST_OVER_UNAVOIDABLE = 2.0
-# The most late inputs that may follow each other after a time with few: more would break the promise.
+
+# The share that may be late (rule 2)
+
+# A factor: this many times the share of inputs that would be late in an empty lane may be late.
+OVER_UNAVOIDABLE = 2.0
+# A factor: if 10 % of launches is empty, 40 % of the inputs may be late.
+LATE_PER_ROOM = 4.0
+# A share of inputs. The more of them are late, the less counts the room in launches; at this share it counts no more.
+TOO_LATE = 0.4
+LATE_RATE = 0.01  # the weight of one input in the learned share of late ones: about the last hundred matter
+# Inputs: the account lies between minus this number and this number, so that no more of them are late in a row.
 MOST_SAVED_INPUTS = 8.0
-OVER_ROOM = 4.0  # the share of inputs that may be late, as a multiple of the room that is left in launches
-TOO_LATE = 0.4  # where this share of the inputs is late, they cost others more than they gain
-LATE_RATE = 0.01  # the weight of one input in the learned share of late ones
 
 
 class Admitted(NamedTuple):
@@ -50,23 +61,23 @@ class Admission:
     """Admits inputs to the lanes of one dispatcher, and counts the inputs that may still be late."""
 
     def __init__(self) -> None:
-        self._may_be_late = 1.0  # inputs
+        self._may_be_late = 1.0  # the account: the number of inputs that may still be late
         self._late = 0.0  # the share of recent inputs that were late
         self.wakes_in_s: float | None = None  # from a parked application's next input until replicas run
-        self._begins_s = -inf  # when they are expected; once that has passed without any, it is set anew
+        self._begins_s = -inf  # when replicas are expected; if none runs then, the next input sets a new time
 
     def park(self, wakes_in_s: float | None) -> None:
-        """The application has no replicas until so long after its next input; None: it has some."""
+        """The application has no replicas until this time after its next input; None: it has some."""
         if wakes_in_s is None:
             self._begins_s = -inf
-            self._may_be_late, self._late = 1.0, 0.0  # replicas that come late say nothing about those that run
+            self._may_be_late, self._late = 1.0, 0.0  # inputs that were late for lack of replicas say nothing now
         self.wakes_in_s = wakes_in_s
 
     def place(
         self, lanes: Sequence[Lane], now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
         more: int = 0, full: bool = False,
     ) -> Admitted | Refusal:  # fmt: skip
-        """The first lane that admits an input, or why all refuse. `more`: see `Lane.expected`, the rest: see `risk`."""
+        """The first lane that admits an input, or the refusal that ends first. Parameters as in `risk`."""
         refusals, begins_s = list[Refusal](), now_s
         if self.wakes_in_s is not None:
             if self._begins_s < now_s:
@@ -87,8 +98,8 @@ class Admission:
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late if it is admitted to this lane, or why it is refused.
 
-        `inside`: the number of inputs that are admitted before it and have not ended; `more`: the weight of those that
-        belong to the same request and go to the same lane; `full`: the input leaves at no ramp.
+        `inside`: the number of inputs that were admitted before and have not ended; `more`: the weight of the inputs of
+        the same request that go to this lane before this one; `full`: the input leaves at no ramp.
         """
         left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
@@ -112,7 +123,7 @@ class Admission:
         return risk
 
     def ended(self, risk: float, late: bool) -> None:
-        """Count an input that ended. If estimates are too pessimistic, this leaves room for more inputs."""
+        """Count an input that ended. If the risks are too pessimistic, the account grows."""
         self._late += LATE_RATE * late
         self._add(risk - late)
 
@@ -122,18 +133,18 @@ class Admission:
         return expected.needed_s(self._allowed_risk(lane, tolerated))
 
     def _tolerated(self, lane: Lane, alone: float) -> float:
-        """The share of a lane's inputs that may be late, of those that are late with probability `alone` if alone.
+        """The share of a lane's inputs that may be late. `alone`: the risk of this input in an empty lane.
 
-        If other inputs have enough time, an input with little time may not be late more often than they are.
+        If most inputs have enough time, the lane's mean is small, and so an input with little time gains nothing.
         """
-        unavoidable = MOST_OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
-        spare = OVER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
+        unavoidable = OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
+        spare = LATE_PER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
         return max(MAX_LATE, min(MOST_RISK, max(unavoidable, spare)))
 
     def _allowed_risk(self, lane: Lane, tolerated: float) -> float:
-        """The highest risk that is admitted. The tolerated share may always be late, even if more than that were late.
+        """The highest risk that is admitted now. It is at least the tolerated share, even if the account is empty.
 
-        Otherwise a rush would be followed by a time in which all inputs are refused until the lanes are almost empty.
+        Otherwise, after a rush, all inputs would be refused until the lanes are almost empty.
         """
         return max(tolerated, min(highest_risk(lane, tolerated), self._may_be_late))
 
@@ -144,15 +155,16 @@ class Admission:
 def highest_risk(lane: Lane, tolerated: float) -> float:
     """The highest risk that a busy lane admits, where `tolerated` is the share of its inputs that may be late.
 
-    Where replicas are idle, the share of inputs that leave at the first exit point is added: an input with time for no
-    more than that would otherwise always be refused, and the replicas' time be wasted. Where launches have room and
-    take as long as full ones, a risky input takes no time from others. Where each input adds half of its share of a
-    full launch, that is no longer so: hence the fourth power.
+    It is `MOST_RISK` and the larger of two additions:
+    - Replicas are idle: the share of inputs that leave at the first exit point. An input that has time for the first
+      exit point only would otherwise always be refused, and the replicas' time be wasted.
+    - Launches have room and take as long as full ones, so that a late input takes no time from others. The addition
+      falls quickly where each input makes a launch longer: hence the fourth power.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
-    leaves = min(MOST_RISK + lane.leaving_first, HOPELESS) - MOST_RISK
+    leaves = min(MOST_RISK + lane.leaving_first, MOST_CHEAP_RISK) - MOST_RISK
     roomy = min(1.0, max(0.0, (lane.room_left - LITTLE_ROOM) / (MUCH_ROOM - LITTLE_ROOM)))
-    costs_nothing = (HOPELESS - MOST_RISK) * roomy * lane.free_joining**4
+    costs_nothing = (MOST_CHEAP_RISK - MOST_RISK) * roomy * lane.free_joining**4
     return MOST_RISK + max(leaves * idle * tolerated / MOST_RISK, costs_nothing)
 
 

@@ -45,7 +45,7 @@ class Ticket:
     """
 
     cursor = 0  # the block before which it stands
-    reached = 0  # the last block that it is known to have stood before, if that is behind its cursor
+    reached = 0  # the deepest block before which it is known to have stood, even if it began again since
     retries = 0  # at this block, after the network failed
     restarts = 0  # from block 0, after the network failed or the input's state was lost
     ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
@@ -114,7 +114,7 @@ class StageQueues:
         return [begins_s + seconds * slowdown for seconds in self.stage.until_s(weight)]
 
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
-        """The cost for each group of a weight of 1 before this block: in all, and without its next launch."""
+        """The seconds that a weight of 1 before this block will cost each group: in all, and after its next launch."""
         onward = self.route.onward(cursor)
         return self._costs(onward), self._costs(onward[1:])
 
@@ -136,7 +136,7 @@ class Queue:
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
         self.remaining_s = owner.route.remaining_s[cursor]
         self._tickets: list[Ticket] = []
-        # The cost for each group of a weight of 1 that waits here.
+        # The seconds that a weight of 1 that waits here will cost each group.
         self.costs, self._costs_after_launch = owner.costs(cursor)
 
     @property
@@ -179,8 +179,8 @@ class Queue:
     def take(self, room: int) -> list[Ticket]:
         """Remove a batch for one launch, in the order of the limits.
 
-        By default: the earliest deadline whatever it weighs, then whatever fits, by deadline. So no input waits for
-        ever, and one that is too heavy for any launch runs alone.
+        By default the input with the earliest deadline goes, however heavy it is; then, by deadline, those that fit. So
+        no input waits for ever, and one that is too heavy for any launch runs alone.
         """
         if self.owner.order is not None:
             return self._take_in(self._ordered(self.owner.order, room))
@@ -199,7 +199,7 @@ class Queue:
         return self._gone(taken)
 
     def _ordered(self, order: Callable[[Sequence[Ticket], int], list[Ticket]], room: int) -> list[Ticket]:
-        """What an order of its own chooses. One that raises is not used again."""
+        """The inputs that an order of its own chooses. An order that raises an error is not used again."""
         try:
             return order(self._waiting(), room)
         except Exception:
@@ -208,7 +208,7 @@ class Queue:
             return []
 
     def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
-        """Remove the tickets that an order of its own chose; the first one where it chose none that waits here."""
+        """Remove the tickets that an order of its own chose. If none of them waits here, remove the first ticket."""
         going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
@@ -262,7 +262,7 @@ class Queue:
         return tickets
 
     def _count(self, inputs: int, weight: int) -> None:
-        """Change the number and weight of waiting inputs, and the work that later groups owe them."""
+        """Change the number and weight of waiting inputs, and the work that groups owe them."""
         self.size += inputs
         self.weight += weight
         self.owner.waiting += weight

@@ -12,6 +12,9 @@ from isobatch.deployments.dispatch.messages import Limits
 _REMEMBERED = 0.9
 _EVIDENCE_LAUNCHES = 5  # launches before a replica is compared with its peers: a single one may take long by chance
 _RECENT = 0.95  # the factor by which earlier launches of a group count less in the share of its time that is used
+# The most time between two launches that counts in this share, as a multiple of the later launch's time. Otherwise
+# replicas that were idle for an hour would count as idle for the next two hundred launches of a rush, too.
+_MOST_IDLE = 5.0
 _FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
 _BENCHED_S = 10.0  # plans should not count on a replica that is benched for longer than this
 
@@ -43,7 +46,7 @@ class Replica:
         return now_s - self.last_end_s if waited else None
 
     def learn(self, taken_s: float, expected_s: float) -> None:
-        """Count a launch. A launch on the bench replaces the history, which is why the replica was benched."""
+        """Count a launch. A launch of a benched replica replaces its history, for which the replica was benched."""
         remembered = 0.0 if self.benched_until_s is not None else _REMEMBERED
         self.taken_s = remembered * self.taken_s + taken_s
         self.expected_s = remembered * self.expected_s + expected_s
@@ -81,8 +84,8 @@ class Group:
         self._update()
 
     def follow(self, names: Collection[str], moving: dict[str, Replica] | None = None) -> None:
-        """Set the members. A replica that stays keeps its history; so does one that comes from another group, out of
-        those that are `moving`."""
+        """Set the members. A replica that stays keeps its history. `moving`: the replicas that other groups give up, by
+        name; one that comes from them keeps its history, too."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)
@@ -234,7 +237,8 @@ class Group:
         replica.last_end_s = now_s
         self._judged += 1
         self._worked_s = _RECENT * self._worked_s + taken_s
-        self._passed_s = _RECENT * self._passed_s + (now_s - self._judged_at_s) * self._devices
+        passed_s = (now_s - self._judged_at_s) * self._devices
+        self._passed_s = _RECENT * self._passed_s + min(passed_s, _MOST_IDLE * taken_s)
         self._judged_at_s = now_s
         limit = self._limits.straggler_factor * self.slowdown
         if self._judged % len(self.members) == 0 or replica.slowdown > limit:

@@ -122,7 +122,7 @@ class Estimates:
         self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
 
     def exit_at(self, block: int) -> int | None:
-        """The index of the exit point at this block, or of the first behind it; None: no promise covers this block."""
+        """The index of the exit point at this block, or of the first behind it; None: the plan has no such block."""
         return self._by_block[block] if block < len(self._by_block) else None
 
     def learn(self, number: int, delay: float) -> None:
@@ -200,17 +200,17 @@ class Lane:
 
     @property
     def room_left(self) -> float:
-        """The room that the next launch and recent ones left where they were fullest, as a share of a full launch.
+        """The part of a full launch that stays empty, at the stage whose recent launches were fullest.
 
-        Full launches leave room, too, while replicas are idle. Of the stages that take turns on a group only the first
-        tells: later ones wait until they are full.
+        The inputs that wait for the next launch count, too. Idle replicas are room as well, even if their launches are
+        full. Of the stages that take turns on a group only the first one counts: later ones wait until they are full.
         """
         fill = max([min(stage.fill, stage.group.used) for stage in self._first_of_groups])
         return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
     @property
     def used(self) -> float:
-        """The share of their time for which the replicas of the busiest group worked."""
+        """The share of their time in which the replicas of the busiest group worked."""
         return max(stage.group.used for stage in self._first_of_groups)
 
     @property
@@ -313,7 +313,9 @@ class Lane:
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:
-    """The part of its share of a full launch's time that an input does not add; 1: launches of any size take as long.
+    """How much less time an input adds to a launch than its share of a full launch takes, as a part of that share.
+
+    1: launches of any size take as long; 0: each input adds its whole share.
 
     >>> _free_joining((2.0, 2.0)), _free_joining((1.0, 2.0)), _free_joining((1.0,)), _free_joining((2.2, 2.0))
     (1.0, 0.0, 0.0, 1.0)

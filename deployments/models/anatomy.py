@@ -96,6 +96,10 @@ def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Spans | None],
 
     A layer of a text network gets all texts as one long row of tokens, and passes `spans` to our attention as the mask.
     """
+    parts: list[Any] = [*layer.modules()]
+    for part in parts:
+        if hasattr(part, "chunk_size_feed_forward"):
+            part.chunk_size_feed_forward = 0  # chunks save memory, but fail unless their size divides that of the row
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         after: Tensor = layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)

@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from hashlib import file_digest, sha256
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,14 @@ def channels_of(folder: Path) -> int | None:
 
 
 def image_size(folder: Path) -> tuple[int, int]:
-    """Side and number of channels of square images for the network in this directory."""
+    """The side of a square with as many pixels as the images of this network, and their number of channels."""
+    height, width, channels = _usual_image(folder)
+    return round(sqrt(height * width)), channels
+
+
+def _usual_image(folder: Path) -> tuple[int, int, int]:
     config = read_config(last_of(folder))
-    height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
-    return height, channels_in(config)
+    return *(fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)), channels_in(config)
 
 
 def channels_in(config: Any) -> int:
@@ -232,5 +237,4 @@ def example(model: ServedModel, directory: str | Path, count: int = 1, tokens: i
     if model.reads_text:
         words = WORDS if tokens is None else max(1, tokens - AROUND)
         return model.encode([" ".join([WORD] * words)] * count)
-    side, channels = image_size(locate(directory))
-    return model.encode([np.zeros((side, side, channels), np.float32)] * count)
+    return model.encode([np.zeros(_usual_image(locate(directory)), np.float32)] * count)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ROWS = 32  # for which weights are packed: those of a usual launch
+ROWS = 32  # weights are packed for products with about this number of rows, as in a usual launch
 # torch's checks whether the processor computes in half precision.
 HALVES = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 

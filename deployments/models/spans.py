@@ -70,7 +70,7 @@ class Spans:
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
         """The same spans with masks for attention, which are made once for all blocks."""
         if not self.bands:
-            return replace(self)  # without a band that is kept: a recording has to make its own
+            return replace(self)  # the copy has no cached `padded`, which each recording must compute itself
         masks = (mask_of(band.present.unsqueeze(1).unsqueeze(1), dtype) for band in self.bands)
         bands = (Band(band.places, band.present, mask) for band, mask in zip(self.bands, masks, strict=True))
         return replace(self, bands=tuple(bands))
@@ -102,8 +102,9 @@ class Spans:
 
     @cached_property
     def padded(self) -> "Spans":
-        """The same spans with bands, if texts need any. Where there is a fused kernel, few networks do, so the host
-        sends none: the device makes one from where texts begin and end. Missing texts consist of the first token."""
+        """The same spans with bands, where attention needs them. For a fused kernel the host sends none, since few
+        networks need bands beside it: the device makes one band from the edges of texts. Missing texts consist of the
+        first token."""
         if self.bands or self.edges is None:
             return self
         device, rows = self.positions.device, len(self.starts)

@@ -83,8 +83,8 @@ def _without_lost_plan(config: AppConfig) -> AppConfig:
 
 
 def known_plan(config: AppConfig, kind: str) -> Plan | None:
-    """The plan that a new replica gets ready for: that of the file; on a GPU also the one that is made at the start,
-    which is the same wherever it is made if the devices are named."""
+    """The plan for which a new replica gets ready: that of the file. Without a file, a replica on a GPU makes the first
+    plan itself if the devices are named, since every process then makes the same plan."""
     if config.plan:
         return read_plan(local(config.plan))
     if is_cpu(kind) or not isinstance(config.devices, dict):

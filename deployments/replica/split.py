@@ -45,12 +45,16 @@ class SplitReplica:
         held there. The caller drops these when the launch ends."""
         assert self.gpu, "This is a bug: a CPU reads parts where they are."
         parts, keys = list[Packed | Share](), list[str]()
-        for part in joined(order.parts):
-            if isinstance(part, Packed):
-                claim = self.holdings.hold(unpack_on(self.gpu, [part]), order.hold_s)
-                keys.append(claim.key)
-                part = Share(claim, np.arange(len(part)))
-            parts.append(part)
+        try:
+            for part in joined(order.parts):
+                if isinstance(part, Packed):
+                    claim = self.holdings.hold(unpack_on(self.gpu, [part]), order.hold_s)
+                    keys.append(claim.key)
+                    part = Share(claim, np.arange(len(part)))
+                parts.append(part)
+        except Exception:  # such as a GPU without memory for the next part: the earlier ones must not stay there
+            self.holdings.drop(keys)
+            raise
         return replace_fields(order, parts=tuple(parts)), keys
 
     def run(self, order: Order) -> Iterator[Departed | Stayed]:

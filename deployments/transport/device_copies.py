@@ -1,8 +1,8 @@
-"""The copies of launches between host and device. On a GPU they go through pinned memory, for which neither side waits
-longer than it must; on a CPU nothing is copied.
+"""The copies of launches between host and device. On a GPU they go through pinned memory, so that the host goes
+on while the GPU copies; on a CPU nothing is copied.
 
-What a launch itself needs is copied in turn with its work. Survivors travel on streams of their own, one each way, and
-launches compute meanwhile.
+The arrays of a launch itself are copied on the stream of its work. Survivors travel on streams of their own, one each
+way, and launches compute meanwhile.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ ALIGNMENT = 64  # bytes: kernels may read several elements at once
 def to_device(arrays: Sequence[Any], device: torch.device, beside: bool = False) -> list[Tensor]:
     """Arrays in host memory on a device, by one copy for all. The host goes on; work queued later finds them there.
 
-    With `beside`, the copy waits for no launch, but its caller waits for it, so launches of other threads find it done.
+    With `beside`, the copy does not wait for launches, and this returns when it is done: other threads may use it then.
     """
     tensors = [torch.as_tensor(array) for array in arrays]
     if device.type != "cuda":
@@ -47,9 +47,9 @@ def _parts(whole: Tensor, starts: NDArray[np.int64], like: Sequence[Tensor]) -> 
 
 
 def to_host(tensor: Tensor, beside: bool = False) -> PendingCopy:
-    """Begin a copy into pinned memory. The device writes it while the host goes on, ahead of work queued later.
+    """Begin a copy into pinned memory. The host goes on meanwhile, and work that is queued later runs after the copy.
 
-    With `beside`, work queued later does not wait for it.
+    With `beside`, work that is queued later does not wait for the copy.
     """
     if tensor.device.type == "cpu":
         return tensor.numpy
@@ -77,6 +77,6 @@ def side_stream(device: torch.device, direction: str) -> Any:
 
 
 def pinned(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Host memory that a GPU reads and writes by itself. Torch reuses it, so only the first allocation takes long, and
-    not before the copies that were queued with it are done."""
+    """Host memory that a GPU reads and writes by itself. Only the first allocation takes long: torch uses the memory
+    again, once the copies that were queued with it are done."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, first_tokens, transformer
 from isobatch.deployments.models.attention import replace_attention
 from isobatch.deployments.models.spans import Spans
+from isobatch.profiles.errors import UserError
 
 
 def bert(model: Any) -> Anatomy:
+    if getattr(model.config, "is_decoder", False):
+        raise UserError("a network of this type whose tokens see only earlier ones (is_decoder) is not supported")
     replace_attention(model)
     base = model.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer

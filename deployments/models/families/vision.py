@@ -53,7 +53,10 @@ def _swin_blocks(base: Any) -> Iterator[tuple[ImageBlock, int]]:
 
         return run
 
-    height, width = base.embeddings.patch_grid
+    size = base.config.image_size
+    sides, patches = (size, size) if isinstance(size, int) else size, base.embeddings.patch_embeddings.patch_size
+    # Swin fills up the last patch of a row and of a column.
+    height, width = (-(-side // patch) for side, patch in zip(sides, patches, strict=True))
     for number, stage in enumerate(base.encoder.layers):
         channels = base.config.embed_dim * 2**number
         for layer in stage.blocks:

@@ -56,6 +56,16 @@ async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() ->
         assert mute == ["first", "what", "again"]
 
 
+async def test_a_front_that_joins_again_ends_its_earlier_stream() -> None:
+    fronts = Fronts()
+    earlier = asyncio.create_task(listen(fronts, "front", lambda _: None, []))
+    await asyncio.sleep(0)
+    later = asyncio.create_task(listen(fronts, "front", lambda message: f"{message.content}!", []))
+    await asyncio.wait_for(earlier, 5.0)
+    assert await fronts.ask("what", within_s=5.0) == {"front": "what!"}
+    later.cancel()
+
+
 async def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 

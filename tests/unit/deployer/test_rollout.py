@@ -58,11 +58,16 @@ def devices(**counts: int) -> Plan:
 
 def moved(
     fleet: CountedFleet, before: Plan | None, after: Plan, patience_s: float = 5.0,
-    stay: Mapping[str, int] | None = None, standby: Mapping[str, int] | None = None,
+    stay: Mapping[str, int] | None = None, standby: Mapping[str, int] | None = None, unreachable: Plan | None = None,
 ) -> Moved:  # fmt: skip
-    """Move from one plan to another; the fleet's log also records the plans that fronts were led to."""
+    """Move from one plan to another; the fleet's log also records the plans that fronts were led to.
+
+    Fronts cannot be led to the plan `unreachable`.
+    """
 
     async def lead(plan: Plan) -> None:
+        if plan is unreachable:
+            raise ConnectionError("the store is away")
         fleet.log.append("to " + " ".join(f"{kind}={count}" for kind, count in plan.devices().items()))
 
     async def meanwhile(counts: Mapping[str, int]) -> None:
@@ -122,6 +127,15 @@ def test_a_plan_that_does_not_start_is_undone(room: int, why: str, says: str) ->
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=0.2)
     assert fleet.counts == {"a": 4, "b": 0}
     assert "to a=2 b=2" not in fleet.log
+    assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])
+
+
+@pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
+def test_a_plan_to_which_no_front_can_be_led_is_undone(room: int) -> None:
+    fleet, after = CountedFleet({"a": 4}, room=room), devices(a=2, b=2)
+    with pytest.raises(ConnectionError):
+        moved(fleet, devices(a=4), after, unreachable=after)
+    assert fleet.counts == {"a": 4, "b": 0}
     assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])
 
 

@@ -33,9 +33,9 @@ class HopWorld(World):
 HOPPED = Stage(1, 2, 16, "second", (0.0038,) * 16, survival=0.5)
 
 
-def under(load: float, slo_s: float, seconds: float = 2.0, slack: float = 0.2) -> HopWorld:
-    world, draw, at_s, inputs = HopWorld(FLAT, ALONE, Limits(slack=slack)), random.Random(1), 0.0, []
-    while (at_s := at_s + draw.expovariate(load * PER_S)) < seconds:
+def under(load: float, slo_s: float, seconds: float = 2.0, slack: float = 0.2, begins_s: float = 0.0) -> HopWorld:
+    world, draw, at_s, inputs = HopWorld(FLAT, ALONE, Limits(slack=slack)), random.Random(1), begins_s, []
+    while (at_s := at_s + draw.expovariate(load * PER_S)) < begins_s + seconds:
         inputs.append(Input(at_s, draw.choice((1, 2)), slo_s))
     world.arrive(*inputs)
     world.run()
@@ -60,6 +60,11 @@ def test_few_admitted_inputs_are_late_and_the_device_stays_busy(load: float) -> 
     admitted, late = len(world.outcomes), late_of(world)
     assert late <= 2 * MAX_LATE * admitted
     assert admitted - late >= 0.9 * min(load, 1.0) * PER_S * 2.0
+
+
+def test_few_inputs_are_late_in_a_rush_that_follows_an_idle_hour() -> None:
+    world = under(load=1.3, slo_s=0.026, seconds=4.0, begins_s=3600.0)
+    assert late_of(world) <= 2 * MAX_LATE * len(world.outcomes)
 
 
 def test_a_slow_last_stage_that_few_inputs_reach_causes_no_refusal() -> None:

@@ -3,6 +3,7 @@
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.encode import TextEncoder
 from isobatch.deployments.models.families import families_by_type, family_of
-from isobatch.deployments.models.loading import move_when_used
+from isobatch.deployments.models.loading import move_when_used, read_encoder
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
@@ -207,6 +208,13 @@ def test_the_size_of_images_is_one_number_or_two(image_checkpoint: Path, size: A
     edit(image_checkpoint / "config.json", image_size=size)
     assert checkpoint.image_size(image_checkpoint) == (8, 1)
     assert load(image_checkpoint).encode([np.zeros((8, 8))]).arrays["pixel_values"].shape == (1, 1, 8, 8)
+
+
+def test_images_may_be_wider_than_high(image_checkpoint: Path) -> None:
+    edit(image_checkpoint / "config.json", image_size=[8, 32])
+    network: Any = SimpleNamespace(reads_text=False, encode=read_encoder(image_checkpoint))
+    assert checkpoint.example(network, image_checkpoint).arrays["pixel_values"].shape == (1, 1, 8, 32)
+    assert checkpoint.image_size(image_checkpoint) == (16, 1), "as many pixels"
 
 
 def test_an_image_of_another_size_is_refused_before_it_meets_others(image_checkpoint: Path) -> None:

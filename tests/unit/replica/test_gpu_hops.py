@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -117,6 +118,16 @@ def test_parts_come_to_the_gpu_while_it_computes(dtype: torch.dtype, monkeypatch
         assert isinstance(there.arrays["hidden"], OnGpu)
         assert same(pack(on_host(there)), expected)
     replica.holdings.drop(keys)
+    assert len(replica.holdings) == 1
+
+
+def test_of_an_order_that_cannot_be_brought_to_the_gpu_nothing_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, batches = RecordedCuda(monkeypatch, "in"), [make([2, 3], 2, torch.float32, seed) for seed in range(2)]
+    replica = SplitReplica(OnOneGpu(cuda))
+    here = Share(replica.holdings.hold(batches[1], 9.0), np.array([0]))
+    broken = msgspec.structs.replace(pack(batches[0]), bfloat16=frozenset({"an array that it does not have"}))
+    with pytest.raises(KeyError):
+        replica.uploaded(Order(4, frozenset(), (pack(batches[0]), here, broken)))
     assert len(replica.holdings) == 1
 
 

@@ -1,0 +1,64 @@
+"""Networks whose configuration is rare: they give Hugging Face's own answers, or are refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
+from tests.helpers.tiny_networks import NoEncoder, padded
+
+TINY = {"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+RELATIVE = {"relative_attention": True, "position_buckets": 4}
+
+
+def cut(model: Any) -> TorchModel:
+    torch.manual_seed(0)
+    for parameter in model.eval().parameters():
+        parameter.data.normal_(0.0, 0.5)
+    anatomy = family_of(model.config.model_type).dissect(model)
+    return TorchModel(anatomy, NoEncoder(), Ramps(), ["a", "b"], torch.device("cpu"), torch.float32)
+
+
+def assert_as_uncut(model: Any, batch: Batch, arrays: dict[str, torch.Tensor]) -> None:
+    network = cut(model)
+    with torch.inference_mode():
+        expected = model(**arrays).logits.numpy()
+    actual = network.run(batch, network.num_blocks, ()).exits.logits
+    assert np.abs(actual - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("kinds", [["c2p"], ["p2c", "c2p", "p2p"], []])
+def test_deberta_with_any_kinds_of_relative_attention(kinds: list[str]) -> None:
+    config = transformers.DebertaV2Config(**TINY, **RELATIVE, pos_att_type=kinds)
+    ids, lengths = np.arange(2, 14), np.array([7, 5])
+    batch = Batch(0, {"input_ids": ids}, np.zeros((2, 0), np.float32), lengths)
+    assert_as_uncut(transformers.DebertaV2ForSequenceClassification(config), batch, padded(torch.tensor(ids), lengths))
+
+
+def test_layers_in_chunks_take_launches_of_any_number_of_tokens() -> None:
+    config = transformers.BertConfig(**TINY, chunk_size_feed_forward=4)
+    ids, lengths = np.arange(2, 15), np.array([8, 5])
+    batch = Batch(0, {"input_ids": ids}, np.zeros((2, 0), np.float32), lengths)
+    model = transformers.BertForSequenceClassification(config)
+    assert_as_uncut(model, batch, padded(torch.tensor(ids), lengths))
+
+
+def test_a_text_encoder_that_is_a_decoder_is_refused() -> None:
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, is_decoder=True))
+    with pytest.raises(UserError, match="is_decoder"):
+        cut(model)
+
+
+def test_swin_with_images_that_do_not_consist_of_whole_patches() -> None:
+    shape = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
+    config = transformers.SwinConfig(image_size=30, patch_size=4, num_channels=1, **shape)
+    pixels = torch.rand(2, 1, 30, 30)
+    batch = Batch(0, {"pixel_values": pixels.numpy()}, np.zeros((2, 0), np.float32))
+    assert_as_uncut(transformers.SwinForImageClassification(config), batch, {"pixel_values": pixels})
