@@ -105,9 +105,9 @@ class Profile:
             )
 
     def on(self, backend: str, dtype: str, kind: str = "") -> "Profile":
-        """The profile with the tables of this backend and precision only, for kinds that have any ("": any will do).
+        """The profile without tables of other backends and precisions, for kinds with tables of this one ("": any).
 
-        `kind`: leave the others as they are.
+        `kind`: the only kind whose tables are left out; "": all kinds.
         """
         fitting = (table.kind for table in self.tables if _fits(table, backend, dtype))
         chosen = {each for each in fitting if each == (kind or each)}
@@ -170,7 +170,7 @@ def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
 
 
 def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> bool:
-    """Whether it is that of a shared device, which was measured anew at this length, or at any without sharing."""
+    """Whether the table is of a shared device that was measured anew: at this length, or at any without sharing it."""
     whole, kinds = whole_kind(table.kind)[0], {kind for kind, _ in anew}
     if whole == table.kind:
         return False

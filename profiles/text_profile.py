@@ -117,7 +117,7 @@ class DecodingWorkload:
 
     def __post_init__(self) -> None:
         if not self.prompts or len(self.prompts) != len(self.outputs):
-            raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: each text needs one of both")
+            raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: each text has one of both")
         if min(*self.prompts, *self.outputs) < 1:
             raise ValueError("a prompt and an output have 1 token at least")
         shares = self.agreement, *dict(self.survival).values(), *dict(self.projected).values()

@@ -115,7 +115,7 @@ class DivisionProgram:
     def _solved(
         self, aim: Floats, needed: Floats, scales: Floats, whole: bool = False, able: bool = False
     ) -> OptimizeResult:
-        """`able`: kinds that can do nothing alone do nothing without others."""
+        """`able`: without a device of a kind that has goodput by itself, an application sustains nothing."""
         low, high = self._zeros(), self._zeros() + np.inf
         low[self._u] = needed
         high[: self._u.start] = np.tile([each.count for each in self.devices], len(self.applications))
@@ -146,7 +146,7 @@ class DivisionProgram:
         return units
 
     def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
-        """Rows of what is at most `counts`, by kind, then `held`, and after these of what is at most 0."""
+        """Rows of the constraints: first those limited by `counts`, then by `held`, and then by 0."""
         kinds = len(self.devices)
         for kind in range(kinds):
             used = self._zeros()
