@@ -157,10 +157,12 @@ class Profile:
     def _tables(self, kind: str) -> list[LatencyTable]:
         tables = [table for table in self.tables if table.kind == kind]
         if not tables:
-            raise UserError(
-                f"no table for device kind {kind!r} in the profile of {self.model}, only for {', '.join(self.kinds)}: "
-                f"add one with 'isobatch profile ... --devices {kind}', or measure there"
-            )
+            whole, sharers = whole_kind(kind)
+            how = f"add one with 'isobatch profile ... --devices {kind}', or measure there"
+            if sharers > 1:  # no times of shared devices are published
+                how = f"measure one on a {whole} with 'isobatch profile ... --together {sharers}'"
+            has = ", ".join(self.kinds)
+            raise UserError(f"no table for device kind {kind!r} in the profile of {self.model}, only for {has}: {how}")
         return [table for table in tables if not table.derived] or _plainest(tables)
 
 
