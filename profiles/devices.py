@@ -33,7 +33,7 @@ class Device:
         if self.memory_bytes <= 0:
             raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:
-            raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
+            raise UserError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 
     def shared_by(self, sharers: int) -> "Device":
         """The shares of these devices if `sharers` replicas share each one: the planner counts a share as a device.
@@ -234,10 +234,10 @@ def _device(part: str) -> Device:
     count, _, price = amount.partition("@")
     entry = known_kind(kind.strip())
     try:
-        price_per_hour = float(price) if price else entry.price_per_hour
-        return Device(kind.strip().lower(), int(count), entry.memory_bytes, price_per_hour)
-    except ValueError as error:
-        raise UserError(f"cannot read {part!r} ({error}): write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+        number, price_per_hour = int(count), float(price) if price else entry.price_per_hour
+    except ValueError:
+        raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+    return Device(kind.strip().lower(), number, entry.memory_bytes, price_per_hour)
 
 
 def links_between(
