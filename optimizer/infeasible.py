@@ -78,7 +78,7 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
 
 
 def _rounded(value: float, digits: int, way: str) -> str:
-    """So that there is a plan with this value: limits are rounded up, rates down.
+    """The value as text, rounded so that a plan with it exists: limits up, rates down.
 
     >>> [_rounded(value, 4, ROUND_CEILING) for value in (16.5201, 16.52, 3 * 0.7, 1e7)]
     ['16.53', '16.52', '2.1', '1e+07']

@@ -29,12 +29,14 @@ class Objective:
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
             raise UserError(f"goal = {self.goal!r} must be one of {', '.join(GOALS)}")
-        if self.slo_s is not None and self.slo_s <= 0:
+        if self.slo_s is not None and not self.slo_s > 0:
             raise UserError(f"slo_s = {self.slo_s} must be positive")
         if not 0 <= self.slack < 1:
             raise UserError(f"slack = {self.slack} must be at least 0 and less than 1")
-        if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
+        if not self.goodput_per_s >= 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
             raise UserError(f"goodput_per_s = {self.goodput_per_s} must be above 0: which rate must the plan sustain?")
+        if self.cost_per_hour is not None and not self.cost_per_hour >= 0:
+            raise UserError(f"cost_per_hour = {self.cost_per_hour} must be 0 or more")
         if not 1 <= self.max_batch <= MOST_BATCH:
             raise UserError(f"max_batch = {self.max_batch} must be from 1 to {MOST_BATCH}")
         if self.fixed_batch is not None and self.fixed_batch < 1:

@@ -16,7 +16,7 @@ from isobatch.profiles.latency import MOST_BATCH
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
-# Refuses true and false itself: older files have another name for its field, by which `check_numbers` does not find it.
+# Strict, to refuse true and false here: `check_numbers` does not find the field by its name in older files.
 Number = Annotated[float, Field(strict=True)]
 
 

@@ -125,7 +125,7 @@ def problem(
 ) -> Problem:
     """Gather the facts of a problem. Kinds without devices are left out; without known exits, all inputs survive.
 
-    `exits`: what survivors each plan causes, if that is known; `survival` is then that of the first plan.
+    `exits`: exits from which the survival of each plan follows; `survival` is then that of the first plan.
 
     With a `length`, everything counts tokens, and an input is a text of this many tokens.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.devices import Device
+from isobatch.profiles.exits import LEAST
 from isobatch.profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
@@ -125,6 +126,7 @@ def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False
     """
     workload, num_blocks = facts.profile.workload, facts.profile.num_blocks
     p = workload.after(way.cut - 1) if way.cut < num_blocks else 1.0
+    p = p if p > LEAST else 0.0  # of a smaller share the powers below would round to 1
     waiting = way.residents * (1.0 - (1.0 - p) ** way.launches) if p else 0.0
     tokens = waiting / p if p else float(way.residents * way.launches)
     prompts = tokens * workload.prompt / workload.output  # prompt positions that come with this number of tokens

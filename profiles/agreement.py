@@ -5,10 +5,10 @@ are drawn before anything is known of the inputs, but some never reach the end, 
 which they were answered. So the audits of each block are weighted by the share of all answers that left after that
 block: the estimate is unbiased whichever audits are given up.
 
-The interval is a confidence sequence: it stays valid however often it is read. A share p of disagreement is inside as
-long as no bet against it, of a fixed mixture of bets, has multiplied its stake by 1 / (1 - confidence). The mixture is
-that of all Bernoulli shares, weighted by PRIOR. It is also valid for weighted audits, whose misses count for anything
-from 0 to 1 (Waudby-Smith and Ramdas, 2023).
+The interval is a confidence sequence: it stays valid however often it is read. A fixed mixture of bets is placed
+against each share p of disagreement. The interval holds every p against which the mixture has not yet multiplied its
+stake by 1 / (1 - confidence). The mixture is that of all Bernoulli shares, weighted by PRIOR. It is also valid for
+weighted audits, whose misses count for anything from 0 to 1 (Waudby-Smith and Ramdas, 2023).
 
 An interval is slow to show that a promise broke, as it also counts the long time in which the promise was kept. So
 a score watches for breaks, look by look, as CUSUM does: the logarithm of what a bet against the promise has won. A miss
@@ -189,7 +189,7 @@ class AuditedAnswers:
         hits = audits * sum(self.left) / sum(self.left[:-1]) - misses
         if limit < 1 / 3:
             return misses * log(2.0) + hits * log1p(-limit / (1 - limit))
-        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # a bet as fair, where doubling would not be
+        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # a fair bet, which doubling would not be here
 
     @property
     def depth(self) -> tuple[float, float] | None:

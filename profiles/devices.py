@@ -33,10 +33,10 @@ class Device:
         if self.memory_bytes <= 0:
             raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:
-            raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
+            raise UserError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 
     def shared_by(self, sharers: int) -> "Device":
-        """As many shares of these devices, each of which is a device to the planner.
+        """The shares of these devices if `sharers` replicas share each one: the planner counts a share as a device.
 
         >>> Device("v100", 3, 16, 2.0).shared_by(2)
         Device(kind='v100/2', count=6, memory_bytes=8, price_per_hour=1.0)
@@ -200,7 +200,7 @@ def known_kinds(text: str) -> list[str]:
     for kind in kinds:
         known_kind(kind)
         if whole_kind(kind) != (kind, 1):
-            raise UserError(f"{kind}: nobody publishes times of shared devices: measure them with --together")
+            raise UserError(f"{kind}: no times of shared devices are published: measure them with --together")
     return kinds
 
 
@@ -234,10 +234,10 @@ def _device(part: str) -> Device:
     count, _, price = amount.partition("@")
     entry = known_kind(kind.strip())
     try:
-        price_per_hour = float(price) if price else entry.price_per_hour
-        return Device(kind.strip().lower(), int(count), entry.memory_bytes, price_per_hour)
-    except ValueError as error:
-        raise UserError(f"cannot read {part!r} ({error}): write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+        number, price_per_hour = int(count), float(price) if price else entry.price_per_hour
+    except ValueError:
+        raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+    return Device(kind.strip().lower(), number, entry.memory_bytes, price_per_hour)
 
 
 def links_between(
@@ -263,7 +263,7 @@ def links_between(
     known = {(link.source, link.target): link for link in measured if link.one_machine == one_machine}
 
     def between(source: str, target: str) -> Link:
-        """As between whole devices."""
+        """The link between the whole devices."""
         ends = whole_kind(source)[0], whole_kind(target)[0]
         link = known.get(ends) or Link(*ends, min(rates[source], rates[target]), HOP_S, turn_s)
         bytes_per_s = given[name] * GBIT if (name := ">".join(ends)) in given else link.bytes_per_s
@@ -272,7 +272,7 @@ def links_between(
     return tuple(between(source, target) for source in rates for target in rates)
 
 
-MOST_WAYS = 64  # to share kinds of devices, or not
+MOST_WAYS = 64  # choices of kinds that are shared; further ones are not planned
 
 
 def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tuple[Device, ...]]:

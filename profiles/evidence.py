@@ -4,6 +4,7 @@ With them, thresholds can be chosen again for the ramps that a plan opens and fo
 choices may be rated on the first table (`shape`); the second one (`test`) then limits how far the last choice may go.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,9 +150,37 @@ class Evidence:
                     for name in ("shape", "test")
                 )
                 name, (max_loss, confidence) = str(arrays["metric"]), arrays["terms"].tolist()
-        except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
-            raise UserError(f"{path}: is not an exit table of 'isobatch prepare': {error}") from None
-        metric = next((each for each in get_args(Metric) if each == name), None)
-        if metric is None or shape.first.shape[0] != test.first.shape[0]:
-            raise UserError(f"{path}: is not an exit table of 'isobatch prepare'")
+            metric = next((each for each in get_args(Metric) if each == name), None)
+            if metric is None or not (0 <= max_loss < 1 and 0 < confidence < 1):
+                raise ValueError(f"metric = {name!r} and terms = {[max_loss, confidence]} are no promise")
+            _check("shape", shape)
+            _check("test", test)
+            if not np.array_equal(shape.candidates, test.candidates) or len(shape.costs) != len(test.costs):
+                raise ValueError("shape and test must have the same candidates and ramps")
+        except (OSError, EOFError, TypeError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+            raise UserError(f"{path}: is not an exit table of 'isobatch prepare': {error}: prepare again") from None
         return cls(shape, test, metric, max_loss, confidence)
+
+
+def _check(prefix: str, table: ExitTable) -> None:
+    """Raise ValueError unless the arrays of a table are finite numbers for the same ramps and inputs."""
+    ramps, inputs = table.first.shape if table.first.ndim == 2 else (0, 0)
+    places, each = (ramps + 1, inputs), (inputs,)
+    shapes = {
+        "candidates": (max(1, table.candidates.size),), "first": (ramps, max(1, inputs)), "truth": each,
+        "costs": (ramps + 1,), "marks": (2, *places), "lists": each, "relevance": each,
+    }  # fmt: skip
+    for name in (*ARRAYS, *OPTIONAL):
+        array, key = getattr(table, name), f"{prefix}_{ARRAYS.get(name, name)}"
+        if array is None:
+            continue
+        if array.shape != (shape := shapes.get(name, places)):
+            raise ValueError(f"{key} has the shape {array.shape}, and must have {shape}")
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ValueError(f"{key} must hold finite numbers only")
+        if name in ("first", "labels", "truth") and (array.dtype.kind == "f" or array.min(initial=0) < 0):
+            raise ValueError(f"{key} must hold whole numbers, 0 or more")
+    if table.first.max(initial=0) > len(table.candidates):
+        raise ValueError(f"{prefix}_first has {table.first.max()}, and must have at most the number of candidates")
+    if (np.diff(table.costs, prepend=0.0) < 0).any() or not table.costs[-1]:
+        raise ValueError(f"{prefix}_costs must ascend from ramp to ramp, got {table.costs.tolist()}")

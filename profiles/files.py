@@ -105,9 +105,9 @@ class Profile:
             )
 
     def on(self, backend: str, dtype: str, kind: str = "") -> "Profile":
-        """The profile with the tables of this backend and precision only, for kinds that have any ("": any will do).
+        """The profile without tables of other backends and precisions, for kinds with tables of this one ("": any).
 
-        `kind`: leave the others as they are.
+        `kind`: the only kind whose tables are left out; "": all kinds.
         """
         fitting = (table.kind for table in self.tables if _fits(table, backend, dtype))
         chosen = {each for each in fitting if each == (kind or each)}
@@ -157,10 +157,12 @@ class Profile:
     def _tables(self, kind: str) -> list[LatencyTable]:
         tables = [table for table in self.tables if table.kind == kind]
         if not tables:
-            raise UserError(
-                f"no table for device kind {kind!r} in the profile of {self.model}, only for {', '.join(self.kinds)}: "
-                f"add one with 'isobatch profile ... --devices {kind}', or measure there"
-            )
+            whole, sharers = whole_kind(kind)
+            how = f"add one with 'isobatch profile ... --devices {kind}', or measure there"
+            if sharers > 1:  # no times of shared devices are published
+                how = f"measure one on a {whole} with 'isobatch profile ... --together {sharers}'"
+            has = ", ".join(self.kinds)
+            raise UserError(f"no table for device kind {kind!r} in the profile of {self.model}, only for {has}: {how}")
         return [table for table in tables if not table.derived] or _of_first(tables)
 
 
@@ -170,7 +172,7 @@ def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
 
 
 def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> bool:
-    """Whether it is that of a shared device, which was measured anew at this length, or at any without sharing."""
+    """Whether the table is of a shared device that was measured anew: at this length, or at any without sharing it."""
     whole, kinds = whole_kind(table.kind)[0], {kind for kind, _ in anew}
     if whole == table.kind:
         return False

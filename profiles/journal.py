@@ -38,7 +38,7 @@ class Journal(Generic[T]):
         lines = path.read_bytes().split(b"\n") if path and path.exists() else [b""]
         parsed = [self._entry(line) for line in lines if line]
         self._entries = [entry for entry in parsed if entry is not None]
-        self.damaged = len(parsed) - len(self._entries)  # lines that were cut short or are something else
+        self.damaged = len(parsed) - len(self._entries)  # lines that were cut short or hold no entry
         self._lines = len(parsed)
         self._ends_whole = not lines[-1]
         self._fails = False  # whether the last entry could not be written
@@ -54,7 +54,7 @@ class Journal(Generic[T]):
             self._keep_on_disk(entry)
         except OSError as error:
             if not self._fails:
-                log.warning("%s cannot be written, so that a restart forgets what is new: %s", self._path, error)
+                log.warning("%s cannot be written, so a restart loses all later entries: %s", self._path, error)
             self._fails = True
         else:
             self._fails = False

@@ -191,7 +191,7 @@ class LatencyTable:
 
     def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:
         if len(rows) != len(self.batch_sizes):
-            raise ValueError(f"{name} has {len(rows)} rows, one per batch size makes {len(self.batch_sizes)}")
+            raise ValueError(f"{name} has {len(rows)} rows, and must have {len(self.batch_sizes)}: one per batch size")
         for size, row in zip(self.batch_sizes, rows, strict=True):
             if len(row) != self.num_blocks:
                 raise ValueError(f"{name} at batch {size} has {len(row)} blocks, expected {self.num_blocks}")
@@ -202,7 +202,7 @@ class LatencyTable:
 
     def _check_interval(self) -> None:
         if len(self.interval) != len(self.batch_sizes):
-            rows = f"{len(self.interval)} rows, one per batch size makes {len(self.batch_sizes)}"
+            rows = f"{len(self.interval)} rows, and must have {len(self.batch_sizes)}: one per batch size"
             raise ValueError(f"interval has {rows}")
         for size, row in zip(self.batch_sizes, self.interval, strict=True):
             if len(row) != 2 or not 0 < row[0] <= row[1] < np.inf:

@@ -1,8 +1,8 @@
 """The loss of inputs by leaving early, in the metric of the promise, and how surely these inputs show it.
 
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
-- worst-class: right answers among the inputs of one class, for the class that loses most. Each class has a loss, and
-  all of them must be small. If one is too large, its own test already fails as often as it should.
+- worst-class: right answers among the inputs of one class, for the class that loses most. Each class has its own test,
+  and all tests must pass. The class with too large a loss fails its own often enough, so no test must be stricter.
 - mean-iou: a picture's intersection over union, as the mean of the labels that it has. Every picture counts alike, so
   that the loss is a mean over inputs; a score over the pixels of all pictures would depend on few pictures of a rare
   label, and have no valid test for few of them.
@@ -251,7 +251,7 @@ APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, MEAN_IOU, ABSOLUTE_ERROR, NDC
 
 @dataclass(frozen=True)
 class PooledF1:
-    """F1 over whatever inputs have several of, such as labels or entities.
+    """F1 over the parts of inputs, such as labels or entities.
 
     `right`: how many of those that are answered are right, input by input; `both`: how many are answered, plus how many
     there are.
@@ -281,7 +281,7 @@ class PooledF1:
         return lost / (self.both.mean() or 1.0)
 
     def loss(self, exits: "PooledF1") -> Loss:
-        """The loss by answers with exits. An input weighs by what it has, so the loss counts as many as weigh alike."""
+        """The loss by answers with exits. Inputs with more parts weigh more: they show as much as fewer alike."""
         mean, drift = self.value - exits.value, self.influence - exits.influence
         alike = float((self.both**2).mean() / (self.both.mean() or 1.0) ** 2)
         return Loss(mean, mean**2 + float(drift.var()), len(drift), _rounded_up(alike))

@@ -168,9 +168,9 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> sweep.Ro
 
 
 def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
-    """Run all blocks and ramps as a replica does that stops at every ramp.
+    """Run all blocks and ramps like a replica that stops at every ramp.
 
-    How many inputs go on behind a ramp is given, so that any network can be timed so, whichever inputs leave it.
+    The number of inputs that go on is fixed, so the time does not depend on which inputs would leave.
     """
     for ramp, count in zip(model.ramp_blocks, sweep.staying(len(batch), len(model.ramp_blocks)), strict=True):
         survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors
@@ -242,9 +242,9 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
 
 def _sure_at(model: SplitModel, batch: Batch) -> NDArray[np.bool_]:
     """By input and ramp, whether the input would leave there if no ramp before were open."""
-    everybody, sure = np.arange(len(batch)), np.zeros((len(batch), len(model.ramp_blocks)), bool)
+    every, sure = np.arange(len(batch)), np.zeros((len(batch), len(model.ramp_blocks)), bool)
     for column, ramp in enumerate(model.ramp_blocks):
-        launched = model.run(batch, ramp + 1, (ramp,), everybody)
+        launched = model.run(batch, ramp + 1, (ramp,), every)
         assert launched.survivors is not None, "This is a bug: all inputs stay."
         sure[launched.exits.rows, column], batch = True, launched.survivors
     return sure

@@ -30,7 +30,7 @@ class Words:
 
 
 class Sides(NamedTuple):
-    """Of a picture."""
+    """The sides of a picture in pixels."""
 
     height: int
     width: int
@@ -109,7 +109,7 @@ class Exits:
 
     @property
     def comparable(self) -> list[object]:
-        """What shows whether two answers to an input are the same: labels, the scores of a network without any, or of
+        """The values by which two answers to an input are compared: labels, scores where there are no labels, or for
         points the lines and columns of their cells."""
         if self.logits.shape[1] == 1 and self.counts is None:
             return [score for _, score in self.answers()]
@@ -139,7 +139,7 @@ class Exits:
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
-        """Of every label."""
+        """The probability of every label, row by row."""
         return probabilities_in(self.logits)
 
 

@@ -1,8 +1,6 @@
-"""What all pictures share: colours that differ in lightness too, frames of two sides, and plain numbers."""
+"""The look of all pictures: colours that differ in lightness too, frames of two sides, and plain numbers."""
 
 from typing import TYPE_CHECKING
-
-from isobatch.profiles.latency import LatencyTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +26,3 @@ def plain_logarithmic(axis: "Axis") -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_locator(NullLocator())
-
-
-def name(table: LatencyTable) -> str:
-    """
-    >>> name(LatencyTable("v100", (1.0,), ((0.1,),), ((0.0,),), 0.0, (0,), (0,), "measured", length=128))
-    'v100, 128 tokens'
-    """
-    return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"

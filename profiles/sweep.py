@@ -56,7 +56,7 @@ class RoundTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """The same of all rounds at one batch size, one row per round."""
+    """The times of all rounds at one batch size (`RoundTimes`), one row per round."""
 
     blocks: Floats
     ramps: Floats

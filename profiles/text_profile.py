@@ -76,8 +76,11 @@ class DecodingTable:
             raise ValueError(f"{self.kind}: prices must be finite, 0 or more")
         if not any(prices):
             raise ValueError(f"{self.kind}: some part of a launch must take time")
-        if min(self.kv_bytes, self.weights_bytes) < 1 or (self.residents is not None and self.residents < 1):
-            raise ValueError(f"{self.kind}: kv_bytes, weights_bytes and residents must be above 0")
+        for name in ("kv_bytes", "weights_bytes", "residents", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{self.kind}: {name} = {getattr(self, name)} must be above 0")
+        if not 0 <= self.front_s < inf:
+            raise ValueError(f"{self.kind}: front_s = {self.front_s} must be finite, 0 or more")
 
     @property
     def estimated(self) -> bool:
@@ -114,7 +117,7 @@ class DecodingWorkload:
 
     def __post_init__(self) -> None:
         if not self.prompts or len(self.prompts) != len(self.outputs):
-            raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: as many of each are needed")
+            raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: each text has one of both")
         if min(*self.prompts, *self.outputs) < 1:
             raise ValueError("a prompt and an output have 1 token at least")
         shares = self.agreement, *dict(self.survival).values(), *dict(self.projected).values()
@@ -155,8 +158,11 @@ class DecoderProfile:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ValueError(f"num_blocks = {self.num_blocks} must be above 0")
+        for name in ("num_blocks", "reads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be above 0")
+        if not self.tables:
+            raise ValueError("a profile needs at least one table")
         ramps = (*self.workload.survival, *self.workload.projected)
         if wrong := [block for block, _ in ramps if not 0 <= block < self.num_blocks - 1]:
             raise ValueError(f"no ramp can stand after block {wrong[0]} of {self.num_blocks} blocks")

@@ -26,9 +26,9 @@ class Window:
     """Counts of one window, by one reporter or by several.
 
     `left[k]` inputs were answered after block k; inputs that ran to the end count in the last block. `unfinished[k]`
-    inputs ended without an answer before block k (empty: none). `arrived` inputs came meanwhile; these are not the same
-    inputs, as some were refused and some are still on their way. They came in `texts`, where an input is
-    a number of tokens (0: it is not). `full` of them asked for the whole network: they are not in `left`, as they say
+    inputs ended without an answer before block k (empty: none). `arrived` inputs came meanwhile, of which some were
+    refused and some are still on their way. `texts` is the number of texts in which they came, where an input is
+    a number of tokens, else 0. `full` of the inputs asked for the whole network: `left` is without them, as they say
     nothing about survival. `peak_per_s` is the largest rate of any look in the window.
     """
 

@@ -47,7 +47,6 @@ from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
-from isobatch.profiles.picture import name
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
@@ -136,8 +135,9 @@ def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[Laten
 
 def _report(console: Console, new: Profile, out: Path) -> None:
     console.print(report(new))
-    if derived := [f"{name(each)} ({each.backend} {each.dtype}, {each.origin})" for each in new.tables if each.derived]:
-        console.print(f"not measured: {'; '.join(derived)}", highlight=False)
+    if derived := [each for each in new.tables if each.derived]:
+        variants = (f"{each.kind_and_length} ({each.backend} {each.dtype}, {each.origin})" for each in derived)
+        console.print(f"not measured: {'; '.join(variants)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}")

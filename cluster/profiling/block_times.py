@@ -31,7 +31,6 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.lengths import WORD, Lengths
 from isobatch.profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
 from isobatch.profiles.model import Batch, SplitModel
-from isobatch.profiles.picture import name
 from isobatch.profiles.sweep import whole_s
 
 USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
@@ -254,6 +253,6 @@ def report(profile: Profile) -> Table:
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
             of_inputs = (f"{1000 * seconds / size:.3g}", f"{size / seconds:,.0f}") if size >= 1 else ("", "")
             took = (f"{1000 * seconds:.3g}", f"{1000 * slow_s:.3g}")
-            rows.add_row(name(table), table.size_text(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
+            rows.add_row(table.kind_and_length, table.size_text(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows

@@ -47,11 +47,11 @@ class FleetApplication:
     kept: float = 1.0
 
     def needed_per_s(self, goal: FleetGoal) -> float:
-        """The goodput below which a division is none."""
+        """The least goodput that a division must give this application."""
         return max(self.least_per_s, self.rate_per_s or 0.0) if goal == "cost" else self.least_per_s
 
     def learned(self, sustained_per_s: float, estimated_per_s: float) -> "FleetApplication":
-        """The same, after a simulation of a plan for which `estimated_per_s` was expected.
+        """The application after the simulation of a plan for which `estimated_per_s` was expected.
 
         Of a plan that sustains nothing a small share is kept, so that more devices are worth more.
         """
@@ -115,7 +115,7 @@ class PartPlans:
     _alone: Alone = field(default_factory=dict)
 
     def knowing(self, before: "PartPlans | None") -> "PartPlans":
-        """The same, with the plans that were made before, if the one on all devices promises nearly the same now."""
+        """These plans with the earlier ones, if the earlier plan on all devices would promise nearly the same now."""
         if before is None or before._limits != self._limits or not before._promises_alike(self.application.facts):
             return self
         application = replace(self.application, facts=before.application.facts)

@@ -25,7 +25,7 @@ from isobatch.profiles.devices import Device
 NODES = 300  # of the search for whole numbers: a limit in nodes gives the same answer on every machine
 WHOLE_GAP = 1e-3  # of that search
 INFEASIBLE = 2  # the status of scipy's `milp`
-LEVEL = 1e-3  # for fairness, the weight of all goodputs beside the smallest one
+LEVEL = 1e-3  # for fairness, the most that all goodputs count beside the smallest one
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class DivisionProgram:
         """The best division in whole devices, if applications sustain these shares of their upper bounds."""
         aim = self._aim()
         if self.goal == "fairness":
-            aim[self._u] += LEVEL / len(self.applications) / self._levels
+            units = self._units()
+            aim[self._u] += LEVEL / len(self.applications) * units[self._asked.stop] / units[self._u]
         if self.held and self.goal != "cost":  # of a goodput, what its devices add at least
             adds = [
                 weight * each.rows.min(axis=0)
@@ -114,7 +115,7 @@ class DivisionProgram:
     def _solved(
         self, aim: Floats, needed: Floats, scales: Floats, whole: bool = False, able: bool = False
     ) -> OptimizeResult:
-        """`able`: kinds that can do nothing alone do nothing without others."""
+        """`able`: without a device of a kind that has goodput by itself, an application sustains nothing."""
         low, high = self._zeros(), self._zeros() + np.inf
         low[self._u] = needed
         high[: self._u.start] = np.tile([each.count for each in self.devices], len(self.applications))
@@ -141,11 +142,11 @@ class DivisionProgram:
         units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
         most = np.array([float((each.rows @ counts).min()) for each in self.worths])
         units[self._u] = units[self._asked] = most
-        units[self._asked.stop] = float((most / self._levels).max())
+        units[self._asked.stop] = float((most / self._levels).min())  # t is no larger
         return units
 
     def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
-        """Rows of what is at most `counts`, by kind, then `held`, and after these of what is at most 0."""
+        """Rows of the constraints: first those limited by `counts`, then by `held`, and then by 0."""
         kinds = len(self.devices)
         for kind in range(kinds):
             used = self._zeros()

@@ -80,7 +80,9 @@ class Relaxation:
     def evenly(self) -> Cut:
         """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
         mu = 1 / self.counts
-        return self.plain_cut(mu / self.most_capacity(mu))
+        with np.errstate(divide="ignore"):  # no dollars are left: no device can be paid, and the bound is infinite
+            each = mu / self.most_capacity(mu)
+        return self.plain_cut(each)
 
     def plain_cut(self, mu: Floats) -> Cut:
         """The cut at multipliers for device seconds alone."""

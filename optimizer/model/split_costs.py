@@ -16,7 +16,7 @@ LEAST_LOAD_S = 1e-12
 def occupancy(batch: Number, staying: Number) -> Number:
     """The probability that at least one input of a batch is left, if each stays with probability `staying`.
 
-    A batch of one that left does not run the blocks behind its ramp: this is what early exit saves without batching.
+    A batch from which all inputs have left does not run the blocks behind: without batching, exits save only this.
 
     >>> float(occupancy(1, 0.25)), float(occupancy(2, 0.5)), float(occupancy(8, 1.0))
     (0.25, 0.75, 1.0)

@@ -60,7 +60,7 @@ class Valuation:
             price = float(self.prices[list(self.kind_of)] @ replicas)
             latency_s = split_costs.latency_s(work, arrivals, goodput_per_s)
             value = goal.value(goodput_per_s, price, latency_s)
-            if best is None or value < best.value:
+            if best is None or value < best.value * (1 - LAST_BITS):  # of equal values, the fewest replicas
                 best = Staffing(value, goodput_per_s, replicas)
             if goal.best_with == "fewest":
                 break

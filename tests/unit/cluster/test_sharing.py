@@ -218,7 +218,7 @@ def test_what_was_measured_at_once_is_kept_where_more_cannot_be(error: BaseExcep
     [
         (("--kind", "cpu/2"), "--kind cpu/2 is a shared device: name the device, and measure it with --together"),
         (("--links", "--kind", "cpu/2"), "--kind cpu/2 is a shared device"),
-        (("--devices", "v100/2"), "v100/2: nobody publishes times of shared devices: measure them with --together"),
+        (("--devices", "v100/2"), "v100/2: no times of shared devices are published: measure them with --together"),
         (("--links", "--together", "2"), "--together is not read by --links"),
     ],
 )

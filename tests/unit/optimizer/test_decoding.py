@@ -41,6 +41,12 @@ def test_where_weights_bind_it_is_the_arithmetic_of_rhythms(cut: int, survival: 
         assert found == pytest.approx(1 / best.cost, rel=1e-6)
 
 
+def test_a_share_that_rounds_to_nothing_is_planned_as_none() -> None:
+    none, tiny = (DecodingFacts(paper_decoder(LaunchSize(blocks=1e-3), ((3, share),)), CPU) for share in (0.0, 1e-300))
+    way = DecodingWay(4, 2, 32, 256)
+    assert expected_pace(tiny, way) == expected_pace(none, way)
+
+
 def test_where_rows_bind_recompute_gains_nothing_and_where_kv_binds_all() -> None:
     for price, gain in ((LaunchSize(rows=1e-3), 1.0), (LaunchSize(read=1e-3), 1 / (0.25 + 0.75 * 0.3))):
         facts = DecodingFacts(paper_decoder(price, prompt=200, output=2000), CPU)

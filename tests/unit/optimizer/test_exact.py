@@ -139,6 +139,15 @@ def test_among_equals_the_fewest_splits() -> None:
     assert len(plan.splits) == 1
 
 
+def test_among_equals_the_fewest_replicas() -> None:
+    """Any number of devices gives as many inputs per dollar: rounding must not choose among them."""
+    facts = small().with_devices((replace(small().devices[0], count=100, price_per_hour=2.87),))
+    for launch_s in (0.0, 1e-4, 7e-4):
+        given_launch = replace(facts, tables=(replace(facts.tables[0], launch_s=launch_s),))
+        (placement,) = search(given_launch, Objective(goal="goodput-per-dollar")).placements
+        assert placement.replicas == 1
+
+
 @many
 @given(SEEDS, st.data())
 def test_cuts_that_are_given_are_kept_and_the_plan_is_the_best_with_them(seed: int, data: st.DataObject) -> None:

@@ -135,6 +135,14 @@ def test_devices_that_cost_nothing_and_an_application_that_may_get_none_are_divi
     assert divide([poor, other], one, "fairness", 0.01, most_plans=0).parts == ((0,), (1,))
 
 
+@pytest.mark.parametrize("rate_per_s", [1e5, 1e9])
+def test_a_large_fleet_is_divided_fairly_between_rates_that_are_far_apart(rate_per_s: float) -> None:
+    asking = bert(rate_per_s=rate_per_s), distil(rate_per_s=1.0)
+    exact, large = (divide(asking, FLEET, "fairness", 0.01, most_plans) for most_plans in (400, 0))
+    assert exact.value[0] <= large.value[0] * (1 + large.gap) * (1 + 0.01)
+    assert large.value[0] >= 0.9 * exact.value[0]
+
+
 def test_an_application_without_any_plan_is_named() -> None:
     with pytest.raises(UserError, match=r"^distil: 0.01 ms SLO: the fastest plan needs"):
         divide([bert(), replace(distil(), objective=Objective(slo_s=1e-5))], FLEET, "goodput")

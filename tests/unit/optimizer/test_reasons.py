@@ -1,5 +1,6 @@
 """When there is no plan, the error names what binds and the nearest value that would do; and that value does."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -7,9 +8,11 @@ import pytest
 
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import LatencyTable
 
 TABLE = LatencyTable(
@@ -50,6 +53,21 @@ def test_a_budget_too_small(price: float) -> None:
     facts = FACTS.with_devices((replace(FACTS.devices[0], price_per_hour=price),))
     least = nearest(facts, Objective(cost_per_hour=1.0), r"\$1 per hour: the cheapest plan costs \$([\d.]+)")
     assert search(facts, Objective(cost_per_hour=least)) is not None
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_budget_that_one_kind_uses_up_leaves_nothing_for_the_next() -> None:
+    """No device can be paid from 0 dollars, which must not print a warning of numpy."""
+    kinds = [replace(FACTS.devices[0], kind=kind, count=1) for kind in "ab"]
+    facts = replace(FACTS, tables=(TABLE, replace(TABLE, kind="b")), devices=tuple(kinds))
+    plan = side_by_side(facts, Objective(cost_per_hour=kinds[0].price_per_hour))
+    assert sum(plan.devices().values()) == 1
+
+
+@pytest.mark.parametrize("limit", ["slo_s", "goodput_per_s", "cost_per_hour"])
+def test_a_limit_that_is_no_number_is_refused(limit: str) -> None:
+    with pytest.raises(UserError, match=f"{limit} = nan must be"):
+        Objective(**{limit: math.nan})  # type: ignore[arg-type]
 
 
 HEAVY = replace(TABLE, hidden_bytes=(10**9,) * 4, memory_bytes=(10**8,) * 4)

@@ -34,7 +34,11 @@ def test_a_wrong_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) 
     ("place", "value", "sentence"),
     [
         (("num_blocks",), 0, "num_blocks = 0 must be above 0"),
-        (("tables", 0, "kv_bytes"), 0, "must be above 0"),
+        (("reads",), 0, "reads = 0 must be above 0"),
+        (("tables",), [], "a profile needs at least one table"),
+        (("tables", 0, "kv_bytes"), 0, "kv_bytes = 0 must be above 0"),
+        (("tables", 0, "threads"), 0, "threads = 0 must be above 0"),
+        (("tables", 0, "front_s"), -1.0, r"front_s = -1.0 must be finite, 0 or more"),
         (("tables", 0, "price_s", "rows"), float("nan"), "Input should be a finite number"),
         (("tables", 0, "price_s"), {}, "must take time"),
         (("workload", "survival"), [[1, 1.5]], "from 0 to 1"),

@@ -1,12 +1,15 @@
 """What a promise rests on: saved in a file, used for any ramps, and tested on inputs that chose nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
@@ -38,6 +41,36 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
             Evidence.read(tmp_path / EVIDENCE)
     np.savez(tmp_path / EVIDENCE, pickled=np.array([{}], dtype=object))
     with pytest.raises(UserError, match="is not an exit table"):
+        Evidence.read(tmp_path / EVIDENCE)
+    with (tmp_path / EVIDENCE).open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(UserError, match="is not an exit table"):
+        Evidence.read(tmp_path / EVIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("shape_right", lambda array: array[:, 1:], r"shape_right has the shape \(4, 799\), and must have \(4, 800\)"),
+        ("test_said", lambda array: array[1:], r"test_said has the shape \(3, 900\), and must have \(4, 900\)"),
+        ("test_first", lambda array: array[0], r"test_first has the shape \(900,\)"),
+        ("shape_first", lambda array: array + 99, "shape_first has 129, and must have at most"),
+        ("shape_truth", lambda array: array - 1, "shape_truth must hold whole numbers, 0 or more"),
+        ("test_right", lambda array: array * np.nan, "test_right must hold finite numbers only"),
+        ("test_costs", lambda array: array[::-1], "test_costs must ascend from ramp to ramp"),
+        ("test_candidates", lambda array: array + 1, "must have the same candidates and ramps"),
+        ("terms", lambda array: 100 * array, r"terms = \[3.0, 95.0\] are no promise"),
+        ("terms", lambda array: array[0], "unpack"),
+    ],
+)
+def test_a_table_whose_arrays_disagree_is_refused_in_one_line(
+    tmp_path: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]], reason: str
+) -> None:
+    made_evidence().save(tmp_path / EVIDENCE)
+    with np.load(tmp_path / EVIDENCE) as saved:
+        arrays = dict(saved)
+    np.savez(tmp_path / EVIDENCE, **{**arrays, name: change(arrays[name])})
+    with pytest.raises(UserError, match=f"{reason}.*: prepare again"):
         Evidence.read(tmp_path / EVIDENCE)
 
 

@@ -48,6 +48,11 @@ def test_a_broken_file_says_where_and_why(tmp_path: Path, old: str, new: str, sa
     assert str(path) in str(caught.value)
 
 
+def test_times_of_a_shared_device_can_only_be_measured() -> None:
+    with pytest.raises(UserError, match=r"measure one on a v100 with 'isobatch profile ... --together 2'$"):
+        PROFILE.table("v100/2")
+
+
 def test_no_file_and_no_object_are_one_line_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         load(tmp_path / "absent.json")

@@ -39,7 +39,7 @@ def test_times_at_the_ends_of_an_interval() -> None:
 @pytest.mark.parametrize(
     ("interval", "problem"),
     [
-        (((0.5, 2.0),), "interval has 1 rows, one per batch size makes 3"),
+        (((0.5, 2.0),), "interval has 1 rows, and must have 3: one per batch size"),
         (((0.5, 2.0), (2.0, 0.5), (1.0, 1.0)), "at batch 4 = .2.0, 0.5. must be two factors above 0"),
     ],
 )
@@ -77,7 +77,7 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
         ({"batch_sizes": (1, 4, 4)}, "4 follows 4"),
         ({"batch_sizes": (1, float("nan"), 16)}, "nan follows 1"),
         ({"batch_sizes": (0, 4, 16)}, "from 1 to 1048576"),
-        ({"batch_sizes": (1, 4)}, "block_s has 3 rows, one per batch size makes 2"),
+        ({"batch_sizes": (1, 4)}, "block_s has 3 rows, and must have 2: one per batch size"),
         ({"block_s": ((0.001, 0.002), (0.002,), (0.008, 0.005))}, "block_s at batch 4 has 1 blocks, expected 2"),
         ({"block_s": ((0.001, 0.0), (0.002, 0.1), (0.008, 0.005))}, "block_s at batch 1, block 1 = 0.0 must be more"),
         ({"ramp_s": ((0.0, -1.0), (0.0, 0.0), (0.0, 0.0))}, "ramp_s at batch 1, block 1 = -1.0"),
