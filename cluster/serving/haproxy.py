@@ -45,7 +45,6 @@ SILENT_S = 15  # how long a client may fail to send or to receive
 ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
-_BUSY = "there are too many requests now, or a front has just ended: try again later"
 _LATE = f"the request was not complete after {REQUEST_S} seconds, or came more slowly than others"
 _ERRORS = {
     400: ("Bad Request", "this is no HTTP request, or its headers are longer than is allowed"),
@@ -56,9 +55,9 @@ _ERRORS = {
     500: ("Internal Server Error", "the proxy before the front failed"),
     501: ("Not Implemented", "the request asks for something that is not supported"),
     502: ("Bad Gateway", "the front ended before it had answered"),
-    503: ("Service Unavailable", _BUSY),
+    503: ("Service Unavailable", "there are too many requests now, or a front has just ended: try again later"),
+    504: ("Service Unavailable", "the front did not answer before the deadline: try again later"),  # sent as 503
 }
-_NO_ANSWER = (503, "Service Unavailable", "the front did not answer before the deadline: try again later")
 _SENTENCES = {  # of HAProxy's own answers, by their files
     "404": "there is no such path: GET /-/routes lists all paths",
     "405": f"this method is not known here: there are {', '.join(METHODS)}",
@@ -77,7 +76,6 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
     for status, (reason, sentence) in _ERRORS.items():
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
-    (folder / "504.http").write_bytes(_reply(*_NO_ANSWER))
     for name, sentence in _SENTENCES.items():
         (folder / f"{name}.json").write_text(json.dumps({"error": sentence}))
     (folder / SLO_MAP).touch()
@@ -96,13 +94,6 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
     no_front = f"{answer} 503 {json_file}/{READY}.json if {{ nbsrv eq 0 }}"
     crowded = f"{answer} 503 {json_file}/crowded.json if {{ avg_queue gt {QUEUED} }} {asks_much}"
     deadlines = list(_deadlines(folder / SLO_MAP))
-    conditions = {
-        QUESTIONS: "METH_GET !{ req.body_len gt 0 }",
-        FEW_LONG: f"unfinished {asks_little(QUEUED)}",
-        LONG: "unfinished",
-        FEW: asks_little(QUEUED),
-    }
-    waits_ms = dict.fromkeys(conditions, QUEUED_MS) | {QUESTIONS: QUESTIONS_MS}
     return Edits(
         program=program,
         kernel_file=str(KERNEL_FILE),
@@ -111,7 +102,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
         near=LOOPBACK,
         defaults=[
             f"timeout check {HANGS_MS}",
-            *(f"errorfile {status} {folder}/{status}.http" for status in (*_ERRORS, 504)),
+            *(f"errorfile {status} {folder}/{status}.http" for status in _ERRORS),
         ],
         frontend=[
             f"{EDITED}: a line in a log for each request would take longer than its refusal",
@@ -135,10 +126,12 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             f"http-after-response set-header Retry-After %[rand({RETRY_S}),add(1)] if {{ status 503 }} !says_when",
         ],
         backend=[f"timeout queue {QUEUED_MS}", *deadlines, no_front, crowded],
-        conditions=conditions,
-        aside={
-            kind: ["http-reuse always", f"timeout queue {wait_ms}", *deadlines, no_front]
-            for kind, wait_ms in waits_ms.items()
+        aside=["http-reuse always", *deadlines, no_front],
+        further={
+            QUESTIONS: ("METH_GET !{ req.body_len gt 0 }", QUESTIONS_MS),
+            FEW_LONG: (f"unfinished {asks_little(QUEUED)}", QUEUED_MS),
+            LONG: ("unfinished", QUEUED_MS),
+            FEW: (asks_little(QUEUED), QUEUED_MS),
         },
     )
 
@@ -196,8 +189,7 @@ def _backups(config: Path) -> list[str]:
 
 
 def _reply(status: int, reason: str, sentence: str) -> bytes:
-    body = json.dumps({"error": sentence})
-    # After a 503 the client tries again, on the same connection.
-    end = "" if status == 503 else "Connection: close\r\n"
+    body, status = json.dumps({"error": sentence}), min(status, 503)
+    end = "" if status == 503 else "Connection: close\r\n"  # after a 503 the client tries again, on the same connection
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{end}"
     return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()

@@ -33,12 +33,10 @@ class Edits(NamedTuple):
     near: Sequence[str]  # the addresses of this node
     defaults: Sequence[str]
     frontend: Sequence[str]
-    backend: Sequence[str]
-    # Each application gets more backends, with the same servers and reserved connections. By the end of a backend's
-    # name: the condition of its requests, ...
-    conditions: Mapping[str, str]
-    # ... and its lines.
-    aside: Mapping[str, Sequence[str]]
+    backend: Sequence[str]  # of each application
+    aside: Sequence[str]  # for its further backends, which have the same servers and reserved connections
+    # By the end of the name of each further backend: the condition of its requests, and how long they wait for a place.
+    further: Mapping[str, tuple[str, int]]
 
 
 def main(folder: Path, arguments: Sequence[str]) -> None:
@@ -58,7 +56,7 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
     """Ray's configuration with our lines. `state` names the sentence for requests that no front can take."""
     backends, as_json = _backends(config), "content-type application/json"
     status, sentence = ("404", "404") if backends and state != STOPPING else ("503", state)
-    uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, condition in edits.conditions.items()]
+    uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, (condition, _) in edits.further.items()]
     backup = {READY: r"\g<0>", STARTING: r"\1 disabled\n", STOPPING: ""}[state]
     for pattern, replacement in (
         (rf"( *bind +)[*]?:({'|'.join(edits.ports)})$", r"\g<1>127.0.0.1:\2"),
@@ -89,24 +87,23 @@ def _backends(config: str) -> list[str]:
 
 
 def _with_more(name: str, lines: Sequence[str], edits: Edits) -> str:
-    """The backend of an application with our lines, and the further ones.
+    """The backend of an application with our lines, and its further backends.
 
     Fronts of other nodes come last: their own HAProxy fills them, and only theirs learns of their limits at once.
     """
     servers = [words for line in lines if (words := line.split())[:1] == ["server"]]
-    servers = sorted(servers, key=lambda words: words[2].rpartition(":")[0] not in edits.near)
+    servers.sort(key=lambda words: words[2].rpartition(":")[0] not in edits.near)
     others = [line.strip() for line in lines if line.split()[:1] != ["server"]]
     sections = {name: [*edits.backend, *others, *map(" ".join, servers)]}
-    for end, rules in edits.aside.items():
-        sections[f"{name}:{end}"] = [*rules, *(_unchecked(name, *words) for words in servers)]
+    for end, (_, wait_ms) in edits.further.items():
+        sections[f"{name}:{end}"] = [*edits.aside, f"timeout queue {wait_ms}", *(_tracking(name, *e) for e in servers)]
     return "".join(f"backend {each}\n{_text(rules)}" for each, rules in sections.items())
 
 
-def _unchecked(backend: str, _: str, server: str, address: str, *options: str) -> str:
-    """A server in a further backend: it is up where the server of the application's backend is."""
-    tracked = [f"track {backend}/{server}"] if "check" in options else []
-    kept = [each for each in options if each in ("backup", "disabled")]
-    return " ".join(["server", server, address, *tracked, *kept])
+def _tracking(backend: str, _: str, server: str, address: str, *options: str) -> str:
+    """A server that is up while the same server in another backend is up."""
+    kept = {"check": f"track {backend}/{server}", "backup": "backup", "disabled": "disabled"}
+    return " ".join(["server", server, address, *(kept[each] for each in options if each in kept)])
 
 
 def _text(lines: Iterable[str]) -> str:
