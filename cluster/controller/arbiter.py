@@ -19,7 +19,9 @@ from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import PartPlans
 from isobatch.profiles.devices import as_text
 
-EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
+EARLY = (
+    4  # while the same applications refuse inputs, devices are divided again after this part (a quarter) of the time
+)
 MOVING_S = 0.5  # between two looks while a device changes hands
 LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision: a giver may not be able to shrink
 KEEP = 20  # decisions that are remembered
@@ -27,9 +29,9 @@ KEEP = 20  # decisions that are remembered
 
 @dataclass(frozen=True)
 class Grant:
-    """A new budget, and why; "": it is the old one. `device_ids`: those that are used, where replicas stand by.
+    """A budget, and the reason for it; empty: the budget is the old one. `parked`: all replicas end.
 
-    `parked`: all replicas end; the next grant starts some again.
+    `device_ids`: where replicas stand by, the devices whose replicas the application uses.
     """
 
     budget: Budget
@@ -40,7 +42,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class FleetDecision:
-    """`budgets` of all applications; None: those stay that they have."""
+    """`budgets`: those of all applications; None: they keep theirs."""
 
     at_s: float
     why: str
