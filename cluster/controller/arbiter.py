@@ -110,9 +110,9 @@ class Arbiter:
         """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
         nothing = self.config.nothing
         standings = {name: replace(each, budget=_both(max, nothing, each.budget)) for name, each in standings.items()}
-        for name, each in standings.items():
-            known = self._held[name] if self._last else Holding(each.budget, each.uses, aim=each.budget)
-            self._held[name] = known.after(each)
+        first = {name: Holding(each.budget, each.uses, aim=each.budget) for name, each in standings.items()}
+        known = self._held if self._last else first
+        self._held = self._held | {name: known[name].after(each) for name, each in standings.items()}
         if len(self._held) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
         standings = {name: each for name, each in standings.items() if not each.paused}

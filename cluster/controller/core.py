@@ -11,7 +11,6 @@ from dataclasses import replace
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import (
-    Trial,
     Verdict,
     is_idle,
     is_overloaded,
@@ -76,7 +75,8 @@ class Controller:
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
-            return self._begin_anew(now_s)
+            self._begin_anew(now_s)
+            return None
         observed = self._add(observed)
         if not self._runs_or_may_start:
             return None
@@ -192,8 +192,7 @@ class Controller:
     def _begin_anew(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
         self.window.start(now_s)
-        self._trial: Trial | None = None
-        self._relief, self._peeks = OverloadRelief(), PeekSchedule(self.patience, now_s)
+        self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
 
     @property
     def _runs_or_may_start(self) -> bool:
