@@ -1,6 +1,6 @@
 """The interface of an application to its controller, and the application on Ray Serve that implements it.
 
-The simulated application (`cluster/controller/rehearsal.py`) implements the same three calls.
+The simulated application (`cluster/controller/rehearsal.py`) implements the same calls.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class Application(Protocol):
         """
 
     async def use(self, device_ids: frozenset[str]) -> object:
-        """Returns when no replica is used except on these devices, where those of other applications stand by, too."""
+        """Returns when only replicas on these devices are used; those of other applications stand by there, too."""
 
     async def park(self, wakes_in_s: float) -> object:
-        """End all replicas; the next roll-out starts some. `wakes_in_s`: as long after the next input, they run."""
+        """End all replicas; the next roll-out starts some. `wakes_in_s`: from the next input until they run."""
 
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:

@@ -5,14 +5,14 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol, TypeVar
 
 from isobatch.cluster.controller.application import Application, RolloutError
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.core import Controller
-from isobatch.cluster.controller.decide import lost_devices
+from isobatch.cluster.controller.decide import is_refusing, lost_devices
 from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Runs a function that takes long where requests do not wait for it."""
+    """Runs a slow function in another thread, so that requests do not wait for it."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Coroutine[Any, Any, T]: ...
 
 
 async def at_once(function: Callable[..., T], /, *arguments: Any) -> T:
-    """An `Offload` for callers that have nothing else to do while they wait."""
+    """An `Offload` without a thread, for callers that serve no requests."""
     return function(*arguments)
 
 
@@ -45,8 +45,8 @@ class Spent:
 class ControlLoop:
     """One step is one look. `clock` is the time of day, `stopwatch` measures the cost of steps.
 
-    `report` is called with every decision; `request` asks Ray's autoscaler for devices, and `refused` is whether the
-    autoscaler cannot have all of them.
+    `report` is called with every decision; `request` asks Ray's autoscaler for devices, and `refused` says whether the
+    autoscaler cannot provide all of them.
     """
 
     def __init__(
@@ -150,18 +150,25 @@ class ControlLoop:
         return await self._to_its_end(self._preview())
 
     async def pause(self, paused: bool) -> None:
-        """A decision in the making is not executed any more; a roll-out that has begun goes on."""
+        """A decision that is being made is not executed; a roll-out that has begun goes on."""
         await self._to_its_end(self._pause(paused))
 
     async def standing(self) -> Standing:
         """What an arbiter needs to know of this application."""
         if self.controller.window.latest is None:
             raise ConnectionError("the controller has not looked at the application yet")
-        return await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
+        standing = await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
+        if not (self._rolled_out and self._pending):
+            return standing
+        latest = self._pending[-1].counted_in(self.controller.running.length)
+        expected_per_s = max(standing.expected_per_s, latest.arrivals_per_s)
+        return replace(standing, refuses=is_refusing(latest), expected_per_s=expected_per_s)
 
     async def grant(self, grant: Grant) -> None:
         """Plan on other devices from now on: `act`, which `run` calls next, changes to them."""
-        if grant.why or grant.parked or self.controller.window.parked:  # others only choose replicas: no wait
+        if (
+            grant.why or grant.parked or self.controller.window.parked
+        ):  # other grants choose replicas only, without waiting for a decision
             async with self._deciding:
                 self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
                 self.decided["granted"] += bool(grant.why)
@@ -218,7 +225,7 @@ class ControlLoop:
         return self.controller.record.events.numbered(step.event.number) or step.event
 
     def _obstacle(self, event: Event, plan: Plan) -> str:
-        """Why a person or the arbiter no longer allows the plan that was chosen; empty: they do."""
+        """Why the chosen plan may no longer be rolled out, by a command that came meanwhile; empty: it may."""
         if self.controller.record.paused and event.what != "looked":
             return "the controller was paused meanwhile"
         parked, budget = self.controller.window.parked, self.controller.present.budget
@@ -230,6 +237,7 @@ class ControlLoop:
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
         begun_s, self._rolled_out = self._clock(), plan.devices()
+        watching = asyncio.create_task(self._watch())
         try:
             await self._application.roll_out(plan)
         except RolloutError as error:
@@ -241,7 +249,16 @@ class ControlLoop:
         else:
             await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
         finally:
+            watching.cancel()
             self._rolled_out = {}
+
+    async def _watch(self) -> None:
+        """Observe until cancelled, and decide nothing: replicas may take minutes to start, and some fronts may end."""
+        while True:
+            await asyncio.sleep(self.controller.patience.look_every_s)
+            with suppress(Exception):  # the next look says why the application does not answer
+                observed = await self._application.observe(devices=False)
+                self._pending.append(observed)
 
     async def _failed(self, step: NextStep, reason: str, blameless: bool, tried: bool = True) -> None:
         await self._call(self.controller.failed, step, reason, self._clock(), blameless, tried)

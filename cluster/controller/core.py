@@ -11,7 +11,6 @@ from dataclasses import replace
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import (
-    Trial,
     Verdict,
     is_idle,
     is_overloaded,
@@ -50,9 +49,8 @@ class Controller:
         self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
-        self._trial: Trial | None = None
+        self._begin_anew(now_s)
         self.peek: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
-        self._peeks, self._relief = PeekSchedule(patience, now_s), OverloadRelief()
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
         if events.last:
@@ -77,13 +75,11 @@ class Controller:
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
-            self.window.start(now_s)
-            self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
+            self._begin_anew(now_s)
             return None
         observed = self._add(observed)
-        may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
-        if self.window.parking or (self.window.parked and (self.record.paused or not may_start)):
-            return None  # nothing is decided until replicas can start
+        if not self._runs_or_may_start:
+            return None
         return (
             self._end_peek(observed, now_s)
             or self._give_up_late_devices(now_s)
@@ -152,7 +148,7 @@ class Controller:
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
-            event = replace(event, worse=self._worse)
+            event = replace(event, worse=self.keeper.worse)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
@@ -192,6 +188,18 @@ class Controller:
     def requested(self) -> dict[str, int]:
         """The devices that Ray's autoscaler must be asked for."""
         return self.device_requests.beyond_use(self.running.devices(), self.present.counts)
+
+    def _begin_anew(self, now_s: float) -> None:
+        """Forget what was measured in the present window, and since the last change of plan."""
+        self.window.start(now_s)
+        self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
+
+    @property
+    def _runs_or_may_start(self) -> bool:
+        """Whether the application has replicas, or is parked and may start some."""
+        may_start = any(self.present.counts.values()) and (self._granted or not self.present.shared)
+        parked = self.window.parked and (self.record.paused or not may_start)
+        return not (self.window.parking or parked)
 
     def _end_peek(self, observed: Observed, now_s: float) -> NextStep | None:
         """Learn from the look with all ramps open, and close them again."""
@@ -256,19 +264,16 @@ class Controller:
 
     def _close_window_if_due(self, now_s: float) -> NextStep | None:
         """Close the window at its end, or early for a reason."""
-        known, looks, age_s, reason = self.known, self.window.looks, now_s - self.window.began_s, ""
-        latest: Observed | None = None
+        known, looks, age_s = self.known, self.window.looks, now_s - self.window.began_s
+        if age_s >= self.patience.replan_every_s * (1 - 1e-9):
+            return self._close(now_s)
         early = age_s >= self.patience.replan_every_s / EARLY
+        if early and (latest := known.estimate.surprise(looks, self.ramps, self.patience.enough_inputs)):
+            return self._close(now_s, "the inputs differ from the forecast: ", latest)
+        if early and known.problem.aim.at_expected_rate and is_overloaded(looks, known.sustains_per_s(self.running)):
+            return self._close(now_s, "more inputs arrive than the running plan sustains: ")
         changed = self._devices_changed and (early or lost_devices(self.running, self.present.counts))
-        if age_s < self.patience.replan_every_s * (1 - 1e-9):
-            enough, for_rate = self.patience.enough_inputs, known.problem.aim.at_expected_rate
-            if early and (latest := known.estimate.surprise(looks, self.ramps, enough)):
-                reason = "the inputs differ from the forecast: "
-            elif early and for_rate and is_overloaded(looks, known.sustains_per_s(self.running)):
-                reason = "more inputs arrive than the running plan sustains: "
-            elif not (self._granted or changed or (early and self.window.parked)):
-                return None
-        return self._close(now_s, reason, latest)
+        return self._close(now_s) if self._granted or changed or (early and self.window.parked) else None
 
     def _add(self, observed: Observed) -> Observed:
         """Add an observation to the window; returns it in the units that plans count."""
@@ -352,8 +357,7 @@ class Controller:
                 self._relief.best = None  # searched for when it is needed
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
-        running = snapshot.running
-        short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
+        short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
         if not (is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
@@ -380,21 +384,16 @@ class Controller:
         return not fixed and self._relief.may_help(self.running, now_s)
 
     def _should_peek(self, verdict: Verdict, cost_model: CostModel, now_s: float) -> bool:
-        if self._trial or self.pinned or self.record.paused or lost_devices(self.running, self.present.counts):
-            return False
-        if self.keeper and self.keeper.worse > 1.0:  # closed ramps still have the thresholds that broke the promise
-            return False
-        return self._peeks.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
-
-    @property
-    def _worse(self) -> float:
-        return self.keeper.worse if self.keeper else 1.0
+        broke = self.keeper and self.keeper.worse > 1.0  # closed ramps still have the thresholds that broke the promise
+        is_fixed = self._trial or self.pinned or self.record.paused
+        may = not (broke or is_fixed or lost_devices(self.running, self.present.counts))
+        return may and self._peeks.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
 
     def _record(self, what: What, why: str, now_s: float) -> None:
         self.record.add(replace(self._event(now_s), what=what, why=why))
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:
         corrections, requested = self.known.corrections, self.device_requests.counts
-        number, plan = self.record.number, self.running
-        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=self._worse, asked=requested)
+        number, plan, worse = self.record.number, self.running, self.keeper.worse if self.keeper else 1.0
+        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=worse, asked=requested)
         return event.with_figures(observed, self.known.promises_per_s(plan)) if observed else event

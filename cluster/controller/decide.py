@@ -21,7 +21,7 @@ LEAST_REFUSED = 3  # refused inputs, below which the share says little
 HEADROOM = 3  # times `least_gain`: for a change that starts replicas although all inputs are answered in time
 URGENT = 1 / 3  # times `least_gain`: for a change that starts no replica while inputs are late or refused
 FREE_CHANGES = 2  # recent changes after which the next one is still as easy
-LEAST_PER_S = 1e-9  # a goodput that is never divided by
+LEAST_PER_S = 1e-9  # the least goodput that a value or another goodput is divided by
 SAME = 1e-6  # a smaller gain is a rounding error
 
 SURGE = 1.5  # times the expected rate: the cheapest plan is made for no more than this

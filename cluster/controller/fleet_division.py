@@ -27,8 +27,8 @@ from isobatch.profiles.errors import UserError
 
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
-QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, not forecasts
-AGAIN_S = 5.0  # a division is expected to stay for no longer where replicas start so soon
+QUICK_S = 2.0  # where replicas start within this time, devices follow the present rates instead of forecasts
+AGAIN_S = 5.0  # where replicas start that quickly, a division is expected to last this long
 Budget = Mapping[str, int]  # devices by kind
 
 
@@ -47,10 +47,10 @@ class Standing:
     kept: float
     budget: Budget
     uses: Budget
-    refuses: bool  # inputs, in the last look
+    refuses: bool  # whether inputs were refused in the last look
     paused: bool = False  # by a person, so that its plan stays
     start_s: float = 0.0  # that a replica takes to start
-    arrivals_per_s: float = 0.0  # in the present window, as the next
+    arrivals_per_s: float = 0.0  # in the present window, like `goodput_per_s`
     goodput_per_s: float = 0.0
     standby: tuple[StandbyReplica, ...] | None = ()  # None: its replicas do not stand by
     parked: bool = False  # all its replicas have ended
@@ -148,11 +148,13 @@ class Asked:
         yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """The plans with what each application needs: the more needs are given up, the less.
+        """The plans with what each application needs. Each need that is given up leaves it the next smaller one:
 
-        At first an application needs its least goodput, and what it asks for as far as its own devices sustain it. Then
-        it needs its least goodput only as far as its own devices sustain that, too; then nothing but this part of its
-        least goodput; then any device, because a controller cannot do without; at last nothing.
+        1. its least goodput, and the goodput that it asks for, as far as its own devices sustain this
+        2. the same, with its least goodput as far as its own devices sustain it
+        3. its least goodput, as far as its own devices sustain it
+        4. any device, because a controller cannot do without
+        5. nothing
         """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []
@@ -199,7 +201,7 @@ def _with(plans: PartPlans, **terms: Any) -> PartPlans:
 
 
 def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:
-    """The value of a division without goodput that nobody asks for; None: one has less than it needs."""
+    """The value of a division by the goodput that is asked for; None: an application has less than it needs."""
     worths = list[float]()
     for each, part in zip(plans, parts, strict=True):
         worth, asks = each.worth(goal, part), each.application
@@ -232,7 +234,7 @@ def is_quick(start_s: float) -> bool:
 
 
 def kind_for_one(facts: Problem, objective: Objective, present: Budget) -> str:
-    """The kind of device of which one sustains most for an application; empty: one of no kind is enough."""
+    """The kind of which a single device sustains most for an application; empty: a single device is not enough."""
     limits = objective.for_most_goodput
     here = [replace(each, count=1) for each in facts.devices if present.get(each.kind)]
     per_s = {each.kind: promised_per_s(side_by_side(facts.with_devices([each]), limits, NEAR)) for each in here}

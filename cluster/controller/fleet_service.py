@@ -28,8 +28,8 @@ from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
 from isobatch.profiles.devices import is_cpu, whole_kind
 
-ANSWERS_WITHIN_S = 10.0  # a controller that does not is left alone until it answers again
-SILENT_S = 1.0  # until then it is waited for no longer than this, so that it does not hold up the others
+ANSWERS_WITHIN_S = 10.0  # for a controller to answer: without an answer its application keeps its devices
+SILENT_S = 1.0  # the same for a controller that did not answer the last time, so that the others do not wait for it
 log = logging.getLogger("ray.serve")
 
 
@@ -104,7 +104,7 @@ class FleetService:
         )
 
     def note(self, standings: Mapping[str, Standing]) -> None:
-        """The controllers that have answered."""
+        """Keep the answers of the controllers that have answered; the others are silent."""
         self._standings |= standings
         self._silent = [name for name in self._controllers if name not in standings]
 

@@ -18,7 +18,7 @@ from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
-AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
+AS_KNOWN_S = 20.0  # seconds of overload that weigh the same as all time before: one look may show a burst only
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
@@ -310,9 +310,9 @@ class Barred:
 
 
 def _shapes(plan: Plan) -> frozenset[object]:
-    """Of each pipeline, what similar ones share: cuts on about as many devices of a kind, about the same batch sizes.
+    """For each pipeline, what similar ones share: the cuts, and the rough numbers of devices and batch sizes.
 
-    Where two devices failed, one of them may still run alone: a node may have died while its replica started.
+    Where a plan on two devices failed, a plan on one of them is not similar: the other may have been lost meanwhile.
     """
     return frozenset(
         frozenset(

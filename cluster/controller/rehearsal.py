@@ -127,7 +127,7 @@ class _Driven:
         self.loop = ControlLoop(self.application, controller, clock, time.process_time, report=lambda event: None)
 
     async def until(self, now_s: float) -> None:
-        if self.simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
+        if self.simulation.now_s < now_s:  # else a roll-out has taken the time until then
             self.simulation.run_until(now_s)
             await self.loop.step()
 

@@ -13,7 +13,7 @@ LOST = 0.97  # a smaller kept share is named as a cause
 
 
 def nearly_all_in_time(observed: Observed) -> bool:
-    """Whether nearly all inputs, or all of none, were answered in time, so that more goodput would serve nobody."""
+    """Whether so few inputs were late or refused that a plan of more goodput would gain nothing."""
     return observed.arrivals - observed.in_time <= max(UNDER_WAY, (1 - NEARLY_ALL) * observed.arrivals)
 
 

@@ -20,6 +20,7 @@ from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
+from tests.helpers.asking import until
 from tests.helpers.fluid_application import (
     MEDIUM,
     Fluid,
@@ -98,13 +99,42 @@ class SlowlyRolled(Fluid):
     """It notes of which request a roll-out is a part: Serve cancels the calls of one whose client goes away."""
 
     begun: asyncio.Event
+    goes_on: asyncio.Event | None = None
     client = ""
 
     async def roll_out(self, plan: Plan) -> None:
         self.client = CLIENT.get()
         self.begun.set()
-        await asyncio.sleep(0.01)
+        await (self.goes_on.wait() if self.goes_on else asyncio.sleep(0.01))
         await super().roll_out(plan)
+
+
+def test_during_a_roll_out_that_takes_long_inputs_are_counted_and_the_arbiter_hears_of_refusals() -> None:
+    """What was counted belongs to the next look."""
+    app = SlowlyRolled(ASKED, batches(first_plan(ASKED), 4))
+    app.rate = lambda at_s: 10.0
+    loop = control_loop(app, look_every_s=0.001, react_every_s=0.001)
+
+    async def flooded_meanwhile() -> tuple[Standing, Observed | None]:
+        app.begun, app.goes_on = asyncio.Event(), asyncio.Event()
+        forcing = asyncio.create_task(loop.force())
+        await app.begun.wait()
+        app.now_s += 7
+        app.rate = lambda at_s: 1e5
+        looks = len(app.answered)
+        await until(lambda: len(app.answered) > looks)
+        standing = await loop.standing()
+        app.goes_on.set()
+        await forcing
+        app.rate = lambda at_s: 0.0
+        await loop.act()
+        return standing, loop.controller.window.latest
+
+    standing, latest = asyncio.run(flooded_meanwhile())
+    assert standing.refuses
+    assert standing.expected_per_s > 9e4
+    assert latest is not None
+    assert latest.refused > 5e5
 
 
 def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:

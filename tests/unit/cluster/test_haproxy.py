@@ -4,20 +4,16 @@ import csv
 import json
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
 
 import pytest
 
-from experiments.shared.machine import free_port
 from isobatch.cluster.serving.haproxy import REQUEST_S, RETRY_S, ready, stopping, write_script
-from isobatch.deployments.front.headers import trusted_proxies, waited_s_by
+from isobatch.deployments.front.headers import waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
@@ -26,15 +22,19 @@ from isobatch.deployments.front.proxy import (
     QUESTIONS_AT_ONCE,
     SLO_MAP,
     SLOW,
-    Burden,
-    ProxyLimit,
-    Refusals,
     haproxy_reply,
-    servers_at,
 )
-from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
+from tests.helpers.haproxy_clients import (
+    ANSWER,
+    WHOLE,
+    allow,
+    answering,
+    asked,
+    crowd,
+    ended,
+)
 
 
 def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,33 +47,6 @@ def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch:
     assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
     binds = ["127.0.0.1:9101", "*:8000", "10.0.0.1:8000", "127.0.0.1:8404", "*:84041"]
     assert [line.split()[1] for line in config.read_text().splitlines()] == binds
-
-
-NODE = "192.0.2.1"  # the address of HAProxy's node for others
-
-
-def allow(folder: Path, front: int, requests: int, slo_ms: float | None = None) -> None:
-    """As a front that HAProxy reaches at this port tells it."""
-    orders = folder / "node" / "admin.sock"
-    assert servers_at(orders, None, NODE) == []
-    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front, NODE), slo_ms)._send(requests)
-
-
-def end(folder: Path) -> None:
-    """HAProxy takes the front for one that has gone."""
-    backends = ("app", *(f"app:{each}" for each in (FEW, FEW_LONG, LONG, QUESTIONS)))
-    haproxy_reply(folder / "node" / "admin.sock", ";".join(f"disable server {each}/front" for each in backends))
-
-
-def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
-    """Status, headers and body."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0)) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() if said is None else said)
-        reply = b""
-        while b"}" not in reply and (came := connection.recv(4096)):
-            reply += came
-    headers, _, body = reply.partition(b"\r\n\r\n")
-    return int(headers.split()[1]), headers.lower(), body
 
 
 def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
@@ -111,41 +84,6 @@ def test_requests_are_in_no_log(tmp_path: Path) -> None:
         assert not [line for line in lines if b"HTTP/1.1" in line]
 
 
-class Crowd:
-    """Clients of a HAProxy before one front, which answers only what the test answers."""
-
-    def __init__(self, front: socket.socket, port: int, stack: ExitStack) -> None:
-        self.front, self._port, self._stack = front, port, stack
-
-    def ask(self, said: str = "POST /app/predict", source: str = "127.0.0.1", header: str = "") -> socket.socket:
-        asking = socket.create_connection(("127.0.0.1", self._port), timeout=60, source_address=(source, 0))
-        self._stack.enter_context(asking).sendall(f"{said} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
-        time.sleep(0.01)
-        return asking
-
-    def arrived(self) -> tuple[socket.socket, bytes]:
-        """The next connection of HAProxy to the front, and what came over it; nothing where none comes in time."""
-        with suppress(TimeoutError):
-            connection = self._stack.enter_context(self.front.accept()[0])
-            connection.settimeout(60)
-            return connection, connection.recv(4096)
-        return self.front, b""
-
-
-@contextmanager
-def crowd(folder: Path, places: int, **told: int) -> Iterator[Crowd]:
-    """HAProxy before a front that has room for so many requests."""
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        front.settimeout(60)
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(folder, front=place, **told))
-        allow(folder, place, places)
-        yield Crowd(front, port, stack)
-
-
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
 def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_path: Path) -> None:
     """The front takes requests and answers none of them; what it is told is when HAProxy saw them."""
     with crowd(tmp_path, 2) as clients:
@@ -167,40 +105,6 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert min(took_s) < 1
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
-
-
-def test_a_front_takes_no_time_from_the_clock_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tmp_path / "kernel"
-    kernel.write_text("of another node\n")
-    monkeypatch.setattr("isobatch.cluster.serving.haproxy.KERNEL_FILE", kernel)
-    with crowd(tmp_path, 1) as clients:
-        clients.ask()
-        came = clients.arrived()[1].lower().partition(b"x-request-start: ")[2].partition(b"\r\n")[0]
-    assert came.endswith(b";of another node")
-    assert waited_s_by(came) == 0
-
-
-def test_a_front_knows_its_servers_from_those_of_other_nodes_with_the_same_port(tmp_path: Path) -> None:
-    """By whatever address HAProxy reaches its own node. It counts all that is refused there.
-
-    Nothing listens at the other addresses.
-    """
-    orders, far = tmp_path / "node" / "admin.sock", ("127.0.0.9", "::1", NODE)
-
-    def own(port: int) -> list[str]:
-        return [each for each in servers_at(orders, port, NODE) if not each.endswith("/fallback")]
-
-    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far):
-        names = [each.removeprefix("app/") for each in own(front) if each.startswith("app/")]
-        assert names == ["far-1", "front", "far-2", "far-0"]
-    orders.unlink()
-    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front, far=far[:1]) as port:
-        refusals = Refusals()
-        haproxy_reply(orders, ";".join(f"disable server app:few/{each}" for each in ("front", "far-0", "fallback")))
-        for _ in range(2):
-            refusals.read(haproxy_reply(orders, Refusals.command), own(front))
-            refused = [asked(port, said=WHOLE)[0] for _ in range(4)]
-        assert (refused, refusals.total) == ([503] * 4, 4)
 
 
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
@@ -259,72 +163,6 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
             assert b"there are too many requests now: try again later" in told
 
 
-def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Path) -> None:
-    """They get what exceeds its limit, and cannot reach this HAProxy."""
-    orders, one, two = tmp_path / "node" / "admin.sock", free_port(), free_port()
-    with haproxy(tmp_path, fronts=[one, two], front=two, far=["127.0.0.9"]):
-        for places, front in ((9, two), (7, one)):
-            allow(tmp_path, front, places)
-        rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
-        limits = {row["svname"]: row["slim"] for row in rows if row["pxname"] == "app"}
-    assert limits == {f"front-{one}": "7", f"front-{two}": "9", "far-0": "7", "fallback": ""}
-
-
-def test_fronts_of_other_nodes_get_only_what_exceeds_the_limit(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        near = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        place = near.getsockname()[1]
-        far = stack.enter_context(socket.create_server(("127.0.0.9", place)))
-        clients = Crowd(near, stack.enter_context(haproxy(tmp_path, front=place, far=["127.0.0.9"])), stack)
-        allow(tmp_path, place, 2)
-        for front, number in ((near, 2), (far, 2), (far, 0)):
-            clients.ask()
-            clients.ask()
-            front.settimeout(0.3)
-            clients.front = front
-            assert sum(bool(clients.arrived()[1]) for _ in range(2)) == number
-
-
-def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.4/30, fd00::/8")
-    with crowd(tmp_path, 1, queued_ms=60_000, queued=5, connections=500) as clients:
-
-        def refused(source: str, forwarded: str = "", least: int = 5) -> int:
-            """How many of 20 requests are refused, as soon as there are so many."""
-            headers = [f"X-Forwarded-For: {forwarded.format(each)}\r\n" if forwarded else "" for each in range(20)]
-            asking = [clients.ask(source=source, header=header) for header in headers]
-            time.sleep(0 if least else 0.2)
-            eventually(lambda: ended(asking) >= least)
-            return ended(asking)
-
-        assert refused("127.0.0.5", "10.0.0.{}\r\nX-Forwarded-For: 10.0.0.9, 10.0.0.1"), "the last one asks much"
-        assert refused("127.0.0.5", "10.0.0.1, 10.0.1.{}", least=0) == 0, "20 clients ask little"
-        assert refused("127.0.0.5", "fd00:0:0:{}::1", least=0) == 0
-        assert refused("127.0.0.5"), "it names nobody else"
-        assert refused("127.0.0.3", "10.0.2.{}"), "it is no proxy, whatever it sends"
-
-
-def test_idle_connections_of_a_trusted_proxy_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "127.0.0.2/32")
-    with haproxy(tmp_path, connections=200) as port, ExitStack() as idle:
-        for source in ("127.0.0.3", "127.0.0.2"):
-            opened = [socket.create_connection(("127.0.0.1", port), source_address=(source, 0)) for _ in range(60)]
-            for each in opened:
-                idle.enter_context(each)
-            assert source == "127.0.0.2" or eventually(lambda opened=opened: ended(opened))
-        time.sleep(0.3)
-        assert not ended(opened)
-
-
-@pytest.mark.parametrize("networks", ["10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8,", "10.0.0.0/8 fd00::/8", "balancer"])
-def test_a_network_of_proxies_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, networks: str) -> None:
-    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", networks)
-    with pytest.raises(UserError, match=rf"ISOBATCH_TRUSTED_PROXIES is '{networks}': it must be networks"):
-        trusted_proxies()
-
-
 @pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])
 def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
     if uses:
@@ -336,27 +174,10 @@ def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
     assert json.loads(body)["error"].startswith("this server stops" if uses else "no front is running")
 
 
-@contextmanager
-def answering(status: Callable[[int], int]) -> Iterator[int]:
-    """The port of a front that answers each request at once with the status for the length of its body."""
-
-    class Front(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(status(int(self.headers["Content-Length"] or 0)))
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            with suppress(OSError):  # where HAProxy answers in its place, it closes the connection
-                self.wfile.write(b"{}")
-
-        do_GET = do_POST  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+def end(folder: Path) -> None:
+    """HAProxy takes the front for one that has gone."""
+    backends = ("app", *(f"app:{each}" for each in (FEW, FEW_LONG, LONG, QUESTIONS)))
+    haproxy_reply(folder / "node" / "admin.sock", ";".join(f"disable server {each}/front" for each in backends))
 
 
 def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> None:
@@ -377,11 +198,6 @@ def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None
         assert asked(port, "/app/predict")[0] == 404
         stopping(tmp_path)
         assert asked(port, "/app/predict")[0] == 503
-
-
-def ended(connections: list[socket.socket]) -> int:
-    """On how many of these connections HAProxy has said something, or has ended them."""
-    return len(select(connections, [], [], 0)[0])
 
 
 def test_idle_connections_leave_places_for_others_and_go_after_a_while(tmp_path: Path) -> None:
@@ -405,7 +221,6 @@ def test_idle_connections_leave_places_for_others_and_go_after_a_while(tmp_path:
 
 
 UNFINISHED = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"x" * 17_000
-WHOLE = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def test_a_408_ends_the_connection_and_a_client_with_many_is_refused_before_the_front(tmp_path: Path) -> None:
@@ -485,3 +300,13 @@ def test_a_front_that_cannot_keep_the_slo_still_sends_its_limit(tmp_path: Path) 
         statistics = haproxy_reply(tmp_path / "node" / "admin.sock", "show stat -1 4 -1")
         rows = csv.DictReader(statistics.removeprefix("# ").splitlines())
         assert {row["slim"] for row in rows if (row["pxname"], row["svname"]) == ("app", "front")} == {"7"}
+
+
+@pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])
+def test_the_slo_of_a_deleted_application_is_removed_unless_no_application_is_known(tmp_path: Path, uses: str) -> None:
+    """Without any backend, Serve itself has just started."""
+    kept, deleted = ["app 300", "app:few 300"], ["gone 20", "gone:few 20", "app2 30"]
+    (tmp_path / SLO_MAP).write_text("".join(f"{line}\n" for line in (*kept, *deleted)))
+    with haproxy(tmp_path, uses):
+        pass
+    assert (tmp_path / SLO_MAP).read_text().splitlines() == (kept if uses else [*kept, *deleted])

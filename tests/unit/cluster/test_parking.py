@@ -260,6 +260,18 @@ def test_the_next_arbiter_knows_which_application_was_parked() -> None:
     assert list(fleet.parked) == ["a"]
 
 
+def test_an_application_that_is_parked_later_leaves_past_decisions_as_they_were() -> None:
+    """The page and `isobatch status` show them."""
+    fleet, a = arbiter(**PARKS), quiet(standing(0.1, OWN["a"]), 0.0)
+    fleet.look({"a": a, "b": standing(1.9, OWN["b"])}, FLEET, 0.0)
+    fleet.look({"a": a, "b": standing(1.9, OWN["b"], refuses=True)}, FLEET, 5.0)
+    (decision,) = fleet.decisions
+    shrunk = dict(decision.budgets["a"])
+    assert any(shrunk.values())
+    assert "a is parked" in fleet.look({"a": quiet(a, 60.0), "b": standing(1.9, OWN["b"])}, FLEET, 6.0)["a"].why
+    assert fleet.decisions[0].budgets["a"] == shrunk
+
+
 def test_where_one_application_can_have_no_device_a_smallest_share_of_nothing_is_no_gain() -> None:
     fleet, left = arbiter(goal="fairness", a={"priority": 1}), {"v100": 1, "k80": 0}
     standings = {"a": standing(1.0, left), "b": standing(1.0, NOTHING)}
