@@ -164,7 +164,7 @@ class PagedKv:
         """Those of these pages that hold a number that is not finite."""
         (places,) = to_device([pages], self.device)
         finite = list[bool]()
-        for some in places.split(PAGES_AT_ONCE):
+        for some in torch.split(places, PAGES_AT_ONCE):
             finite += self._by_page.index_select(1, some).isfinite().all(dim=2).all(dim=0).tolist()
         return [page for page, is_finite in zip(pages, finite, strict=True) if not is_finite]
 

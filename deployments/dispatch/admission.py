@@ -135,7 +135,7 @@ class Admission:
     def _tolerated(self, lane: Lane, alone: float) -> float:
         """The share of a lane's inputs that may be late. `alone`: the risk of this input in an empty lane.
 
-        If most inputs have enough time, the lane's mean is small: then an input with little time may not be late either.
+        If most inputs have enough time, the lane's mean is small, and an input with little time may not be late either.
         """
         unavoidable = OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
         spare = LATE_PER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
