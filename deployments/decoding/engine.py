@@ -24,7 +24,6 @@ from isobatch.deployments.decoding.scheduler import (
 )
 from isobatch.deployments.decoding.sequences import (
     FAILURES,
-    UNDEFINED,
     Finish,
     LaunchFailedError,
     Splits,
@@ -91,15 +90,10 @@ class Engine:
         except LaunchFailedError as error:
             return self._failed(launch, error)
         ended_s = self._clock()
-        undefined = [
-            page
-            for piece, predicted in zip(launch.pieces, predictions, strict=True)
-            if any(each.token == UNDEFINED for each in predicted)
-            for page in piece.sequence.pages
-        ]
+        pages = {piece.sequence.name: piece.sequence.pages for piece in launch.pieces}
         written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
         self._suspects.difference_update(each.name for each in written)
-        if undefined:
+        if undefined := [page for each in written if each.finish is Finish.UNDEFINED for page in pages[each.name]]:
             self.scheduler.pool.forget(self.network.spoilt(undefined))
         if written:
             self._failed_alone.clear()

@@ -17,6 +17,7 @@ from isobatch.deployments.transport.device_copies import to_device
 Ints = NDArray[np.int64]
 # Rows of queries up to which products are quicker on a processor than fused attention, which works in larger blocks.
 FEW_QUERIES = 16
+PAGES_AT_ONCE = 16  # pages that are copied at once to be checked: little memory may be left
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,10 @@ class PagedKv:
     def spoilt(self, pages: Listed[int]) -> list[int]:
         """Those of these pages that hold a number that is not finite."""
         (places,) = to_device([pages], self.device)
-        finite = torch.ones(len(pages), dtype=torch.bool, device=self.device)
-        for block in self._by_page:  # one by one: all together may need more memory than is left
-            finite &= block.index_select(0, places).isfinite().all(dim=1)
-        return [page for page, is_finite in zip(pages, finite.tolist(), strict=True) if not is_finite]
+        finite = list[bool]()
+        for some in torch.split(places, PAGES_AT_ONCE):
+            finite += self._by_page.index_select(1, some).isfinite().all(dim=2).all(dim=0).tolist()
+        return [page for page, is_finite in zip(pages, finite, strict=True) if not is_finite]
 
     def view(self, launch: DecodingLaunch) -> PagedView:
         """The places that the running rows of a launch write and read. Pieces of one size follow each other."""

@@ -88,8 +88,9 @@ class PlanSwitch:
         self.config, self._origin = config, origin
         self._rules, self._num_blocks, self._versions = rules, num_blocks, versions
         self._application = ray_facts.application_name()
-        self._memory = switched_plan(origin)
-        self._plan = Plan.from_json(self._memory.plan) if self._memory else first
+        stored = switched_plan(origin)
+        self._version = stored.version if stored else 0
+        self._plan = Plan.from_json(stored.plan) if stored else first
         self._moving = asyncio.Lock()
 
     @property
@@ -122,13 +123,17 @@ class PlanSwitch:
             begun_s = monotonic()
             if reason := self._refusal(plan):
                 return Undone(reason)
-            version = self._memory.version + 1 if self._memory else 1
-            stored = StoredPlan("", self._origin, version, plan.to_json())
-            await asyncio.to_thread(stored.store, self._application)
-            self._memory, self._plan = stored, plan
-            while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
+            self._version += 1  # even if the last one failed: it may be stored, and replicas follow only other versions
+            stored = StoredPlan("", self._origin, self._version, plan.to_json())
+            await asyncio.to_thread(self._follow, stored, plan)
+            while set(await self._versions()) - {stored.version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
                 await asyncio.sleep(LOOK_EVERY_S)
             return Moved(monotonic() - begun_s)
+
+    def _follow(self, stored: StoredPlan, plan: Plan) -> None:
+        """Store a plan for the replicas, and follow it. A thread does both, so that both happen if the caller goes."""
+        stored.store(self._application)
+        self._plan = plan
 
     def end(self) -> None:
         """Forget the plan if the application is deleted."""

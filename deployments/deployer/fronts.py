@@ -41,11 +41,11 @@ class Fronts:
 
     async def ask(self, content: Any, within_s: float) -> dict[str, Any]:
         """Send a request to all fronts; returns the replies of those that are alive, by front."""
-        number = next(self._numbers)
-        waiting = {front: asyncio.get_running_loop().create_future() for front in self._boxes}
+        number, boxes = next(self._numbers), self._boxes.copy()
+        waiting = {front: asyncio.get_running_loop().create_future() for front in boxes}
         for front, reply in waiting.items():
             self._replies[front, number] = reply
-            self._boxes[front].put_nowait(FrontMessage(number, content))
+            boxes[front].put_nowait(FrontMessage(number, content))
         try:
             if waiting:
                 await asyncio.wait(waiting.values(), timeout=within_s)
@@ -53,8 +53,8 @@ class Fronts:
             for front in waiting:
                 del self._replies[front, number]
         for front, reply in waiting.items():
-            if not reply.done() and (box := self._boxes.pop(front, None)):
-                box.put_nowait(None)
+            if not reply.done() and self._boxes.get(front) is boxes[front]:  # it has not joined again meanwhile
+                self._boxes.pop(front).put_nowait(None)
                 self._share_soon()
         return {front: reply.result() for front, reply in waiting.items() if reply.done()}
 

@@ -40,9 +40,9 @@ LITTLE_ROOM, MUCH_ROOM = 0.1, 0.3
 
 # A factor: this many times the share of inputs that would be late in an empty lane may be late.
 OVER_UNAVOIDABLE = 2.0
-# A factor: if 10 % of launches is empty, 40 % of the inputs may be late.
+# A factor: if 10 % of full launches stay empty, 40 % of the inputs may be late.
 LATE_PER_ROOM = 4.0
-# A share of inputs. The more of them are late, the less counts the room in launches; at this share it counts no more.
+# A share of inputs. The more of them are late, the less the room in launches counts; from this share on, not at all.
 TOO_LATE = 0.4
 LATE_RATE = 0.01  # the weight of one input in the learned share of late ones: about the last hundred matter
 # Inputs: the account lies between minus this number and this number, so that no more of them are late in a row.
@@ -135,7 +135,7 @@ class Admission:
     def _tolerated(self, lane: Lane, alone: float) -> float:
         """The share of a lane's inputs that may be late. `alone`: the risk of this input in an empty lane.
 
-        If most inputs have enough time, the lane's mean is small, and so an input with little time gains nothing.
+        If most inputs have enough time, the lane's mean is small, and an input with little time may not be late either.
         """
         unavoidable = OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
         spare = LATE_PER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)

@@ -12,8 +12,8 @@ from isobatch.deployments.dispatch.messages import Limits
 _REMEMBERED = 0.9
 _EVIDENCE_LAUNCHES = 5  # launches before a replica is compared with its peers: a single one may take long by chance
 _RECENT = 0.95  # the factor by which earlier launches of a group count less in the share of its time that is used
-# The most time between two launches that counts in this share, as a multiple of the later launch's time. Otherwise
-# replicas that were idle for an hour would count as idle for the next two hundred launches of a rush, too.
+# The most time between the ends of two launches that counts in this share, as a multiple of the later launch's time.
+# Otherwise replicas that were idle for an hour would count as idle for the next two hundred launches of a rush, too.
 _MOST_IDLE = 5.0
 _FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
 _BENCHED_S = 10.0  # plans should not count on a replica that is benched for longer than this
@@ -237,8 +237,8 @@ class Group:
         replica.last_end_s = now_s
         self._judged += 1
         self._worked_s = _RECENT * self._worked_s + taken_s
-        passed_s = (now_s - self._judged_at_s) * self._devices
-        self._passed_s = _RECENT * self._passed_s + min(passed_s, _MOST_IDLE * taken_s)
+        passed_s = min(now_s - self._judged_at_s, _MOST_IDLE * taken_s)
+        self._passed_s = _RECENT * self._passed_s + passed_s * self._devices
         self._judged_at_s = now_s
         limit = self._limits.straggler_factor * self.slowdown
         if self._judged % len(self.members) == 0 or replica.slowdown > limit:

@@ -1,6 +1,7 @@
 """Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding import front
+from isobatch.deployments.decoding import front, replica
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import FULL_FOR_S, MOST_ASKED, NoReplica, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
@@ -108,6 +109,43 @@ async def test_a_plan_that_cannot_be_stored_is_not_the_one_that_runs(
     with pytest.raises(ConnectionError):
         await lead.apply(replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),)))
     assert (lead.plan(), lead.shares) == (BOTH, {"cpu": 300.0, "t4": 100.0})
+
+
+async def test_replicas_follow_the_plan_after_one_whose_storing_seemed_to_fail(
+    lead: PlanSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They tell plans apart by their versions."""
+    versions = list[int]()
+
+    def store(memory: StoredPlan, application: str) -> None:
+        versions.append(memory.version)
+        if len(versions) == 1:
+            raise ConnectionError("no reply")
+
+    monkeypatch.setattr(StoredPlan, "store", store)
+    monkeypatch.setattr(replica, "FOLLOW_WITHIN_S", 0.0)
+    with pytest.raises(ConnectionError):
+        await lead.apply(BOTH)
+    assert isinstance(await lead.apply(BOTH), Moved)
+    assert len(set(versions)) == 2
+
+
+async def test_a_plan_is_followed_even_if_its_caller_goes(lead: PlanSwitch, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def store(memory: StoredPlan, application: str) -> None:
+        begun.set()
+        may_end.wait(5.0)
+
+    monkeypatch.setattr(StoredPlan, "store", store)
+    other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
+    applying = asyncio.create_task(lead.apply(other))
+    await asyncio.to_thread(begun.wait, 5.0)
+    applying.cancel()
+    may_end.set()
+    async with asyncio.timeout(5.0):
+        while lead.plan() != other:
+            await asyncio.sleep(0.01)
 
 
 INBOX = TokenInbox()

@@ -136,6 +136,9 @@ def test_where_the_numbers_of_a_ramp_overflow_the_full_network_writes_the_token(
                 return [[replace(each, token=UNDEFINED) for each in row] for row in predicted]
             return predicted
 
+        def spoilt(self, pages: Iterable[int]) -> list[int]:
+            raise AssertionError("KV is not searched for every token of a text that goes on")
+
     running = engine(Overflowing(lambda _: True), splits=replace(TWO, verified=verified))
     running.open(TextRequest((1,), 6))
     assert run_out(running) == {1: 6}

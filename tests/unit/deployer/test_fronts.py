@@ -66,6 +66,16 @@ async def test_a_front_that_joins_again_ends_its_earlier_stream() -> None:
     later.cancel()
 
 
+async def test_a_front_that_joins_again_during_a_request_keeps_its_new_stream() -> None:
+    async with two_fronts() as (fronts, lively, _):
+        asked = asyncio.create_task(fronts.ask("what", within_s=0.2))
+        await until(lambda: "what" in lively)
+        again = asyncio.create_task(listen(fronts, "mute", lambda message: f"{message.content}?", []))
+        assert await asked == {"lively": "what!"}
+        assert await fronts.ask("again", within_s=5.0) == {"lively": "again!", "mute": "again?"}
+        again.cancel()
+
+
 async def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 

@@ -37,16 +37,16 @@ TOKENS = 176
 class LiveBytes(TorchDispatchMode):
     """Counts the memory of tensors that operations make, while any of them is in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = META) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self._device, self.now, self.peak = device, 0, 0
         self._users: dict[int, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {id(each) for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         result = function(*args, **(kwargs or {}))
         for made in torch.utils._pytree.tree_leaves(result):
-            if isinstance(made, Tensor) and made.device == META and id(made) not in given:
+            if isinstance(made, Tensor) and made.device == self._device and id(made) not in given:
                 self._note(made)
         return result
 
@@ -192,6 +192,16 @@ def test_a_decoders_launch_takes_the_kv_of_one_block_once_more() -> None:
     gathered = RESIDENTS * CONTEXT * kv_bytes(anatomy)
     assert gathered == 256 * 2**20
     assert gathered < live.peak < 1.1 * gathered
+
+
+def test_to_find_spoilt_pages_takes_less_memory_than_a_launch_with_them() -> None:
+    pages = 1024
+    kv = PagedKv(4, 2, 16, 1, torch.zeros(1), pages + 1, 16)
+    kv.write(3, torch.tensor([700 * 2 * 16 * 2]), torch.tensor([float("nan")] * 16))
+    with LiveBytes(kv.device) as live:
+        assert kv.spoilt(range(1, pages)) == [700]
+    block_of_launch = pages * 16 * 2 * 2 * 16 * 4
+    assert 0 < live.peak < block_of_launch
 
 
 def pages_of(anatomy: Any, pages: int, page_tokens: int) -> PagedKv:
