@@ -2,7 +2,7 @@
 
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
 - worst-class: right answers among the inputs of one class, for the class that loses most. Each class has its own test,
-  and all tests must pass. The class with too large a loss fails its own often enough, so no test must be stricter.
+  and all tests must pass. A class that loses too much fails its own test often enough, so no test must be stricter.
 - mean-iou: a picture's intersection over union, as the mean of the labels that it has. Every picture counts alike, so
   that the loss is a mean over inputs; a score over the pixels of all pictures would depend on few pictures of a rare
   label, and have no valid test for few of them.
@@ -281,7 +281,7 @@ class PooledF1:
         return lost / (self.both.mean() or 1.0)
 
     def loss(self, exits: "PooledF1") -> Loss:
-        """The loss by answers with exits. Inputs with more parts weigh more: they show as much as fewer alike."""
+        """The loss by answers with exits. Inputs with more parts weigh more, so all count as fewer equal ones."""
         mean, drift = self.value - exits.value, self.influence - exits.influence
         alike = float((self.both**2).mean() / (self.both.mean() or 1.0) ** 2)
         return Loss(mean, mean**2 + float(drift.var()), len(drift), _rounded_up(alike))

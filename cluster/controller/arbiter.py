@@ -19,9 +19,7 @@ from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import PartPlans
 from isobatch.profiles.devices import as_text
 
-EARLY = (
-    4  # while the same applications refuse inputs, devices are divided again after this part (a quarter) of the time
-)
+EARLY = 4  # while the same applications refuse inputs, devices are divided again after a quarter of the time
 MOVING_S = 0.5  # between two looks while a device changes hands
 LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision: a giver may not be able to shrink
 KEEP = 20  # decisions that are remembered

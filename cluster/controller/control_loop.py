@@ -166,9 +166,8 @@ class ControlLoop:
 
     async def grant(self, grant: Grant) -> None:
         """Plan on other devices from now on: `act`, which `run` calls next, changes to them."""
-        if (
-            grant.why or grant.parked or self.controller.window.parked
-        ):  # other grants choose replicas only, without waiting for a decision
+        # Other grants only choose replicas, and do not wait for a decision that is being made.
+        if grant.why or grant.parked or self.controller.window.parked:
             async with self._deciding:
                 self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
                 self.decided["granted"] += bool(grant.why)

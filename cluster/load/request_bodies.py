@@ -19,6 +19,7 @@ MOST_VALUES = 500_000  # of all made-up images together
 DIGIT = (8, 8)  # the shape of the demo's images
 UNAUTHORIZED = 401
 UNAVAILABLE = 503
+STATISTICS = frozenset(("slo_ms", "tokens_per_s"))  # one of them is in the statistics of every application
 BYTES = "BYTES"  # the Open Inference Protocol's name for texts
 SENTENCES = (
     "It works as it should, and I would buy it again.",
@@ -38,8 +39,20 @@ def predicts_at(url: str, headers: Mapping[str, str]) -> str:
     >>> predicts_at("http://127.0.0.1:8000", {})
     'http://127.0.0.1:8000/predict'
     """
-    is_application = urlsplit(url).path in ("", "/") or bool(stats_at(url, headers))
+    path = urlsplit(url).path
+    is_application = path in ("", "/") or (not path.endswith("/predict") and _has_statistics(url, headers))
     return url.rstrip("/") + "/predict" if is_application else url
+
+
+def _has_statistics(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether an application has this address. One that asks for a key counts, so that the error names the key."""
+    try:
+        stats = json_at(f"{url}/stats", headers)
+    except HTTPError as error:
+        return error.code == UNAUTHORIZED
+    except UserError:
+        return False
+    return isinstance(stats, dict) and not STATISTICS.isdisjoint(stats)
 
 
 def bodies_of(values: Iterable[Any]) -> list[bytes]:

@@ -45,7 +45,7 @@ def main(folder: Path, arguments: Sequence[str]) -> None:
     for option, value in pairwise(arguments):
         if option == "-f" and EDITED not in (config := Path(value).read_text()):
             Path(value).write_text(edited(config, edits, folder, state))
-            with suppress(OSError):  # a full disk, for instance
+            with suppress(OSError, ValueError):  # a full disk or a damaged file: HAProxy starts all the same
                 _forget_deleted(Path(edits.slo_map), _backends(config))
     kernel = Path(edits.kernel_file)  # of this machine: another machine may have written the edits
     os.environ["ISOBATCH_KERNEL"] = kernel.read_text().strip() if kernel.exists() else ""
@@ -113,7 +113,7 @@ def _text(lines: Iterable[str]) -> str:
 def _forget_deleted(slo_map: Path, backends: Sequence[str]) -> None:
     """Remove deleted applications from the map; without any backend, Serve itself starts and knows none yet."""
     lines = slo_map.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.split()[0].partition(":")[0] in backends]
+    kept = [line for line in lines if line.partition(" ")[0].partition(":")[0] in backends]
     if backends and kept != lines:
         draft = slo_map.with_name(f"{slo_map.name}.{os.getpid()}")
         draft.write_text("".join(kept))

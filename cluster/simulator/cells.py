@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellError:
-    """How a part of a plan was simulated for the promise of all. `error`: how much two cells differ, if there were two.
+    """The part of a plan that was simulated for its promise. `error`: how much two cells differ, if there were two.
 
     >>> print(CellError(12, 960, 0.008, 1.0))
     in a cell of 12 of its 960 devices, within 0.8 %

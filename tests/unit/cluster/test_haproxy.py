@@ -310,3 +310,10 @@ def test_the_slo_of_a_deleted_application_is_removed_unless_no_application_is_kn
     with haproxy(tmp_path, uses):
         pass
     assert (tmp_path / SLO_MAP).read_text().splitlines() == (kept if uses else [*kept, *deleted])
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\xff 20\n"])
+def test_haproxy_starts_with_a_damaged_map(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / SLO_MAP).write_bytes(b"app 300\n" + line)
+    with haproxy(tmp_path) as port:
+        assert asked(port, "/app/predict")[0] == 503

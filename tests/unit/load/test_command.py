@@ -14,7 +14,7 @@ import pytest
 from isobatch.cluster import cli
 from isobatch.cluster.load.generator import BROKEN, LoadRecord
 from isobatch.cluster.load.report import is_failure, summary
-from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
+from isobatch.cluster.load.request_bodies import accepted_at, predicts_at, promised_ms
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import ran
 from tests.helpers.grpc_client import grpc_port
@@ -28,6 +28,8 @@ class Served:
         self.ready, self.decodes = True, False
         self.slo_ms: float | None = None
         self.deadlines: set[str] = set()
+        self.of_every_path: dict[str, Any] | None = None
+        self.paths: list[str] = []  # of the GET requests
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,6 +41,9 @@ class Served:
                 known |= {"/stats": {"tokens_per_s": 0.0}} if served.decodes else {"/v2/models/m": metadata}
                 known["/readyz"] = {"status": "ready", "model": "m"}
                 path = self.path.removeprefix(prefix)
+                served.paths.append(self.path)
+                if served.of_every_path:
+                    known = {path: served.of_every_path}
                 self._reply((200 if served.ready else 503) if path in known else 404, known.get(path, {}))
 
             def do_POST(self) -> None:
@@ -112,6 +117,23 @@ def test_the_address_of_one_application_of_several_is_enough(serve: Serve, load:
     served.slo_ms = 100.0
     assert load(f"{served.url}/reviews") == 0
     assert {type(each) for each in served.seen} == {str}
+
+
+def test_one_application_of_several_that_asks_for_a_key_says_so(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(f"{serve('BYTES', key='secret', prefix='/reviews').url}/reviews") == 2
+    assert "/reviews asks for a key: --api-key-variable" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("path", "requests"), [("/predict", []), ("/v1/ask", ["/v1/ask/stats"])])
+def test_a_server_that_answers_every_path_in_json_is_no_application(
+    serve: Serve, path: str, requests: list[str]
+) -> None:
+    served = serve("BYTES")
+    served.of_every_path = {"message": "welcome"}
+    assert predicts_at(f"{served.url}{path}", {}) == f"{served.url}{path}"
+    assert served.paths == requests
 
 
 @pytest.mark.parametrize(

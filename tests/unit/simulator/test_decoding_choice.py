@@ -94,6 +94,17 @@ def test_texts_that_end_one_by_one_are_as_many_per_second_in_a_short_run_as_in_a
     assert saturated(plan, profile, 60) == pytest.approx(saturated(plan, profile, 3000), rel=0.03)
 
 
+@pytest.mark.parametrize("too_long", [1, 9])
+def test_texts_that_the_network_cannot_read_do_not_change_how_many_others_a_busy_replica_writes(too_long: int) -> None:
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    workload = replace(profile.workload, prompts=(4, *[300] * too_long), outputs=(8,) * (1 + too_long))
+    alone, beside = (
+        replace(profile, workload=each) for each in (replace(workload, prompts=(4,), outputs=(8,)), workload)
+    )
+    plan = plan_of(DecodingWay(2, 3, 32, 64), DecodingFacts(profile, CPU), WIDE, 1)
+    assert saturated(plan, beside, 60) == pytest.approx(saturated(plan, alone, 60))
+
+
 def two_kinds() -> DecoderProfile:
     """On the one, launches take four times as long as on the other, and have a price of their own."""
     profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
