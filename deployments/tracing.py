@@ -30,6 +30,7 @@ _SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # by samp
 About = Mapping[str, str | int]  # attributes of a span
 _NO_ATTRIBUTES: About = {}
 _PARENT_HEADER = PARENT.encode()
+_REQUEST_ID = b"x-request-id"
 _ids = random.Random()  # not the shared generator: if a program seeded that, all processes would draw the same ids
 _current: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
 
@@ -118,7 +119,9 @@ class Tracing:
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
         """The span of a traced request, which lasts until the end of the block."""
-        span = self.span(f"request {kind}", _parent_in(headers), "SERVER")
+        sent = headers.get(_REQUEST_ID)
+        about = _NO_ATTRIBUTES if sent is None else {"request_id": sent.decode("latin-1")}
+        span = self.span(f"request {kind}", _parent_in(headers), "SERVER", about=about)
         previous = _current.set(span)
         try:
             yield span

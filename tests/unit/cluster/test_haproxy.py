@@ -72,6 +72,20 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         assert len([*pool.map(check, cases)]) == len(cases)
 
 
+@pytest.mark.parametrize("path", ["/app/predict", "/other"])  # answered by the front, and by HAProxy itself
+def test_the_id_of_a_request_is_sent_back(tmp_path: Path, path: str) -> None:
+    with answering(lambda _: 200) as front, haproxy(tmp_path, front=front) as port:
+        for header, expected in (
+            (b"X-Request-Id: Order 7", 1),
+            (b"X-Other: Order 7", 0),
+            (b"X-Request-Id: " + b"x" * 201, 0),
+        ):
+            status, headers, _ = asked(port, said=b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (path.encode(), header))
+            assert status == (200 if path == "/app/predict" else 404)
+            assert headers.count(b"x-request-id: order 7") == expected
+            assert b"x" * 201 not in headers
+
+
 def test_requests_are_in_no_log(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
         log.bind(("127.0.0.1", 0))

@@ -83,7 +83,7 @@ def client(seen: Seen) -> Iterator[TestClient]:
     ],
 )
 def test_a_request_that_its_caller_traces_has_spans(client: TestClient, seen: Seen, path: str, body: Any) -> None:
-    reply = client.post(path, json=body, headers={"traceparent": WANTED})
+    reply = client.post(path, json=body, headers={"traceparent": WANTED, "X-Request-Id": "order 7"})
     request, queue, launch = seen.one("request"), seen.one("queue"), seen.one("launch")
     assert {format(span.context.trace_id, "032x") for span in (request, queue, launch)} == {TRACE}
     assert format(request.parent.span_id, "016x") == CALLER
@@ -91,6 +91,7 @@ def test_a_request_that_its_caller_traces_has_spans(client: TestClient, seen: Se
     assert request.start_time <= queue.start_time <= queue.end_time <= launch.start_time <= launch.end_time
     assert launch.start_time <= request.end_time
     assert launch.attributes["isobatch.inputs"] == 1
+    assert request.attributes["isobatch.request_id"] == "order 7"
     if path == "/predict":
         assert reply.headers["traceparent"] == f"00-{TRACE}-{request.context.span_id:016x}-01"
 
