@@ -169,7 +169,7 @@ class FrontSeries:
         self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def update(self, driver: Driver, promised_per_s: float | None) -> None:
-        counts, route, series = driver.counts, driver.dispatcher.route, self._series
+        counts, route, series = driver.counted(), driver.dispatcher.route, self._series
         missed, edges = counts.missed.total(), route.edges
         for name, label, totals in (
             ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),
