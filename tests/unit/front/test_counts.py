@@ -280,6 +280,18 @@ def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question
     assert noted.told["isobatch_arrived_inputs"][()] == 7
 
 
+def test_a_parked_application_has_no_metric_of_missing_replicas() -> None:
+    noted, dispatcher = NotedMetrics(), Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]})
+    series = FrontSeries(MetricSeries(FRONT, noted))
+    driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter)
+    dispatcher.reroute(ROUTE, {"front": [], "back": []}, wakes_in_s=10.0)
+    series.update(driver, None)
+    assert not noted.told["isobatch_replicas"], "the alert of empty groups would fire all night"
+    dispatcher.reroute(ROUTE, {"front": ["f"], "back": []})
+    series.update(driver, None)
+    assert noted.told["isobatch_replicas"] == {("front",): 1, ("back",): 0}
+
+
 async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:
     other = front([1], [0.5], back=0)
 
