@@ -120,8 +120,9 @@ class Group:
             replica.keeps_inputs = False
 
     def benched(self, now_s: float) -> list[str]:
-        """The replicas on which plans should not count: launches there were too slow, or failed, for some time and until
-        lately. A front without inputs launches nothing, so that it does not know whether a replica is still slow."""
+        """The replicas on which plans should not count: their launches were too slow, or failed, for some time and until
+        lately. A front without inputs launches nothing, so that it does not know whether a replica is still slow.
+        """
         return [
             replica.name
             for replica in self._benched
