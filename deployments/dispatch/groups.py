@@ -120,8 +120,8 @@ class Group:
             replica.keeps_inputs = False
 
     def benched(self, now_s: float) -> list[str]:
-        """The replicas on which plans should not count: their launches were too slow, or failed, for some time and until
-        lately. A front without inputs launches nothing, so that it does not know whether a replica is still slow.
+        """The replicas on which plans should not count: their launches were too slow, or failed, for some time and
+        until lately. A front without inputs launches nothing, so it does not know whether a replica is still slow.
         """
         return [
             replica.name
