@@ -240,6 +240,14 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
 
 
+def test_launches_from_before_the_clock_was_set_back_are_forgotten() -> None:
+    counts = Counts({"r1": "v100"}, clock := Clock(10_000.0))
+    for passed_s in (0.5, 0.5, 0.5, -3600.0):
+        clock.now_s += passed_s
+        counts.launch_ended("r1", 0, 2, 8, 0.5)
+    assert counts.busy_s() == {"r1": ("v100", pytest.approx(0.5))}
+
+
 def test_a_parked_application_is_ready_without_replicas() -> None:
     assert front([], [], back=0).missing == ["back"]
     assert replace(front([], [], back=0), parked=True).missing == []
