@@ -362,14 +362,16 @@ def _place(split: Stats) -> tuple[str, tuple[int, ...]]:
 
 
 def survival(stats: Stats, earlier: Stats | None) -> list[float]:
-    """The share that reached each block since the earlier statistics, or since the start if too few were answered.
+    """The share that reached each block since the earlier statistics, or since the start if too few were answered, or
+    if a front that has ended has taken its counts along.
 
-    >>> survival({"exits": {"0": 30, "1": 10}, "survival": [1.0, 0.5]}, {"exits": {"0": 0, "1": 0}})
-    [1.0, 0.25]
+    >>> now = {"exits": {"0": 30, "1": 10}, "survival": [1.0, 0.5]}
+    >>> survival(now, {"exits": {"0": 0, "1": 0}}), survival(now, {"exits": {"0": 0, "1": 15}})
+    ([1.0, 0.25], [1.0, 0.5])
     """
     left = [count - (earlier or {"exits": {}})["exits"].get(block, 0) for block, count in stats["exits"].items()]
     total = sum(left)
-    if total < LEAST_ANSWERS:
+    if total < LEAST_ANSWERS or min(left) < 0:
         return list(stats["survival"])
     return [sum(left[block:]) / total for block in range(len(left))]
 

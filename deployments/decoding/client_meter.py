@@ -41,10 +41,15 @@ class ClientMeter:
     def counted(self) -> dict[RequestEnd, int]:
         """The requests by their outcome, including those that proxies have refused."""
         if refused := self.proxies.new_refusals():
-            self.ended("refused", refused)
+            self._add("refused", refused)
         return self.requests
 
-    def ended(self, outcome: RequestEnd, requests: int = 1) -> None:
+    def ended(self, outcome: RequestEnd) -> None:
+        """Count a request, and those that proxies have refused: metrics must not wait until `/stats` is asked."""
+        self._add(outcome, 1)
+        self.counted()
+
+    def _add(self, outcome: RequestEnd, requests: int) -> None:
         self.requests[outcome] += requests
         self.series.more("isobatch_requests", requests, outcome=_OUTCOMES.get(outcome, outcome))
 

@@ -268,7 +268,7 @@ class _ReplicaEnd(AuthorizedConnection):
 
     def on_authorized_message(self, message: WrittenTokens) -> None:
         now_s, known = time.time(), self._inbox.least_s
-        lag_s, since_s = now_s - message.sent_s, now_s - self._heard_s
+        lag_s, since_s = now_s - message.sent_s, max(0.0, now_s - self._heard_s)
         known[self] = min(lag_s, known.get(self, lag_s) + LEAST_RISES * since_s)
         self._heard_s = now_s
         self._inbox.delay.add(now_s, lag_s - known[self])

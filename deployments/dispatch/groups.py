@@ -16,7 +16,8 @@ _RECENT = 0.95  # the factor by which earlier launches of a group count less in 
 # Otherwise replicas that were idle for an hour would count as idle for the next two hundred launches of a rush, too.
 _MOST_IDLE = 5.0
 _FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
-_BENCHED_S = 10.0  # plans should not count on a replica that is benched for longer than this
+_BENCHED_S = 10.0  # plans should not count on a replica whose launches were too slow, or failed, for this long
+_KNOWN_FOR_S = 60.0  # after this time without a slow launch there, a replica may be as fast as others again
 
 
 @dataclass(eq=False)
@@ -33,6 +34,7 @@ class Replica:
     last_end_s: float = 0.0
     benched_until_s: float | None = None  # None: it is not benched
     benched_since_s: float = 0.0
+    slow_at_s: float = 0.0  # when the last launch came back for which it was benched, or stays so
     keeps_inputs: bool = False  # under the present plan, inputs may wait whose state only this replica has
 
     @property
@@ -118,8 +120,14 @@ class Group:
             replica.keeps_inputs = False
 
     def benched(self, now_s: float) -> list[str]:
-        """The replicas that have been benched for so long that plans should not count on them."""
-        return [replica.name for replica in self._benched if now_s - replica.benched_since_s >= _BENCHED_S]
+        """The replicas on which plans should not count: their launches were too slow, or failed, for some time and
+        until lately. A front without inputs launches nothing, so it does not know whether a replica is still slow.
+        """
+        return [
+            replica.name
+            for replica in self._benched
+            if replica.slow_at_s - replica.benched_since_s >= _BENCHED_S and now_s - replica.slow_at_s < _KNOWN_FOR_S
+        ]
 
     @property
     def working(self) -> int:
@@ -255,6 +263,7 @@ class Group:
 
         If no other works, those that were benched before are used again: the last one that worked may hang.
         """
+        replica.last_end_s = now_s  # a launch that waited for the failed one begins now
         if self._has(replica) and len(self.members) > 1:
             self._bench(replica, now_s, benched=True)
             if not self.working:
@@ -262,8 +271,10 @@ class Group:
                     self._bench(other, now_s, benched=False)
 
     def _bench(self, replica: Replica, now_s: float, benched: bool) -> None:
-        if benched and replica.benched_until_s is None:
-            replica.benched_since_s = now_s
+        if benched:
+            replica.slow_at_s = now_s
+            if replica.benched_until_s is None:
+                replica.benched_since_s = now_s
         replica.benched_until_s = now_s + self._limits.probe_every_s if benched else None
         (self._benched.add if benched else self._benched.discard)(replica)
         self._update()

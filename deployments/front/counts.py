@@ -226,7 +226,7 @@ class Counts:
         """
         now_s, computed = self._clock(), self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))
-        while computed[0][1] < now_s - BUSY_S:
+        while not now_s - BUSY_S <= computed[0][1] <= now_s:  # later than now: the clock was set back
             computed.popleft()
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
         between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))

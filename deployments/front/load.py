@@ -68,23 +68,23 @@ class RequestCosts:
 
 
 class FadingPeak:
-    """The highest recent value. It fades, so that a single peak does not count for ever.
+    """The highest recent value. It fades, so that a single peak does not count for ever. The clock may be set back.
 
     >>> peak = FadingPeak()
     >>> peak.add(0.0, 0.1)
-    >>> peak.at(0.5), peak.at(1.0)
-    (0.05, 0.025)
+    >>> peak.at(0.5), peak.at(1.0), peak.at(-3600.0)
+    (0.05, 0.025, 0.1)
     """
 
     def __init__(self) -> None:
         self._value = self._at_s = 0.0
 
     def add(self, now_s: float, value: float) -> None:
-        if value > self.at(now_s):
+        if value > self.at(now_s) or now_s < self._at_s:
             self._value, self._at_s = value, now_s
 
     def at(self, now_s: float) -> float:
-        return float(self._value * 0.5 ** ((now_s - self._at_s) / _PEAK_HALF_LIFE_S)) if self._value else 0.0
+        return float(self._value * 0.5 ** (max(0.0, now_s - self._at_s) / _PEAK_HALF_LIFE_S)) if self._value else 0.0
 
 
 class RetryTimes:
@@ -201,6 +201,8 @@ class RequestQueue:
         if self._waiting and self._entered_s:
             self._passed_s = _REMEMBERED_TURNS * self._passed_s + self._entered_s
             self._took_s = _REMEMBERED_TURNS * self._took_s + self._turn_s
+        elif not self._waiting:  # the loop keeps up, so a turn that took long in a rush counts less and less
+            self._took_s = self._passed_s + _REMEMBERED_TURNS * (self._took_s - self._passed_s)
         self._left_s, self._entered_s = SLICE_S, 0.0
         while self._waiting and self._left_s > 0:
             turn = self._waiting.popleft()

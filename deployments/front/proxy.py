@@ -51,6 +51,7 @@ STRAINED_HALF_LIFE_S = 0.1
 MOST_ADDED = 0.2  # the most places that each answer adds to the limit while many requests wait
 ADDED_PER_S = 0.2  # how fast the added places grow with the time since the limit was lowered, per second
 DOUBLES_S = 5.0  # the time in which a limit that is not reached doubles
+MOST_DOUBLINGS = 10  # at once, after this process was stopped for a while: from `LEAST` to `MOST`
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
 LOOPBACK = ("127.0.0.1", "::1")  # the addresses by which Ray names HAProxy's own node
@@ -193,7 +194,7 @@ class Limit:
         elif crowded:  # per answer, since a change of the limit shows later where requests take longer
             self._raise(self._value + answered * min(MOST_ADDED, ADDED_PER_S * (now_s - self._lowered_s)))
         else:
-            self._raise(self._value * 2 ** (since_s / DOUBLES_S))
+            self._raise(self._value * 2 ** min(since_s / DOUBLES_S, MOST_DOUBLINGS))
 
     def _lower(self, now_s: float, burden: Burden, inside: float) -> None:
         factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 - self._strained / self._ended))

@@ -169,7 +169,7 @@ class FrontSeries:
         self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def update(self, driver: Driver, promised_per_s: float | None) -> None:
-        counts, route, series = driver.counts, driver.dispatcher.route, self._series
+        counts, route, series = driver.counted(), driver.dispatcher.route, self._series
         missed, edges = counts.missed.total(), route.edges
         for name, label, totals in (
             ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),
@@ -191,8 +191,9 @@ class FrontSeries:
         for stage in route.all_stages:
             inputs = waiting.get((stage.group, stage.start), 0)
             series.now("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
-        for group, count in driver.dispatcher.replicas().items():
-            series.now("isobatch_replicas", count, group=group)
+        if not driver.dispatcher.parked:  # else no replica is missing, and the alert of empty groups must not fire
+            for group, count in driver.dispatcher.replicas().items():
+                series.now("isobatch_replicas", count, group=group)
         self._update_agreement(counts, route)
 
     def latencies(self, counts: Counts) -> Iterator[None]:

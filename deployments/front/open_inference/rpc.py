@@ -157,7 +157,7 @@ class Places:
     def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
         self._limit, self._slo_s, self._clock = limit, slo_s, clock
         self._paced = LEAST_PACED
-        self._began_s, self._answered, self._refused = clock(), 0, 0  # the present window, and its requests
+        self._begin_window()
         self._taken = Counter[bytes]()  # by client
         self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}  # by client; the one served last is last
 
@@ -166,6 +166,8 @@ class Places:
         return min(self._paced, self._limit())
 
     async def take(self, client: bytes) -> None:
+        if not self._taken:  # time without any request says nothing about how many are answered
+            self._begin_window()
         if not self._waiting and self._taken.total() < self.most:
             self._taken[client] += 1
             return
@@ -193,7 +195,10 @@ class Places:
         if self._waiting:  # otherwise more requests might have been answered
             share = LOAD_WHILE_REFUSING if self._refused > MANY_REFUSED * self._answered else LOAD
             self._paced = max(LEAST_PACED, ceil(share * self._answered * self._slo_s / took_s))
-        self._began_s, self._answered, self._refused = self._clock(), 0, 0
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._began_s, self._answered, self._refused = self._clock(), 0, 0  # the window, and its requests
 
     def _give(self) -> None:
         client = min(self._waiting, key=lambda waiting: self._taken[waiting])

@@ -52,6 +52,21 @@ async def test_the_clock_of_a_replica_may_be_ahead_or_behind() -> None:
     inbox.close()
 
 
+async def test_a_clock_that_is_set_back_breaks_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox, now_s = TokenInbox(), 1e9
+    await inbox.open(HERE)
+    outlet = await TokenOutlets(HERE).to(inbox.address)
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    with inbox.stream() as stream:
+        for passed_s, under_way_s in ((0.0, 0.0), (1.0, 0.5), (-3600.0, 0.001), (1.0, 0.001)):
+            now_s += passed_s
+            outlet.send(WrittenTokens((replace(FIRST, name=stream.name),), now_s - under_way_s))
+            async with timeout(2.0):
+                await stream.get()
+    assert [inbox.lag_s(now_s), inbox.lag_s(now_s + 5.0)] == pytest.approx([0.001, 0.001], abs=0.01)
+    inbox.close()
+
+
 async def test_a_text_that_has_its_end_does_not_fail_any_more() -> None:
     ended, begun = TokenStream(), TokenStream()
     for each in (FIRST, LAST):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from isobatch.deployments.decoding.replica import ReplicaState, export, traced
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.front.proxy import Burden
+from isobatch.deployments.front.proxy import Burden, ProxyLimit, Refusals
 from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA, MetricSeries
 from isobatch.deployments.tracing import TraceSampling, Tracing, current
 from tests.helpers.scraping import NotedMetrics
@@ -71,6 +72,15 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
+
+
+def test_requests_that_a_proxy_refuses_are_counted_without_another_question(scene: Scene) -> None:
+    refusals = Refusals()
+    scene.front.proxies.watch(ProxyLimit(Path("none"), scene.front.burden, list, refusals=refusals))
+    refusals.add("front", 0)
+    refusals.add("front", 7)
+    assert scene.client.post("/v1/completions", json=ASKED).status_code == 200
+    assert scene.told("isobatch_requests") == {("answered",): 1, ("refused",): 7}
 
 
 @pytest.mark.parametrize("stream", [False, True])

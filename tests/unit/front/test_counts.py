@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.messages import FrontState, Usage
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged, since
 from isobatch.deployments.front.open_inference.protocol import statistics
+from isobatch.deployments.front.proxy import Burden, ProxyLimit, Refusals
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.front.stats import FrontSeries, stats_of
 from isobatch.deployments.metrics import FRONT, MetricSeries
@@ -238,6 +240,14 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
 
 
+def test_launches_from_before_the_clock_was_set_back_are_forgotten() -> None:
+    counts = Counts({"r1": "v100"}, clock := Clock(10_000.0))
+    for passed_s in (0.5, 0.5, 0.5, -3600.0):
+        clock.now_s += passed_s
+        counts.launch_ended("r1", 0, 2, 8, 0.5)
+    assert counts.busy_s() == {"r1": ("v100", pytest.approx(0.5))}
+
+
 def test_a_parked_application_is_ready_without_replicas() -> None:
     assert front([], [], back=0).missing == ["back"]
     assert replace(front([], [], back=0), parked=True).missing == []
@@ -265,6 +275,29 @@ def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int,
     bounds = noted.told["isobatch_disagreement_lately"]
     assert (bounds["low",], bounds["high",]) == (0.0, 1.0), "ten minutes later nothing is known"
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {"not watched"}
+
+
+def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question() -> None:
+    noted, refusals = NotedMetrics(), Refusals()
+    driver = Driver(Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), LocalWorkers({}), time.perf_counter)
+    driver.proxies.watch(ProxyLimit(Path("none"), lambda: Burden(0, 0, 0), list, refusals=refusals))
+    refusals.add("front", 0)
+    refusals.add("front", 7)
+    FrontSeries(MetricSeries(FRONT, noted)).update(driver, None)
+    assert noted.told["isobatch_requests"]["refused",] == 7
+    assert noted.told["isobatch_arrived_inputs"][()] == 7
+
+
+def test_a_parked_application_has_no_metric_of_missing_replicas() -> None:
+    noted, dispatcher = NotedMetrics(), Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]})
+    series = FrontSeries(MetricSeries(FRONT, noted))
+    driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter)
+    dispatcher.reroute(ROUTE, {"front": [], "back": []}, wakes_in_s=10.0)
+    series.update(driver, None)
+    assert not noted.told["isobatch_replicas"], "the alert of empty groups would fire all night"
+    dispatcher.reroute(ROUTE, {"front": ["f"], "back": []})
+    series.update(driver, None)
+    assert noted.told["isobatch_replicas"] == {("front",): 1, ("back",): 0}
 
 
 async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:

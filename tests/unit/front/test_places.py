@@ -89,3 +89,25 @@ async def test_requests_of_streams_take_most_of_the_slo(alone_s: float, per_s: f
     assert len(times_s) > 0.7 * 8 * per_s
     for each in floods:
         each.cancel()
+
+
+async def test_a_pause_takes_no_places_away() -> None:
+    """Of bursts of 400 requests, each of which takes a tenth of the SLO, the second one takes no longer to begin."""
+    now_s, slo_s = 0.0, 1.0
+    places = Places(lambda: MOST, slo_s, lambda: now_s)
+
+    async def burst() -> float:
+        nonlocal now_s
+        began_s, waiting = now_s, {asyncio.create_task(places.take("one")) for _ in range(400)}
+        while waiting:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            now_s += 0.1 * slo_s
+            for entered in [task for task in waiting if task.done()]:
+                waiting.remove(entered)
+                places.leave("one", answered=True)
+        return now_s - began_s
+
+    first_s = await burst()
+    now_s += 3600.0
+    assert await burst() < 0.6 * first_s

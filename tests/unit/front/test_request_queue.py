@@ -55,6 +55,20 @@ async def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cance
     assert queue.expected_s(0.0) == 0.0
 
 
+async def test_an_event_loop_that_hung_once_does_not_refuse_later_requests() -> None:
+    queue = RequestQueue(clock := Clock(100.0))
+    waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    clock.now_s += 2.0  # it hangs
+    await asyncio.gather(*waiting)
+    with pytest.raises(RefusedError):
+        queue.check(SLICE_S, clock.now_s + 0.1)
+    for _ in range(100):  # requests that come one by one do not wait
+        await queue.turn(SLICE_S, 200.0)
+        await asyncio.sleep(0)
+    queue.check(SLICE_S, clock.now_s + 1.1 * SLICE_S)
+
+
 def test_costs_learned_at_one_size_grow_with_the_size() -> None:
     trend = Trend(7.0)
     assert trend.expected(10) == 7.0
@@ -96,6 +110,13 @@ def test_the_limit_of_a_front_that_refuses_falls_until_it_refuses_almost_none() 
     assert limit.calm
     assert 30 < limit.value < 80, "and if it comes again at once, the front knows"
     limit.step(500 * EVERY_S + 60.0, Burden(2, refused, answered))
+    assert limit.value == MOST
+
+
+def test_a_front_that_was_stopped_for_hours_goes_on_with_the_highest_limit() -> None:
+    limit = Limit()
+    for now_s in (0.0, 1.0, 36_000.0):
+        limit.step(now_s, Burden(0, 0, 0))
     assert limit.value == MOST
 
 
