@@ -72,17 +72,19 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         assert len([*pool.map(check, cases)]) == len(cases)
 
 
-@pytest.mark.parametrize("path", ["/app/predict", "/other"])  # answered by the front, and by HAProxy itself
-def test_the_id_of_a_request_is_sent_back(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(  # answered by the front, and by HAProxy itself
+    ("line", "expected"), [("GET /app/predict", 200), ("GET /other", 404), ("FOO /app/predict", 405)]
+)
+def test_the_id_of_a_request_is_sent_back(tmp_path: Path, line: str, expected: int) -> None:
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front) as port:
-        for header, expected in (
-            (b"X-Request-Id: Order 7", 1),
-            (b"X-Other: Order 7", 0),
+        for header, times in (
+            (b"X-Request-Id: Order 7, of 9", 1),
+            (b"X-Other: Order 7, of 9", 0),
             (b"X-Request-Id: " + b"x" * 201, 0),
         ):
-            status, headers, _ = asked(port, said=b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (path.encode(), header))
-            assert status == (200 if path == "/app/predict" else 404)
-            assert headers.count(b"x-request-id: order 7") == expected
+            status, headers, _ = asked(port, said=b"%s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (line.encode(), header))
+            assert status == expected
+            assert headers.count(b"x-request-id: order 7, of 9\r\n") == times
             assert b"x" * 201 not in headers
 
 

@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plan = Plan((Placement("t4", 2, (blocks[0],)), Placement("l4", 1, (blocks[1],))))
     (tmp_path / "plan.json").write_text(plan.to_json())
     save(Profile("my-bert", (table("t4"), table("l4"))), tmp_path / "profile.json")
-    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json"}
+    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json", "grpc_port": 8001}
     served = {"name": "shop", "import_path": "isobatch.deployments.app:build", "args": files}
     path = "isobatch.cluster.controller.app:build"
     controller = {"name": "c", "import_path": path, "route_prefix": "/c", "args": {"application": "shop"}}
@@ -76,7 +76,7 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     ServeDeploySchema.model_validate(content)
     served, controller = content["applications"]
     assert (served["args"]["model"], served["args"]["plan"]) == ("/models/my-bert", "/models/plan.json")
-    assert content["http_options"]["host"] == "0.0.0.0"
+    assert content["http_options"]["host"] == served["args"]["grpc_host"] == "0.0.0.0"
     assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
     assert controller["args"]["memory"] == "/memory"
 
