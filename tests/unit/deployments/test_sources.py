@@ -173,7 +173,7 @@ def test_a_directory_may_be_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [".", "..", "../my-bert"])
-def test_a_directory_has_a_name_however_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_a_directory_has_a_name_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     (tmp_path / "my-bert" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "my-bert" / ("runs" if model == ".." else ""))
     assert (name_of(model), title_of(model)) == ("my-bert", "my-bert")
