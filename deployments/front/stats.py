@@ -193,6 +193,7 @@ class FrontSeries:
             series.now("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
         for group, count in driver.dispatcher.replicas().items():
             series.now("isobatch_replicas", count, group=group)
+        series.now("isobatch_parked", float(driver.dispatcher.parked))
         self._update_agreement(counts, route)
 
     def latencies(self, counts: Counts) -> Iterator[None]:

@@ -241,6 +241,13 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
 def test_a_parked_application_is_ready_without_replicas() -> None:
     assert front([], [], back=0).missing == ["back"]
     assert replace(front([], [], back=0), parked=True).missing == []
+    dispatcher, noted = Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), NotedMetrics()
+    driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter, Counts({}, lambda: 0.0))
+    series = FrontSeries(MetricSeries(FRONT, noted))
+    for wakes_in_s, replicas, parked in ((1.0, 0, 1), (None, 0, 0)):
+        dispatcher.reroute(ROUTE, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s)
+        series.update(driver, None)
+        assert (noted.told["isobatch_replicas"]["back",], noted.told["isobatch_parked"][()]) == (replicas, parked)
 
 
 @pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
