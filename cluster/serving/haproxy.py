@@ -40,7 +40,7 @@ from isobatch.deployments.ray_settings import haproxy_program
 from isobatch.profiles.errors import UserError
 
 MAX_CONNECTIONS = 8192  # of all clients
-PLAIN = re.compile(r"[\w/.+@:~-]+")  # a path that HAProxy reads as it is: blanks, quotes, # and $ mean more to it
+PLAIN = re.compile(r"[\w/.+@:~-]+")  # a path that HAProxy reads as it is: blanks, quotes, # and $ are syntax
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 SILENT_S = 15  # how long a client may fail to send or to receive
