@@ -113,6 +113,8 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "no log",
             f"timeout http-request {REQUEST_S}s",
             f"timeout client {SILENT_S}s",
+            "# over HTTP/2 each connection, of which a client has a share, could have a hundred requests",
+            "option disable-h2-upgrade",
             *of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}", trusted_proxies()),
             f"http-request set-var(txn.id) {REQUEST_ID} if {{ {REQUEST_ID} -m reg ^[[:print:]]{{1,{LONGEST_ID}}}$ }}",
             "# Serve would fail on an id that is not UTF-8",

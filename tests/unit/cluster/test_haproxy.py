@@ -72,6 +72,12 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         assert len([*pool.map(check, cases)]) == len(cases)
 
 
+def test_a_connection_has_one_request_at_once_and_not_a_hundred_of_http_2(tmp_path: Path) -> None:
+    with haproxy(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize(  # answered by the front, and by HAProxy itself
     ("line", "expected"), [("GET /app/predict", 200), ("GET /other", 404), ("FOO /app/predict", 405)]
 )
