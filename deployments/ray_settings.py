@@ -96,11 +96,12 @@ def import_serve() -> None:
 
 
 def hide_token() -> None:
-    """Close the folder of Ray's token to other users: Ray lets them read the token, and whoever has it may run code."""
+    """Close the folder of Ray's token to other users: Ray lets them read the token, with which they could run code."""
     with suppress(OSError, RuntimeError):  # the home is not writable, or not known
         folder = Path.home() / ".ray"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        if folder.parent.stat().st_uid == os.geteuid():  # after `sudo` it may be another user's, who needs the folder
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(0o700)
 
 
 def files_of_a_node() -> int:

@@ -45,7 +45,7 @@ MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 SILENT_S = 15  # how long a client may fail to send or to receive
 ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
-REQUEST_ID = "req.fhdr(x-request-id)"  # with its commas; sent back with each answer, HAProxy's own too, so that clients and logs agree
+REQUEST_ID = "req.fhdr(x-request-id)"  # sent back with each answer, HAProxy's own too, so that clients and logs agree
 LONGEST_ID = 200  # characters of an id that is sent back
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
