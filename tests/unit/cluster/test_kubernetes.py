@@ -92,7 +92,7 @@ def test_devices_on_which_replicas_stand_by_have_nodes_and_other_applications_no
     """The arbiter may give any of them to the application."""
     content = yaml.safe_load(file.read_text())
     shop, controller = content["applications"]
-    alone = shop | {"name": "alone", "route_prefix": "/alone", "args": dict(shop["args"])}
+    alone = shop | {"name": "alone", "route_prefix": "/alone", "args": shop["args"] | {"grpc_port": 8002}}
     shop["args"]["standby"] = {"t4": 3}
     file.write_text(yaml.safe_dump({"applications": [shop, controller, alone]}))
     assert nodes(cluster(file)) == {"t4": 5, "l4": 2}
