@@ -43,6 +43,7 @@ FRONT = (
     MetricFamily("isobatch_promised_per_s", "Gauge", "Inputs per second that the plan promises in time; 0: nothing."),
     *_RUN,
     MetricFamily("isobatch_replicas", "Gauge", "Replicas that the front can reach.", ("group",)),
+    MetricFamily("isobatch_parked", "Gauge", "1 while the application is parked."),
     MetricFamily(
         "isobatch_survivor_bytes", "Counter", "Bytes of hidden states; `by_value`: sent to the front.", ("way",)
     ),

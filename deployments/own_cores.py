@@ -9,6 +9,7 @@ machine compute the same division of its cores, so no process has to lead them.
 """
 
 import fcntl
+import logging
 import os
 import tempfile
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from isobatch.deployments.processes import descendants, parent_of
 
+log = logging.getLogger(__name__)
 COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container, in cgroup v2
 LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
@@ -91,6 +93,8 @@ class OwnCores:
         self._folder, self._cores, self._root = folder, frozenset(cores), root
         self._division, self._looked_s = CoreDivision((), self._cores), 0.0
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid():  # its files could hold up or end this replica
+            raise PermissionError(f"{folder} belongs to another user")
         name = f"{time.time_ns()}-{os.getpid()}"
         self._path, hidden = folder / name, folder / f".{name}"
         self._file = hidden.open("w")
@@ -153,7 +157,7 @@ def _computes(task: Path) -> bool:
 
 def own_cores(threads: float, node_cpus: float) -> OwnCores | None:
     """The cores of a replica of Ray on a CPU; None where Ray may not use the whole machine, as in a container with a
-    limit: another container would compute on the same cores.
+    limit: another container would compute on the same cores. None also where no file can be locked.
 
     Replicas share cores if `threads` is no whole number.
     """
@@ -165,4 +169,8 @@ def own_cores(threads: float, node_cpus: float) -> OwnCores | None:
     if node_cpus != len(cores):
         return None
     folder = Path(tempfile.gettempdir(), f"isobatch-cores-{os.getuid()}")
-    return OwnCores(folder, int(threads) if threads == int(threads) else 0, cores, node)
+    try:
+        return OwnCores(folder, int(threads) if threads == int(threads) else 0, cores, node)
+    except OSError as error:
+        log.warning("replicas share all cores: %s", error)
+        return None

@@ -9,6 +9,7 @@ import importlib
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def import_serve() -> None:
         del sys.modules["pandas"]
         gc.freeze()
         gc.enable()
+
+
+def hide_token() -> None:
+    """Close the folder of Ray's token to other users: Ray lets them read the token, with which they could run code."""
+    with suppress(OSError, RuntimeError):  # the home is not writable, or not known
+        folder = Path.home() / ".ray"
+        if folder.parent.stat().st_uid == os.geteuid():  # after `sudo` it may be another user's, who needs the folder
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(0o700)
 
 
 def files_of_a_node() -> int:

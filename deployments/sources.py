@@ -98,7 +98,13 @@ def name_of(model: str) -> str:
     >>> name_of("s3://models/my-bert@0123456789abcdef"), name_of("runs/my-bert")
     ('my-bert', 'my-bert')
     """
-    return Path(remote.place if (remote := remote_of(as_url(model))) else model).name
+    return _name(remote.place if (remote := remote_of(as_url(model))) else model)
+
+
+def _name(place: str) -> str:
+    """The name of a directory, also where the path to it ends in `.` or `..`."""
+    name = Path(place).name
+    return name if name.strip(".") else Path(place).resolve().name
 
 
 def local(model: str | Path) -> Path:
@@ -124,7 +130,7 @@ def pinned(model: str) -> str:
 def title_of(model: str) -> str:
     """A model's name in profiles and plans: its pinned URL, or the name of its directory."""
     place = pinned(model)
-    return place if is_url(place) else Path(place).name
+    return place if is_url(place) else _name(place)
 
 
 @cache

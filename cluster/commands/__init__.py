@@ -33,9 +33,9 @@ def key_headers(variable: str | None) -> dict[str, str]:
     """The header with the server's API key, which this environment variable holds; no header without a variable."""
     if variable is None:
         return {}
-    if not os.environ.get(variable):
+    if not (key := os.environ.get(variable, "").strip()):  # as the server reads it
         raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
-    return {"X-API-Key": os.environ[variable]}
+    return {"X-API-Key": key}
 
 
 def server_at(url: str) -> str:

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from isobatch.profiles.errors import UserError
 
-LONGEST = 29  # characters: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
+LONGEST = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
+OTHERS = 0o077  # the rights of other users in a folder's mode
 DASHBOARDS = Path(__file__).parents[1] / "grafana"
 
 
@@ -61,22 +62,28 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
 
 def environment(
-    folder: Annotated[Path, "Folder for HAProxy's files: a short path, writable only for you."] = Path("~/.isobatch"),
+    folder: Annotated[Path, "Folder for HAProxy's files: a short path, open only to you."] = Path("~/.isobatch"),
 ) -> None:
     """Print the settings for `ray start` as shell commands, and write the files that they name.
 
     Example: [bold]isobatch environment[/] as in  eval "$(isobatch environment)"; ray start --head
     """
+    import os
     import shlex
 
-    from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
+    from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, PLAIN, ready, write_script
     from isobatch.deployments.front.proxy import allowed_connections
-    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, files_of_a_node, node_settings
+    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, files_of_a_node, hide_token, node_settings
 
     place = folder.expanduser().absolute()
-    if len(str(place)) > LONGEST:
-        raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} characters")
+    if len(os.fsencode(place)) > LONGEST:
+        raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} bytes")
+    if not PLAIN.fullmatch(str(place)):
+        raise UserError(f"--folder {place}: HAProxy reads no blanks, quotes, # or $ in paths: name another folder")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_mode & OTHERS:
+        raise UserError(f"--folder {place} is open to others, who could give HAProxy commands: chmod 700 {place}")
+    hide_token()
     connections = allowed_connections(MAX_CONNECTIONS)
     program = write_script(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]), connections)
     ready(place)  # a cluster's node does not know when an application is ready

@@ -182,9 +182,11 @@ def url(http: dict[str, Any]) -> str:
     """
     >>> url({"host": "0.0.0.0", "port": 8000})
     'http://127.0.0.1:8000'
+    >>> url({"host": "::1", "port": 8000})
+    'http://[::1]:8000'
     """
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
-    return f"http://{host}:{http['port']}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{http['port']}"
 
 
 def _on_signals(handler: Any) -> None:

@@ -7,6 +7,7 @@ own error pages, which no configuration replaces.
 
 import contextlib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator
@@ -39,11 +40,12 @@ from isobatch.deployments.ray_settings import haproxy_program
 from isobatch.profiles.errors import UserError
 
 MAX_CONNECTIONS = 8192  # of all clients
+PLAIN = re.compile(r"[\w/.+@:~-]+")  # a path that HAProxy reads as it is: blanks, quotes, # and $ are syntax
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 SILENT_S = 15  # how long a client may fail to send or to receive
 ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
-REQUEST_ID = "req.hdr(x-request-id)"  # sent back with each answer, HAProxy's own too, so that clients and logs agree
+REQUEST_ID = "req.fhdr(x-request-id)"  # sent back with each answer, HAProxy's own too, so that clients and logs agree
 LONGEST_ID = 200  # characters of an id that is sent back
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
@@ -111,11 +113,15 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "no log",
             f"timeout http-request {REQUEST_S}s",
             f"timeout client {SILENT_S}s",
+            "# over HTTP/2 each connection, of which a client has a share, could have a hundred requests",
+            "option disable-h2-upgrade",
             *of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}", trusted_proxies()),
+            f"http-request set-var(txn.id) {REQUEST_ID} if {{ {REQUEST_ID} -m reg ^[[:print:]]{{1,{LONGEST_ID}}}$ }}",
+            "# Serve would fail on an id that is not UTF-8",
+            "http-request del-header X-Request-Id if !{ var(txn.id) -m found }",
+            "http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }",
             f"{answer} 405 {json_file}/405.json if !{{ method {' '.join(METHODS)} }}",
             "http-request set-header X-Request-Start t=%[date(0,us)];%[env(ISOBATCH_KERNEL)]",
-            f"http-request set-var(txn.id) {REQUEST_ID} if {{ {REQUEST_ID} -m len 1:{LONGEST_ID} }}",
-            "http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }",
             "# Serve would compute on for clients that send this and disconnect",
             "http-request del-header X-Request-Disconnect-Disabled",
             f"acl large req.hdr_val(content-length) gt {MOST_BYTES}",

@@ -125,7 +125,8 @@ def _inside(content: ServeFile) -> ServeFile:
     for application in served(inside):
         given = application["args"]
         moved = {name: there[given[name]] for name in PATHS if given.get(name) in there}
-        application["args"] = given | moved | {"api_key_variable": KEY_VARIABLE}
+        reached = {"grpc_host": "0.0.0.0"} if "grpc_port" in given else {}
+        application["args"] = given | moved | reached | {"api_key_variable": KEY_VARIABLE}
     for application in classifiers(inside):
         application["args"].setdefault("ports", "24000-24099")
     for controller in controllers(inside):

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import isobatch
 from isobatch.cluster.serving.capacity import gpu_label
-from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
+from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, PLAIN, stopping, write_script
 from isobatch.cluster.serving.ports import check_port, held_ports
 from isobatch.deployments.config import checked
 from isobatch.deployments.front.proxy import allowed_connections
@@ -42,7 +42,7 @@ from isobatch.deployments.processes import (
     running_below,
 )
 from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, print_no_errors, spare_start
-from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
+from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, hide_token, import_serve
 from isobatch.deployments.resources import Resources
 from isobatch.profiles.errors import UserError
 
@@ -99,10 +99,10 @@ def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     ]
 
 
-# The longest path of the folder for temporary files. A path of HAProxy's sockets has at most 97 characters, of which
-# Ray and isobatch need 86 below this folder.
+# The longest path of the folder for temporary files. A path of HAProxy's sockets has at most 97 bytes, of which Ray and
+# isobatch need 86 below this folder.
 SHORT = 11
-# The same for Ray's own sockets, whose paths have at most 107 characters, of which Ray needs 72.
+# The same for Ray's own sockets, whose paths have at most 107 bytes, of which Ray needs 72.
 SHORT_FOR_RAY = 35
 RAY_WITHIN_S = 120.0  # for Ray's processes to start
 RAY_START = (sys.executable, "-c", f"from {__name__} import start_node; start_node()", "start", "--block")
@@ -165,13 +165,13 @@ def check_place(host: str, port: int) -> None:
 
 
 def short_temporary() -> str:
-    """The folder for temporary files, or /tmp if its path is too long for sockets. Sets RAY_TMPDIR if necessary."""
+    """The folder for temporary files, or /tmp if sockets or HAProxy cannot have its path. May set RAY_TMPDIR."""
     temporary, ray_folder = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
-    if len(ray_folder) > SHORT_FOR_RAY:
-        raise UserError(f"RAY_TMPDIR is {ray_folder!r}: sockets need one of at most {SHORT_FOR_RAY} characters")
-    if not ray_folder and len(temporary) > SHORT_FOR_RAY:
+    if len(os.fsencode(ray_folder)) > SHORT_FOR_RAY:
+        raise UserError(f"RAY_TMPDIR is {ray_folder!r}: sockets need one of at most {SHORT_FOR_RAY} bytes")
+    if not ray_folder and len(os.fsencode(temporary)) > SHORT_FOR_RAY:
         os.environ["RAY_TMPDIR"] = "/tmp"
-    return temporary if len(temporary) <= SHORT else "/tmp"
+    return temporary if len(os.fsencode(temporary)) <= SHORT and PLAIN.fullmatch(temporary) else "/tmp"
 
 
 def prepare_environment(folder: str, ports: Sequence[int]) -> None:
@@ -179,6 +179,7 @@ def prepare_environment(folder: str, ports: Sequence[int]) -> None:
 
     No port or path is fixed, so several servers can run side by side.
     """
+    hide_token()
     stats, metrics, fallback = map(str, ports)
     connections = allowed_connections(MAX_CONNECTIONS)
     program = write_script(Path(folder), (stats, metrics), connections)

@@ -46,7 +46,8 @@ def key_in(variable: str | None) -> bytes | None:
     """The key in this environment variable; None if the configuration names none."""
     if variable is None:
         return None
-    key = dict(os.environ).get(variable, "")  # os.environ.get fails on a name that is no text, such as "\ud800"
+    # os.environ.get fails on a name that is no text, such as "\ud800". No header keeps a line break at a key's end.
+    key = dict(os.environ).get(variable, "").strip()
     if not key:
         raise UserError(f"api_key_variable = {variable!r}: that environment variable is not set where the front runs")
     return key.encode()

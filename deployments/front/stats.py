@@ -191,9 +191,9 @@ class FrontSeries:
         for stage in route.all_stages:
             inputs = waiting.get((stage.group, stage.start), 0)
             series.now("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
-        if not driver.dispatcher.parked:  # else no replica is missing, and the alert of empty groups must not fire
-            for group, count in driver.dispatcher.replicas().items():
-                series.now("isobatch_replicas", count, group=group)
+        for group, count in driver.dispatcher.replicas().items():
+            series.now("isobatch_replicas", count, group=group)
+        series.now("isobatch_parked", float(driver.dispatcher.parked))
         self._update_agreement(counts, route)
 
     def latencies(self, counts: Counts) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Encodes a user's inputs for a network: on the host, in numpy, with the checkpoint's own preprocessor."""
 
+import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ from isobatch.profiles.model import Sides, Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
 PICTURES = ("JPEG", "PNG", "WEBP")  # the formats of images that are given as bytes
+MOST_SCANS = 100  # of a JPEG; encoders write about ten
+_JPEG, _SCAN, _END = b"\xff\xd8", b"\xda", b"\xd9"
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of a part of a JPEG that states its length, or of its end
 # The name of an array that says which tokens are answered. The value crosses process boundaries in batches.
 ANSWERED_TOKENS = "asked"
 # Characters of a text that are tokenized, per token that the network reads: words of natural texts are shorter.
@@ -236,8 +240,9 @@ class ImageEncoder:
         from PIL import Image, ImageOps
 
         try:
-            with Image.open(BytesIO(_bytes_of(value)), formats=PICTURES) as picture:
+            with Image.open(BytesIO(content := _bytes_of(value)), formats=PICTURES) as picture:
                 _check_pixels((picture.height, picture.width))
+                _check_scans(content)
                 upright = ImageOps.exif_transpose(picture)
                 pixels = np.asarray(upright.convert("L" if self.channels == 1 else "RGB"), np.float32)
         except UserError:
@@ -253,6 +258,16 @@ class ImageEncoder:
 def _check_pixels(sizes: Sequence[int]) -> None:
     if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
         raise UserError(f"is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
+
+
+def _check_scans(content: bytes) -> None:
+    """Refuse a JPEG of very many scans: a scan of 20 bytes makes the decoder go through all pixels once more."""
+    at, scans = len(_JPEG), 0
+    while content.startswith(_JPEG) and (marker := _MARKER.search(content, at)) and marker[1] != _END:
+        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+        scans += marker[1] == _SCAN
+        if scans > MOST_SCANS:
+            raise UserError(f"has more than {MOST_SCANS} scans")
 
 
 def _check_processed(array: NDArray[np.float32], wanted: tuple[int, int]) -> None:

@@ -92,7 +92,7 @@ class LocalSearch:
         waiting = [(self._bound(value, 0, last), 0, last)] if self.fits and self.num_blocks > 1 else []
         while waiting and waiting[0][0] < _less(below):
             bound, low, high = heapq.heappop(waiting)
-            chain_value, chain = self._at(value, high)
+            chain_value, chain = self._at(value, high, below)
             if chain_value < _less(below):
                 below, best = chain_value, chain
             for part in self._parts(low, high):
@@ -112,13 +112,30 @@ class LocalSearch:
         heads = self._heads(high)
         return float(value(heads.load_s, float(self.sizes[low]), heads.first).min(initial=np.inf))
 
-    def _at(self, value: Value, size: int) -> tuple[float, Chain | None]:
-        heads = self._heads(size) if self.builder.memory.holds_any_cut[self.kind] else self._lean(size)
+    def _at(self, value: Value, size: int, below: float) -> tuple[float, Chain | None]:
+        """The best chain whose round has this size.
+
+        Chains that fit are searched only where the best of all is below `below`, and does not fit.
+        """
+        best, chain = self._least(value, size, self._heads(size))
+        if chain is None or best >= _less(below) or self._holds(chain):
+            return best, chain
+        return self._least(value, size, self._lean(size))
+
+    def _least(self, value: Value, size: int, heads: Heads) -> tuple[float, Chain | None]:
         if not len(heads.load_s):
             return np.inf, None
         values = value(heads.load_s, float(self.sizes[size]), heads.first)
         least = int(values.argmin())
         return float(values[least]), Chain(heads.walk(least), float(heads.load_s[least]), float(self.sizes[size]))
+
+    def _holds(self, chain: Chain) -> bool:
+        """Whether one device holds all splits of a chain."""
+        memory, start = 0.0, 0
+        for stop, batch in chain.splits:
+            memory += float(self.builder.local_memory(start)[self.kind, batch - 1, stop])
+            start = stop
+        return memory <= self.builder.memory.capacity[self.kind]
 
     def _largest(self, size: int) -> Ints:
         """By block, the largest batch that a round of this size fills."""

@@ -236,7 +236,8 @@ def test_the_image_has_the_settings_of_a_node() -> None:
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOME", str(tmp_path))
     with tempfile.TemporaryDirectory(prefix="ib", dir="/tmp") as folder:  # as the paths of sockets must be
         yield Path(folder)
 
@@ -253,6 +254,7 @@ def test_a_node_gets_settings_a_shell_can_read_and_the_files_that_they_name(shor
     assert settings == node_settings(str(short), f"{short}/haproxy", connections)
     assert os.access(settings[PROXY_PROGRAM], os.X_OK)
     assert not (short / "starting").exists(), "HAProxy would never ask Serve's own proxy"
+    assert (Path.home() / ".ray").stat().st_mode & 0o777 == 0o700, "others could read the token, which runs code"
 
 
 @pytest.mark.parametrize(
@@ -272,11 +274,37 @@ def test_a_node_may_have_as_many_open_files_as_a_server_of_one_machine(
 
 
 def test_a_folder_that_is_too_long_for_sockets_is_one_sentence(short: Path) -> None:
-    with pytest.raises(UserError, match="at most 29 characters"):
-        environment(short / "a-name-that-is-too-long")
+    for long in ("a-name-that-is-too-long", "\u30c6" * 6):  # of 18 bytes
+        with pytest.raises(UserError, match="at most 29 bytes"):
+            environment(short / long)
 
 
-# Files for one machine: an image, Compose and systemd
+def test_a_folder_that_haproxy_cannot_read_or_that_others_can_is_one_sentence(short: Path) -> None:
+    with pytest.raises(UserError, match="HAProxy reads no blanks"):
+        environment(short / "a b")
+    short.chmod(0o755)
+    with pytest.raises(UserError, match=f"open to others, who could give HAProxy commands: chmod 700 {short}"):
+        environment(short)
+
+
+# Files for one machine: the Makefile, an image, Compose and systemd
+
+VENV_THAT_FAILS_ONCE = """#!/bin/sh
+test "$2" = venv || exit 0
+mkdir -p .venv/bin && ln -sf /bin/true .venv/bin/python
+test -e failed && ln -sf /bin/true .venv/bin/pip && exit
+touch failed && exit 1
+"""
+
+
+def test_make_setup_goes_on_once_debian_has_its_package_for_environments(tmp_path: Path) -> None:
+    """Without it Python makes an environment that has no pip."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(CLUSTER.parent / name, tmp_path)
+    (tmp_path / "python").write_text(VENV_THAT_FAILS_ONCE)
+    (tmp_path / "python").chmod(0o700)
+    ends = [subprocess.run(["make", "setup", "PYTHON=./python"], cwd=tmp_path, capture_output=True) for _ in range(2)]
+    assert [bool(end.returncode) for end in ends] == [True, False], ends[-1].stderr
 
 
 def understood(words: list[str]) -> None:
@@ -307,6 +335,8 @@ def test_the_image_runs_any_command_without_rights_and_can_be_reached() -> None:
 def test_compose_names_what_it_has_and_watches_what_it_serves() -> None:
     told: dict[str, Any] = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
     services = told["services"]
+    places = {each.split(":")[1] for each in services["isobatch"]["volumes"]}
+    assert places <= set(instructions()["RUN"][0].split()), "Docker would give them to root"
     understood(services["isobatch"]["command"])
     assert (CLUSTER.parent / services["isobatch"]["build"]["dockerfile"]).is_file()
     for service in services.values():
@@ -326,6 +356,7 @@ def test_the_unit_runs_a_command_that_there_is(tmp_path: Path) -> None:
     program, *words = parser["Service"]["ExecStart"].split()
     assert Path(program).name == "isobatch"
     understood(words)
+    assert parser["Service"]["StateDirectoryMode"] == "0700", "its home, where the token that runs code lies"
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd")
     there = unit.read_text().replace(program, shutil.which("true") or program).replace("User=isobatch", "User=root")

@@ -51,6 +51,11 @@ def test_a_query_names_metrics_and_labels_that_there_are(ask: str) -> None:
     assert labels_in(ask) <= {label for name in names for label in LABELS[name]}
 
 
+def test_an_empty_group_of_a_parked_application_wakes_nobody() -> None:
+    (empty,) = (alert["expr"] for alert in ALERTS if alert["alert"] == "IsobatchGroupIsEmpty")
+    assert empty.endswith("unless on (application) max by (application) (ray_isobatch_parked) == 1")
+
+
 def test_a_legend_shows_what_its_query_tells_apart() -> None:
     for legend, ask in QUERIES:
         assert set(re.findall(r"{{(\w+)}}", legend)) == (

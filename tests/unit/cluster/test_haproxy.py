@@ -72,17 +72,26 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         assert len([*pool.map(check, cases)]) == len(cases)
 
 
-@pytest.mark.parametrize("path", ["/app/predict", "/other"])  # answered by the front, and by HAProxy itself
-def test_the_id_of_a_request_is_sent_back(tmp_path: Path, path: str) -> None:
+def test_a_connection_has_one_request_at_once_and_not_a_hundred_of_http_2(tmp_path: Path) -> None:
+    with haproxy(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(  # answered by the front, and by HAProxy itself
+    ("line", "expected"), [("GET /app/predict", 200), ("GET /other", 404), ("FOO /app/predict", 405)]
+)
+def test_the_id_of_a_request_is_sent_back(tmp_path: Path, line: str, expected: int) -> None:
     with answering(lambda _: 200) as front, haproxy(tmp_path, front=front) as port:
-        for header, expected in (
-            (b"X-Request-Id: Order 7", 1),
-            (b"X-Other: Order 7", 0),
+        for header, times in (
+            (b"X-Request-Id: Order 7, of 9", 1),
+            (b"X-Other: Order 7, of 9", 0),
             (b"X-Request-Id: " + b"x" * 201, 0),
+            (b"X-Request-Id: order 7, of 9\xe9", 0),
         ):
-            status, headers, _ = asked(port, said=b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (path.encode(), header))
-            assert status == (200 if path == "/app/predict" else 404)
-            assert headers.count(b"x-request-id: order 7") == expected
+            status, headers, _ = asked(port, said=b"%s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (line.encode(), header))
+            assert status == expected
+            assert headers.count(b"x-request-id: order 7, of 9") == times
             assert b"x" * 201 not in headers
 
 
@@ -102,10 +111,10 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
     """The front takes requests and answers none of them; what it is told is when HAProxy saw them."""
     with crowd(tmp_path, 2) as clients:
         for _ in range(2):
-            clients.ask(header="X-Request-Start: t=1\r\nX-Request-Disconnect-Disabled: ?1\r\n")
+            clients.ask(header="X-Request-Start: t=1\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-Id: \u00e9\r\n")
             came = clients.arrived()[1].lower().split()
             assert came.count(b"x-request-start:") == 1
-            assert b"x-request-disconnect-disabled:" not in came
+            assert not {b"x-request-disconnect-disabled:", b"x-request-id:"} & set(came)
             waited_s = waited_s_by(came[came.index(b"x-request-start:") + 1])
             assert 0 < waited_s < 60, "whatever the client says, it came just now"
         beyond, told, took_s = clients.ask(), set[bytes](), list[float]()

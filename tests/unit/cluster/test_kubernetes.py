@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plan = Plan((Placement("t4", 2, (blocks[0],)), Placement("l4", 1, (blocks[1],))))
     (tmp_path / "plan.json").write_text(plan.to_json())
     save(Profile("my-bert", (table("t4"), table("l4"))), tmp_path / "profile.json")
-    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json"}
+    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json", "grpc_port": 8001}
     served = {"name": "shop", "import_path": "isobatch.deployments.app:build", "args": files}
     path = "isobatch.cluster.controller.app:build"
     controller = {"name": "c", "import_path": path, "route_prefix": "/c", "args": {"application": "shop"}}
@@ -76,7 +76,7 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     ServeDeploySchema.model_validate(content)
     served, controller = content["applications"]
     assert (served["args"]["model"], served["args"]["plan"]) == ("/models/my-bert", "/models/plan.json")
-    assert content["http_options"]["host"] == "0.0.0.0"
+    assert content["http_options"]["host"] == served["args"]["grpc_host"] == "0.0.0.0"
     assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
     assert controller["args"]["memory"] == "/memory"
 
@@ -92,7 +92,7 @@ def test_devices_on_which_replicas_stand_by_have_nodes_and_other_applications_no
     """The arbiter may give any of them to the application."""
     content = yaml.safe_load(file.read_text())
     shop, controller = content["applications"]
-    alone = shop | {"name": "alone", "route_prefix": "/alone", "args": dict(shop["args"])}
+    alone = shop | {"name": "alone", "route_prefix": "/alone", "args": shop["args"] | {"grpc_port": 8002}}
     shop["args"]["standby"] = {"t4": 3}
     file.write_text(yaml.safe_dump({"applications": [shop, controller, alone]}))
     assert nodes(cluster(file)) == {"t4": 5, "l4": 2}

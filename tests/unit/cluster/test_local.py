@@ -22,6 +22,7 @@ from isobatch.cluster.serving.local import (
     LocalRay,
     attached,
     check_place,
+    prepare_environment,
     running_cluster,
     short_temporary,
     while_serving,
@@ -118,9 +119,19 @@ def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert short_temporary() == "/tmp"
     assert os.environ["RAY_TMPDIR"] == "/tmp"
+    for odd in ("/tmp/a b", "/tmp/\u30c6\u30b9\u30c8"):  # which HAProxy cannot read, and 14 bytes long
+        monkeypatch.setattr(tempfile, "tempdir", odd)
+        assert short_temporary() == "/tmp"
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with pytest.raises(UserError, match=r"RAY_TMPDIR is '.*x'.*at most 35"):
         short_temporary()
+
+
+def test_others_cannot_read_the_token_that_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy() | {"HOME": str(tmp_path)})
+    (tmp_path / ".ray").mkdir(mode=0o755)
+    prepare_environment(str(tmp_path), (1, 2, 3))
+    assert (tmp_path / ".ray").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.own_cores import LEFT_SHARE, OwnCores, as_computing, divided, usable_cores
+from isobatch.deployments.own_cores import LEFT_SHARE, OwnCores, as_computing, divided, own_cores, usable_cores
+from isobatch.deployments.processes import parent_of
 
 # A process that starts another one, as Ray's process of a node does; both end when their input does.
 STARTER = """
@@ -112,6 +114,18 @@ os._exit(9)
     own.keep()
     assert [path.exists() for path in left] == [False]
     own.close()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_another_user_of_the_machine_keeps_no_replica_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    blocking = tmp_path / f"isobatch-cores-{other}"
+    blocking.mkdir() if is_folder else blocking.touch()
+    assert own_cores(1, len(os.sched_getaffinity(parent_of(os.getppid())))) is None
 
 
 def test_a_thread_has_its_name_back_when_it_no_longer_computes() -> None:

@@ -172,6 +172,13 @@ def test_a_directory_may_be_a_url(tmp_path: Path) -> None:
     assert remote_of(str(tmp_path)) is None
 
 
+@pytest.mark.parametrize("model", [".", "..", "../my-bert"])
+def test_a_directory_has_a_name_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    (tmp_path / "my-bert" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "my-bert" / ("runs" if model == ".." else ""))
+    assert (name_of(model), title_of(model)) == ("my-bert", "my-bert")
+
+
 def test_what_is_served_is_pinned_by_its_plan_or_now(bucket: Any, tmp_path: Path) -> None:
     (served,) = serve_file(URL, {})["applications"]
     assert served["args"] == {"model": pinned(URL)}

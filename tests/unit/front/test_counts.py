@@ -251,6 +251,13 @@ def test_launches_from_before_the_clock_was_set_back_are_forgotten() -> None:
 def test_a_parked_application_is_ready_without_replicas() -> None:
     assert front([], [], back=0).missing == ["back"]
     assert replace(front([], [], back=0), parked=True).missing == []
+    dispatcher, noted = Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), NotedMetrics()
+    driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter, Counts({}, lambda: 0.0))
+    series = FrontSeries(MetricSeries(FRONT, noted))
+    for wakes_in_s, replicas, parked in ((1.0, 0, 1), (None, 0, 0)):
+        dispatcher.reroute(ROUTE, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s)
+        series.update(driver, None)
+        assert (noted.told["isobatch_replicas"]["back",], noted.told["isobatch_parked"][()]) == (replicas, parked)
 
 
 @pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
@@ -286,18 +293,6 @@ def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question
     FrontSeries(MetricSeries(FRONT, noted)).update(driver, None)
     assert noted.told["isobatch_requests"]["refused",] == 7
     assert noted.told["isobatch_arrived_inputs"][()] == 7
-
-
-def test_a_parked_application_has_no_metric_of_missing_replicas() -> None:
-    noted, dispatcher = NotedMetrics(), Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]})
-    series = FrontSeries(MetricSeries(FRONT, noted))
-    driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter)
-    dispatcher.reroute(ROUTE, {"front": [], "back": []}, wakes_in_s=10.0)
-    series.update(driver, None)
-    assert not noted.told["isobatch_replicas"], "the alert of empty groups would fire all night"
-    dispatcher.reroute(ROUTE, {"front": ["f"], "back": []})
-    series.update(driver, None)
-    assert noted.told["isobatch_replicas"] == {("front",): 1, ("back",): 0}
 
 
 async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:

@@ -59,7 +59,7 @@ def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
     assert "security" not in client.app.openapi()
     with pytest.raises(UserError, match="'KEY': that environment variable is not set"):
         front(api_key_variable="KEY")
-    monkeypatch.setenv("KEY", "open sesame")
+    monkeypatch.setenv("KEY", "open sesame\n")  # as secrets of Kubernetes often end
     with served(api_key_variable="KEY") as locked:
         assert set(locked.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}
         for path in ("/stats", "/openapi.json", "/v2/models/toy", "/page/about.json"):

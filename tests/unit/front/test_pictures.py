@@ -128,6 +128,26 @@ def bomb(side: int = 60_000) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
+def in_scans(count: int) -> bytes:
+    """A grey JPEG of 16 x 16 pixels, over which each scan goes."""
+
+    def part_of(kind: int, data: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, kind, len(data) + 2) + data
+
+    frame = struct.pack(">BHHBBBB", 8, 16, 16, 1, 1, 0x11, 0)
+    tables = b"".join(part_of(0xC4, bytes([kind, 1, *bytes(16)])) for kind in (0x00, 0x10))
+    first, again = (part_of(0xDA, bytes([1, 1, 0, *of, 0])) + b"\0" for of in ((0, 0), (1, 63)))
+    return b"\xff\xd8" + part_of(0xDB, b"\0" + b"\1" * 64) + part_of(0xC2, frame) + tables + first + again * (count - 1)
+
+
+def test_a_jpeg_has_at_most_100_scans_before_its_end(client: DocumentedClient) -> None:
+    for count, status in ((100, 200), (101, 422)):  # phones append films
+        content = in_scans(count) + b"\xff\xd9" + b"\xff\xda\0\2" * 200
+        reply = client.post("/predict", content=content, headers={"Content-Type": "image/jpeg"})
+        assert reply.status_code == status, reply.text
+    assert reply.json()["error"] == "image 0 has more than 100 scans"
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "status", "sentence"),
     [

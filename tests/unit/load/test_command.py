@@ -182,7 +182,7 @@ def test_the_key_is_sent_to_a_server_that_needs_one(
     monkeypatch.delenv("MY_KEY", raising=False)
     assert load(served.url, "--api-key-variable", "MY_KEY") == 2
     assert "--api-key-variable MY_KEY: that environment variable is not set" in capsys.readouterr().err
-    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("MY_KEY", "secret\n")
     assert load(served.url, "--api-key-variable", "MY_KEY") == 0
     assert served.seen
 
