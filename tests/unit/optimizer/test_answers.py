@@ -61,6 +61,17 @@ def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_n
     assert plan.promise.goodput_per_s >= without.promise.goodput_per_s / 1.02
 
 
+def test_a_plan_that_does_not_sustain_the_rate_is_refused() -> None:
+    sustained_per_s = early(0.02).promise.goodput_per_s
+    for rate_per_s in (0.9 * sustained_per_s, 1.1 * sustained_per_s):
+        wanted = Objective(slo_s=2.0, max_batch=8, ramp_budget=0.02, goodput_per_s=rate_per_s)
+        if rate_per_s < sustained_per_s:
+            assert optimize(PROFILE, KINDS, links_between(KINDS), wanted) == early(0.02)
+            continue
+        with pytest.raises(UserError, match=f"which sustains {sustained_per_s:.4g}/s on these devices: {rate_per_s:.4g}"):
+            optimize(PROFILE, KINDS, links_between(KINDS), wanted)
+
+
 def test_a_plan_with_cuts_is_refused() -> None:
     check_whole(early(0.02))
     with pytest.raises(UserError, match="needs a plan without cuts"):
