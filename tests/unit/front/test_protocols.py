@@ -163,7 +163,7 @@ def test_a_text_that_is_too_long_is_cut_where_the_request_says_so(client: Docume
 
 def test_a_request_may_have_long_texts_cut_where_the_server_refuses_them_otherwise(folder: Path) -> None:
     vllm_asks, tei_asks = {"truncate_prompt_tokens": -1}, {"truncate": True}
-    with serving(folder, relevant_label="LABEL_1", too_long="refuse") as client:
+    with serving(folder, relevant_label="LABEL_1", too_long="refuse", predict_form="tei") as client:
         for path, body, asks, refused in (
             ("/classify", {"input": LONG}, vllm_asks, 400),
             ("/rerank", {"query": QUERY, "documents": [LONG]}, vllm_asks, 400),

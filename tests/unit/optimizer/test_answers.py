@@ -65,7 +65,9 @@ def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_n
 def test_a_plan_that_does_not_sustain_the_rate_is_refused() -> None:
     most_per_s = early(0.02).promise.goodput_per_s
     assert early(0.02, 0.9 * most_per_s) == early(0.02)
-    with pytest.raises(UserError, match=f"which sustains {most_per_s:.4g}/s on these devices: {1.1 * most_per_s:.4g}/s"):
+    with pytest.raises(
+        UserError, match=f"which sustains {most_per_s:.4g}/s on these devices: {1.1 * most_per_s:.4g}/s"
+    ):
         early(0.02, 1.1 * most_per_s)
 
 
