@@ -98,6 +98,9 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
         raise UserError("answers: early runs the whole network, and no batch size of it keeps these limits")
     opened = plan.with_each(partial(_answering, facts=facts, budget=objective.ramp_budget))
     score = evaluate(opened, facts.without_exits, objective)
+    if score.goodput_per_s < objective.goodput_per_s:  # a baseline need not reach it
+        sustains = f"answers: early runs the whole network, which sustains {score.goodput_per_s:.4g}/s on these devices"
+        raise UserError(f"{sustains}: {objective.goodput_per_s:.4g}/s are wanted")
     return replace(opened, promise=score.promise(0.0))
 
 

@@ -68,7 +68,7 @@ class Snapshot:
     @cached_property
     def most(self) -> Expectation:
         """The plan of most goodput: the planner's, or the running one, which may be better by the planner's `gap`."""
-        best = self._unless_barred(self.problem.best(*self._now))
+        best = self._unless_barred(self._best)
         stays = not lost_devices(self.plan, self.counts) and self.running.goodput_per_s >= best.goodput_per_s
         return self.running if stays else best
 
@@ -144,9 +144,13 @@ class Snapshot:
         )  # fmt: skip
 
     def _for_answers(self) -> tuple[Expectation, Verdict]:
-        soonest = self._expected(self.problem.best(*self._now))
+        """The plan that answers soonest; if it does not answer clearly sooner, it may still sustain more, as when a
+        device has come back."""
         facts = self.cost_model.facts.surviving(self.known.estimate.carried)
-        return soonest, weigh_answers(self.plan, soonest.plan, facts, self.patience.least_gain, self._changes)
+        verdict = weigh_answers(self.plan, self._best, facts, self.patience.least_gain, self._changes)
+        if verdict.moves or self.problem.aim.at_expected_rate or not self._for_goodput.moves:
+            return self._expected(self._best), verdict
+        return self.most, self._for_goodput
 
     def _for_value(self) -> tuple[Expectation, Verdict]:
         """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
@@ -183,6 +187,10 @@ class Snapshot:
             return None
         quick = self.problem.sustaining(terms.needed_per_s / max(self.known.record.kept_share, 1e-3), *self._now)
         return self._expected(quick) if quick else None
+
+    @cached_property
+    def _best(self) -> Plan:
+        return self.problem.best(*self._now)
 
     @property
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:

@@ -110,7 +110,9 @@ class SurvivalEstimate:
     def _update_measured(self, window: Window) -> None:
         steady = SteadySurvival(self._prior.num_blocks)
         steady.add(_as_window(self._measured))
-        row = steady.add(window)
+        behind = [0, *(ramp + 1 for ramp in self._ramp_blocks)]
+        row = np.ones(self._prior.num_blocks)  # no input leaves where no ramp is: such blocks inherit their share
+        row[behind] = steady.add(window)[behind]
         self._measured = tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
 
     def _window(self, observed: Observed, ramps: Collection[int]) -> Window:

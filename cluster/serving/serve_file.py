@@ -183,11 +183,13 @@ def check_apart(content: ServeFile) -> None:
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
-    canaries = {name_of(each): (each.get("args") or {}).get("canary") for each in classifiers(content)}
-    for name, canary in canaries.items():
-        if canary and canary["application"] not in (others := canaries.keys() - {name}):
-            named = f"canary: application = {canary['application']!r}"
-            raise UserError(f"{name}: {named}: the file's other classifiers are {', '.join(sorted(others)) or 'none'}")
+    fields = {name_of(each): each.get("args") or {} for each in classifiers(content)}
+    for name, canary in [(name, own["canary"]["application"]) for name, own in fields.items() if own.get("canary")]:
+        named = f"{name}: canary: application = {canary!r}"
+        if canary not in (others := fields.keys() - {name}):
+            raise UserError(f"{named}: the file's other classifiers are {', '.join(sorted(others)) or 'none'}")
+        if len({fields[each].get("predict_form", "isobatch") for each in (name, canary)}) > 1:
+            raise UserError(f"{named}: clients could not read its answers: give both the same predict_form")
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         if config.application not in names:

@@ -86,10 +86,10 @@ async def move(
     replicas that remain, to which `meanwhile` leads them. If the new ones do not start, the previous plan is restored
     and CannotStartError is raised: immediately if no node has their devices. It is also restored if `lead` fails.
     `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
-    by kind that run under any plan.
+    by kind that run under any plan, also under `before`.
     """
-    plans = (before.devices() if before else NO_REPLICAS, after.devices())
-    started_s, (old, new) = now_s(), (most_of(devices, standby) for devices in plans)
+    started_s, new = now_s(), most_of(after.devices(), standby)
+    old = most_of(before.devices(), standby) if before else NO_REPLICAS
     growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}

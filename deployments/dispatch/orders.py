@@ -37,8 +37,10 @@ def order_named(name: str) -> QueueOrder | None:
 
 
 def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """The highest priority first, and inputs of one priority by deadline."""
-    return fitting(sorted(waiting, key=lambda ticket: -ticket.priority), room)
+    """The highest priority first, and inputs of one priority by deadline. If the first is too heavy for any launch, it
+    goes alone: otherwise lighter inputs of lower priorities would always go before it."""
+    ordered = sorted(waiting, key=lambda ticket: -ticket.priority)
+    return ordered[:1] if ordered and ordered[0].weight > room else fitting(ordered, room)
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:

@@ -373,8 +373,8 @@ class Service:
             return Pictures(inputs)
         return self.packed(inputs)
 
-    def packed(self, inputs: Sequence[Any]) -> Packed:
-        """Encode a list of inputs now."""
+    def packed(self, inputs: Sequence[Any], as_configured: bool = True) -> Packed:
+        """Encode a list of inputs now. Unless `as_configured`, texts that are too long are cut, whatever `too_long`."""
         self.sizes.check_count(len(inputs))
         try:
             packed = pack(self._model.encode(inputs))
@@ -383,7 +383,7 @@ class Service:
         except Exception as error:  # errors of the preprocessor count as faults of the input
             log.warning("inputs could not be encoded", exc_info=True)
             raise RefusedError(422, f"the inputs cannot be read: {type(error).__name__}: {error}") from error
-        if packed.truncated and self.config.too_long == "refuse":
+        if packed.truncated and as_configured and self.config.too_long == "refuse":
             problem = f"input {min(packed.truncated)} is longer than the network reads"
             raise RefusedError(422, f"{problem}: shorten it (this server has too_long: refuse)")
         return packed

@@ -259,8 +259,12 @@ def rules_of(combination: CalibratedCombination, chosen: Indices, policy: str, n
     )
     kind = next((member.kind for member in combination.members if member.ramps), "light")
     untuned = ExitRules(kind=kind, policy=policy, ramps=ramps, head_temperature=temperatures[-1], notes=dict(notes))
-    depths = np.array([*combination.blocks, combination.starts[-1] - 1])[table.places(chosen)] + 1
+    places = table.places(chosen)
+    depths = np.array([*combination.blocks, combination.starts[-1] - 1])[places] + 1
+    # Audits compare with the answer at the end of these networks, not with that of the last candidate alone.
+    agrees = table.labels[places, np.arange(table.num_inputs)] == table.labels[-1]
     measured = {
+        "agreement": float(agrees.mean()),
         "full_accuracy": float(table.full_right.mean()),
         "mean_depth_share": float(depths.mean() / combination.starts[-1]),
     }

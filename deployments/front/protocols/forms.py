@@ -84,10 +84,11 @@ class TextForm(Form, Generic[AnyBody]):
             raise RefusedError(self.wrong, f"{shown(min(unknown))} is not accepted; there are: {known}")
         return validated(self.body, content, self.wrong)
 
-    def encoded(self, inputs: Sequence[Any], truncates: bool = True, too_long: int = 422) -> Packed:
-        """The encoded inputs. Without `truncates`, a text that is too long is refused with the status `too_long`."""
-        packed = self.service.packed(inputs)
-        if packed.truncated and not truncates:
+    def encoded(self, inputs: Sequence[Any], truncates: bool | None, too_long: int) -> Packed:
+        """The encoded inputs. `truncates`: whether texts that are too long are cut, or refused with the status
+        `too_long`; None: as this server is configured."""
+        packed = self.service.packed(inputs, as_configured=truncates is None)
+        if packed.truncated and truncates is False:
             raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
         return packed
 

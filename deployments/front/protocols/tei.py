@@ -74,7 +74,7 @@ class _TeiForm(forms.TextForm[Any]):
         if len(inputs) > self.service.sizes.max_inputs:
             most = self.service.sizes.max_inputs
             raise RefusedError(TOO_MANY, f"batch size {len(inputs)} > maximum allowed batch size {most}")
-        return self.encoded(inputs, truncate is not False, TOO_MANY)
+        return self.encoded(inputs, truncate, TOO_MANY)
 
 
 class PredictForm(_TeiForm):

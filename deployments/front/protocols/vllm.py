@@ -216,7 +216,7 @@ class DocumentsForm(_VllmForm):
 
     def inputs(self, body: DocumentsBody) -> Packed:
         self.check_relevant(400)
-        return self.encoded([[body.query, text] for text in _texts_of(body)])
+        return self.encoded([[body.query, text] for text in _texts_of(body)], body.truncates or None, 400)
 
     def reply(self, body: DocumentsBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         scores, texts = self.relevances(answers, body.raw), _texts_of(body)

@@ -55,6 +55,19 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     assert share(app) > 0.95
 
 
+def test_nothing_is_opened_where_no_ramp_is_though_all_that_is_known_comes_from_a_look_behind_closed_ramps():
+    asked = question((1.0, 1.0, 1.0, 0.9))
+    tables = tuple(replace(each, ramp_s=((0.001, 0.0, 0.001, 0.0),) * 2) for each in asked.profile.tables)
+    app = Fluid(replace(asked, profile=replace(asked.profile, tables=tables)))
+    app.rate, app.truth = lambda at_s: 700.0, lambda at_s: (1.0, 0.3, 0.3, 0.1)
+    loop = control_loop(app)
+    for _ in range(120):
+        run(app, loop, 30)
+        assert loop.controller.known.cost_model().facts.ramp_blocks == {0, 2}
+    assert {ramp for _, plan in app.rolled for ramp in plan.ramps} == {0, 2}
+    assert share(app) > 0.95
+
+
 def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
     app = Fluid(replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25)))
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, ())], "hardly anybody would leave"

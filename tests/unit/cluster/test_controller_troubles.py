@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.decide import Trial, Verdict, served_alike
 from isobatch.cluster.controller.record import Barred
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
-from isobatch.optimizer import Placement, Plan, Split
+from isobatch.optimizer import Objective, Placement, Plan, Split
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -18,6 +19,7 @@ from tests.helpers.fluid_application import (
     batches,
     control_loop,
     first_plan,
+    granted,
     improvable,
     moves,
     question,
@@ -36,6 +38,21 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     assert app.running.devices() == {"v100": 3}
     run(app, loop, 660)
     assert app.running.devices() == {"v100": 4}
+
+
+def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
+    """Answers come no sooner with them, but more inputs get one."""
+    asked = replace(question(MEDIUM, v100=4), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
+    app = Fluid(asked)
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
+    loop = control_loop(app, budget={"v100": 4})
+    run(app, loop, 660)
+    assert app.running.devices() == {"v100": 3}
+    run(app, loop, 660)
+    assert app.running.devices() == {"v100": 4}
+    for count in (2, 4):
+        granted(loop, Grant({"v100": count}, "by the arbiter"))
+        assert app.running.devices() == {"v100": count}
 
 
 def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():

@@ -308,6 +308,11 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
         ([a("second", "/1")], "route_prefix = '/1': two"),
         ([{"name": name, "import_path": f"{name}:c"} for name in ("second", "third")], "prefix = '/': two"),
         ([a("second", "/2", grpc_port=9001)], "grpc_port = 9001: two"),
+        ([a("second", "/2", canary={"application": "third"})], "second: canary: application = 'third': .* are first"),
+        (
+            [a("second", "/2", canary={"application": "first"}, predict_form="tei")],
+            "second: canary: application = 'first': clients could not read its answers: give both the same",
+        ),
         ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
     ],
 )

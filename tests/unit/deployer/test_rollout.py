@@ -103,6 +103,13 @@ def test_where_replicas_stand_by_a_plan_for_other_devices_changes_none() -> None
     assert fleet.log == ["to a=3 b=1", "to b=2"]
 
 
+def test_where_none_runs_those_that_stand_by_start() -> None:
+    """The application was parked before its file said that replicas stand by."""
+    fleet = CountedFleet({})
+    moved(fleet, None, devices(a=1), standby={"a": 2, "b": 1})
+    assert fleet.log == ["a=2 b=1", "to a=1"]
+
+
 def test_where_none_runs_and_none_starts_none_is_left() -> None:
     broken = CountedFleet({"a": 0}, broken=frozenset("a"))
     with pytest.raises(CannotStartError):

@@ -161,6 +161,19 @@ def test_a_text_that_is_too_long_is_cut_where_the_request_says_so(client: Docume
     assert (reply.status_code, reply.json()["usage"]["prompt_tokens"]) == (200, 24)
 
 
+def test_a_request_may_have_long_texts_cut_where_the_server_refuses_them_otherwise(folder: Path) -> None:
+    vllm_asks, tei_asks = {"truncate_prompt_tokens": -1}, {"truncate": True}
+    with serving(folder, relevant_label="LABEL_1", too_long="refuse", predict_form="tei") as client:
+        for path, body, asks, refused in (
+            ("/classify", {"input": LONG}, vllm_asks, 400),
+            ("/rerank", {"query": QUERY, "documents": [LONG]}, vllm_asks, 400),
+            ("/rerank", {"query": QUERY, "texts": [LONG]}, tei_asks, 422),
+            ("/predict", {"inputs": LONG, "raw_scores": True}, tei_asks, 422),
+        ):
+            statuses = [client.post(path, json=body | more).status_code for more in ({}, asks)]
+            assert statuses == [refused, 200], (path, body)
+
+
 def test_score_answers_as_vllm(client: DocumentedClient, folder: Path) -> None:
     expected = [row[1] for row in probabilities(folder, *([QUERY, text] for text in TEXTS))]
     for names in (("text_1", "text_2"), ("queries", "documents")):

@@ -44,8 +44,9 @@ def test_no_set_of_ramps_within_the_budget_answers_sooner(seed: int) -> None:
     assert times.mean_s(survival, best) == pytest.approx(min(times.mean_s(survival, each) for each in allowed))
 
 
-def early(budget: float) -> Plan:
-    return optimize(PROFILE, KINDS, links_between(KINDS), Objective(slo_s=2.0, max_batch=8, ramp_budget=budget))
+def early(budget: float, rate_per_s: float = 0.0) -> Plan:
+    objective = Objective(slo_s=2.0, max_batch=8, ramp_budget=budget, goodput_per_s=rate_per_s)
+    return optimize(PROFILE, KINDS, links_between(KINDS), objective)
 
 
 def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_nobody_by_more_than_the_budget() -> None:
@@ -59,6 +60,15 @@ def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_n
     assert answered_s(generous, facts) < answered_s(plan, facts) < answered_s(without, facts)
     assert plan.promise.latency_s <= 1.02 * without.promise.latency_s
     assert plan.promise.goodput_per_s >= without.promise.goodput_per_s / 1.02
+
+
+def test_a_plan_that_does_not_sustain_the_rate_is_refused() -> None:
+    most_per_s = early(0.02).promise.goodput_per_s
+    assert early(0.02, 0.9 * most_per_s) == early(0.02)
+    with pytest.raises(
+        UserError, match=f"which sustains {most_per_s:.4g}/s on these devices: {1.1 * most_per_s:.4g}/s"
+    ):
+        early(0.02, 1.1 * most_per_s)
 
 
 def test_a_plan_with_cuts_is_refused() -> None:

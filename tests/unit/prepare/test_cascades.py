@@ -87,7 +87,7 @@ def test_answers_as_promised(checkpoints: list[Path], tmp_path: Path, members: t
     rules = write_cascade(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
 
     model = load_served(tmp_path / "out")
-    answers = model.predict([rows.values[row] for row in rows.parts.test])
+    answers, full = (model.predict([rows.values[row] for row in rows.parts.test], exits) for exits in (True, False))
     table = made.evidence.test
     places = table.places(chosen)
     blocks = [*made.blocks, made.starts[-1] - 1]
@@ -98,6 +98,8 @@ def test_answers_as_promised(checkpoints: list[Path], tmp_path: Path, members: t
     assert right.mean() == pytest.approx(made.figures(chosen).accuracy)
     assert read_rules(tmp_path / "out" / RULES) == rules
     assert rules.exit_accuracy == pytest.approx(right.mean())
+    agrees = np.array([each.label == at_end.label for each, at_end in zip(answers, full, strict=True)])
+    assert rules.agreement == pytest.approx(agrees.mean()), "which audits compare with"
     if len(members) > 1:
         levels = read_levels(tmp_path / "out")
         assert [level.model for level in levels.levels] == ["bert-ee", "electra"]
