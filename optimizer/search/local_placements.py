@@ -135,7 +135,7 @@ class LocalSearch:
         for stop, batch in chain.splits:
             memory += float(self.builder.local_memory(start)[self.kind, batch - 1, stop])
             start = stop
-        return memory <= self.builder.memory.capacity[self.kind]
+        return bool(memory <= self.builder.memory.capacity[self.kind])
 
     def _largest(self, size: int) -> Ints:
         """By block, the largest batch that a round of this size fills."""

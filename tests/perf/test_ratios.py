@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Callable
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import count
 
 import numpy as np
 
+from experiments.planner.settings import deep, evenly
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Launch, Limits, Place, Refusal
 from isobatch.deployments.dispatch.route import Route
 from isobatch.deployments.transport.packed import join, pack
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.model import Batch
 from tests.helpers.dispatcher_world import linear
 
@@ -82,3 +86,13 @@ def test_small_parts_are_joined_at_once_not_one_after_the_other() -> None:
     parts = [pack(texts(4)) for _ in range(32)]
     at_once, in_turn = cpu_s(lambda: join(parts), lambda: reduce(lambda joined, part: join([joined, part]), parts))
     assert at_once < in_turn / 4
+
+
+def test_a_plan_takes_no_longer_where_devices_have_too_little_memory_for_large_batches() -> None:
+    facts = deep(96).facts(evenly(80, 8))
+    devices = tuple(replace(device, memory_bytes=100 * device.memory_bytes) for device in facts.devices)
+    works = (
+        partial(side_by_side, each, Objective(slo_s=1.0), 0.01) for each in (replace(facts, devices=devices), facts)
+    )
+    roomy_s, tight_s = cpu_s(*works, tries=1)
+    assert tight_s < 3 * roomy_s
