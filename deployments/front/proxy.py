@@ -86,7 +86,7 @@ RETRY_S = 4  # the longest time after which a refused client should retry; each 
 FILES_OF_ONE = 2.5  # file handles of a connection in HAProxy: its two sides, and a pipe for one in four
 FILES_BESIDE = 512  # file handles of everything else in HAProxy
 LEAST_FILES = 2048  # the fewest file handles with which enough clients can connect
-FREE_FOR_ONE = 4  # for each connection of a client, there must be so many that are free
+FREE_FOR_ONE = 4  # free connections that there must be for each connection of a client
 # The requests of a client that may come too slowly within SLOW_WITHIN_S. With more, further long ones are refused.
 SLOW = 16
 SLOW_WITHIN_S = 10

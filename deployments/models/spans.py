@@ -26,7 +26,7 @@ MAX_BANDS = 4  # more bands than this save hardly any padding
 # gathered.
 PAIRS_PER_TOKEN = 16
 PAIRS_PER_BAND = 512  # the fixed cost of one band, for its own kernel calls
-MIN_STEP = 16  # smallest step between numbers of rows that are compiled: a tile of AMX has so many
+MIN_STEP = 16  # smallest step between numbers of rows that are compiled: the rows of a tile of AMX
 # Names of tensors. In every layout `positions` has a row for each token; the other two stand before a band's number.
 POSITIONS = "positions"
 PLACES = "places"

@@ -82,7 +82,7 @@ def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:
 
 
 def _fewer(plan: Plan, step: int) -> Iterator[Plan]:
-    """The plan with so many devices fewer in one placement, or without one of its pipelines."""
+    """The plans with `step` replicas fewer in one placement, or without one of the pipelines."""
     pipelines = plan.pipelines
     for index, pipeline in enumerate(pipelines):
         before, after = pipelines[:index], pipelines[index + 1 :]

@@ -97,7 +97,7 @@ def test_a_trusted_proxy_names_the_client_and_may_have_all_connections(
     with crowd(tmp_path, 1, queued_ms=60_000, queued=5, connections=500) as clients:
 
         def refused(source: str, forwarded: str = "", least: int = 5) -> int:
-            """How many of 20 requests are refused, as soon as there are so many."""
+            """How many of 20 requests are refused, once at least `least` are."""
             headers = [f"X-Forwarded-For: {forwarded.format(each)}\r\n" if forwarded else "" for each in range(20)]
             asking = [clients.ask(source=source, header=header) for header in headers]
             time.sleep(0 if least else 0.2)
