@@ -78,7 +78,7 @@ class Admission:
         more: int = 0, full: bool = False,
     ) -> Admitted | Refusal:  # fmt: skip
         """The first lane that admits an input, or the refusal that ends first. Parameters as in `risk`."""
-        refusals, begins_s = list[Refusal](), now_s
+        begins_s, first = now_s, None
         if self.wakes_in_s is not None:
             if self._begins_s < now_s:
                 self._begins_s = now_s + self.wakes_in_s
@@ -87,10 +87,12 @@ class Admission:
             risk = self.risk(lane, expected, deadline_s, inside, limits, weight, more, full)
             if not isinstance(risk, Refusal):
                 return Admitted(lane, expected, risk)
-            refusals.append(risk)
+            if first is None or risk.retry_after_s < first.retry_after_s:
+                first = risk
         if self.wakes_in_s is not None:
             return Refusal("the application is parked; its replicas are starting", begins_s - now_s, parked=True)
-        return min(refusals, key=lambda each: each.retry_after_s)
+        assert first, "This is a bug: there is no lane."
+        return first
 
     def risk(
         self, lane: Lane, expected: ExpectedTimes, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
@@ -102,15 +104,19 @@ class Admission:
         the same request that go to this lane before this one; `full`: the input leaves at no ramp.
         """
         left_s = deadline_s - expected.now_s
-        alone = alone_risk(lane, expected, left_s, weight)
+        alone, risk = alone_risk(lane, expected, left_s, weight), expected.late(left_s)
         if self.wakes_in_s is None:
             lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
-        tolerated = self._tolerated(lane, alone)
-        allowed = self._allowed_risk(lane, tolerated)
-        risk = expected.late(left_s)
+        # A fast path for most inputs, whose risk is always tolerated; to a full account nothing is added.
+        is_safe = risk <= MAX_LATE
+        tolerated = MAX_LATE if is_safe and self._may_be_late == MOST_SAVED_INPUTS else self._tolerated(lane, alone)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
-        if risk > allowed and (lane.busy or lane.alone_s(weight, more) > left_s):
+        if (
+            not is_safe
+            and risk > (allowed := self._allowed_risk(lane, tolerated))
+            and (lane.busy or lane.alone_s(weight, more) > left_s)
+        ):
             late_s = max(0.0, expected.needed_s(allowed) - left_s)
             return Refusal("the deadline cannot be met with what is ahead", late_s)
         full_late_s = expected.latest_end_s - left_s if full else 0.0

@@ -246,7 +246,7 @@ class Lane:
         """
         costs = self._costs(more)
         at_s = full_launch_s = 0.0
-        ends_s = list[float]()
+        ends_s: list[float] = []
         for queues in self.stages:
             stage, group = queues.stage, queues.group
             if queues.is_alone and not stage.start:

@@ -185,7 +185,7 @@ class Launch:
     @property
     def shadows(self) -> int:
         """The number of inputs that already have their answer."""
-        return self.kinds.count(RowKind.SHADOW)
+        return self.kinds.count(RowKind.SHADOW) if self.kinds else 0
 
     @property
     def shadow_weight(self) -> int:
@@ -203,12 +203,15 @@ class Launch:
 
     def runs_to(self, stop: int) -> None:
         """Note that it has run at least up to this block."""
-        self.ran_to = max(self.ran_to, stop)
+        if stop > self.ran_to:
+            self.ran_to = stop
 
     def compare(self, block: int, now_s: float) -> None:
         """Learn the delay of the sample row, which left or stays behind this block. Only the first call counts."""
+        if self.compared:
+            return
         expected: ExpectedTimes | None = self.tickets[self.sample_row].expected
-        if not self.compared and expected and expected.estimates is self.lane.estimates:
+        if expected and expected.estimates is self.lane.estimates:
             self.compared = True
             number = expected.estimates.exit_at(block)
             if number is not None:
