@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
@@ -306,12 +306,12 @@ class TokenOutlets:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._connecting = defaultdict[TokenAddress, asyncio.Lock](asyncio.Lock)  # a lost front may take minutes
-        self._outlets: dict[TokenAddress, TokenOutlet] = {}
+        self._connecting = WeakValueDictionary[TokenAddress, asyncio.Lock]()  # a lost front may take minutes
+        self._outlets = WeakValueDictionary[TokenAddress, TokenOutlet]()  # each lives as long as its connection
 
     async def to(self, front: TokenAddress) -> TokenOutlet:
         """The connection to a front, which the first text for it opens."""
-        async with self._connecting[front]:
+        async with self._connecting.setdefault(front, asyncio.Lock()):
             outlet = self._outlets.get(front)
             if outlet is None or not outlet.is_open:
                 outlet = await self._wire.connect(lambda: TokenOutlet(front.key), front.address)

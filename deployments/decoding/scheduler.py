@@ -301,7 +301,7 @@ class Scheduler:
             self.waiting = deque(each for each in self.waiting if each not in late)
         while self.waiting and self._has_place():
             sequence = self.waiting.popleft()
-            sequence.entered_s = now_s
+            sequence.entered_s, sequence.begun = now_s, True
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0
 

@@ -188,6 +188,7 @@ class Sequence:
         self.logprobs: list[TokenLogprobs | None] = []  # the same
         self.confirmed = 0
         self.entered_s = arrived_s  # the time at which it became a resident
+        self.begun = bool(request.replayed)  # it was a resident, here or at another replica: it is not refused any more
         self.corrected = 0  # the number of drafts with which the full network disagreed
         self._undefined = False  # whether its next token is
         self.restart()
@@ -221,11 +222,6 @@ class Sequence:
             for row in range(max(0, first - start), rows)
             if (token := start + row + 1 - first) < len(depths) and depths[token] < reached
         )
-
-    @property
-    def begun(self) -> bool:
-        """Whether its client has a token."""
-        return bool(self.confirmed or self.request.replayed)
 
     def unread(self, split: int) -> int:
         """The number of positions of its source that the encoder reads before the next launch of this split."""

@@ -243,8 +243,8 @@ class Deployer:
                 await asyncio.to_thread(self._scale)
         async with self._moving:  # or an older plan could be stored last
             await asyncio.to_thread(self._remember, self._graph.plan, self._graph.version)
-        self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
+        self._running = True
         own_task(self._tidy_later(left), self._tasks)
 
     def _scale(self) -> None:

@@ -8,6 +8,7 @@ a shadow: after a failure it is given up, not tried again.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from isobatch.deployments.dispatch.batching import Queue, Ticket
@@ -158,11 +159,16 @@ class Audits:
                 continue
             count, weight = _fitting(queue, waiting)
             is_full = count < len(waiting) or weight >= queue.stage.room
-            if not is_full and waiting[0].since_s > now_s - ALONE_AFTER_S:
+            if not is_full and now_s < waiting[0].since_s + ALONE_AFTER_S:
                 continue
             if 0.0 < (cost_s := queue.stage.staying_s(weight, weight)) <= self._allowed_s:
                 self.pay(cost_s)
                 yield waiting[0].lane, queue, replica, [self._take(queue) for _ in range(count)]
+
+    def due_s(self, now_s: float) -> float:
+        """When the next shadows have waited for so long that they are launched alone; inf: all have, or none waits."""
+        dues_s = (waiting[0].since_s + ALONE_AFTER_S for waiting in self._waiting.values())
+        return min((due_s for due_s in dues_s if due_s > now_s), default=inf)
 
     def forget(self, lost: Callable[[Queue], bool] = lambda queue: True) -> None:
         """Give up the shadows of these queues."""

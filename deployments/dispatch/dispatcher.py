@@ -56,7 +56,7 @@ class Dispatcher:
         self._ticket_ids, self._launch_ids = count(), count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
         self._next_deadline_s = inf  # no waiting input has an earlier deadline
-        self._nearly_idle_at_s = inf  # inputs wait for a replica that will be nearly idle then
+        self._launches_at_s = inf  # then inputs may go to a nearly idle replica, or shadows alone to an idle one
         self._nothing_to_launch = False  # `tick` has nothing to launch until another event
         self.reroute(route, groups)
 
@@ -118,21 +118,22 @@ class Dispatcher:
         if now_s >= self._next_deadline_s:
             self._expire(now_s)
         launches: list[Launch] = []
-        if self._nothing_to_launch and now_s < self._nearly_idle_at_s:
+        if self._nothing_to_launch and now_s < self._launches_at_s:
             return launches
-        self._nothing_to_launch, self._ticked_s, self._nearly_idle_at_s = True, now_s, inf
+        self._nothing_to_launch, self._ticked_s, self._launches_at_s = True, now_s, inf
         for lane in self._lanes:
             for group, stages in lane.by_group:
                 while choice := choose(group, stages, lane.kept_queues, now_s):
                     queue, replica = choice
                     if late := queue.take_late(now_s):  # the rest may be no full batch, which a busy replica would need
-                        self._end_late(late)
+                        self._end(late, Outcome.EXPIRED, inf)
                     elif tickets := queue.take(queue.stage.room):
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
-                    self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))
+                    self._launches_at_s = min(self._launches_at_s, group.nearly_idle_at_s(now_s))
         if self._audits.waiting:
             launches += [self._launch(*shadows, now_s) for shadows in self._audits.take_alone(now_s)]
+            self._launches_at_s = min(self._launches_at_s, self._audits.due_s(now_s))
         return launches
 
     def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
@@ -162,11 +163,10 @@ class Dispatcher:
             launch.compare(blocks[rows.index(sample)], now_s)
         tickets = launch.tickets
         fresh = [row for row in rows if not tickets[row].ended]
-        self._close_risk([tickets[row] for row in fresh], now_s)
         if launch.kinds:
             for row, block, label in zip(rows, blocks, labels, strict=True):
                 self._audits.record(tickets[row], block, label, launch)
-        self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
+        self._end([tickets[row] for row in fresh], Outcome.ANSWERED, now_s)
         return fresh if launch.kinds else rows
 
     def completed(
@@ -177,9 +177,12 @@ class Dispatcher:
         Survivors stand before block `stop`, by default the end of the launch. Returns the seconds since the launch
         before it came back, if this one waited for it. None where fronts share replicas, as others launch there too.
         """
+        stop = self._launches[launch_id].stop if stop is None else stop
+        if survivors and stop >= self.route.num_blocks:  # before it comes back, so that it can still fail
+            raise ValueError(f"launch {launch_id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         launch = self._come_back(launch_id, now_s)
         followed_s = launch.runner.followed_s(launch.started_s, now_s) if self.limits.share == 1.0 else None
-        self._complete(launch, now_s, survivors, launch.stop if stop is None else stop)
+        self._complete(launch, now_s, survivors, stop)
         return followed_s
 
     def _come_back(self, launch_id: int, now_s: float) -> Launch:
@@ -195,11 +198,7 @@ class Dispatcher:
         if launch.owed:
             self._audits.earn(launch.planned_s)
             launch.compare(stop - 1, now_s)
-            answered = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
-            self._close_risk(answered, now_s)
-        if survivors and stop >= self.route.num_blocks:
-            raise ValueError(f"launch {launch.id} ran to the last block, yet {len(survivors)} inputs stayed inside")
-        self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
+        self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED, now_s)
         if not survivors:
             return
         kept_by = launch.replica if launch.keep else None
@@ -237,7 +236,7 @@ class Dispatcher:
             if again:
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
-        self._end(given_up, Outcome.FAILED, reason, fault)
+        self._end(given_up, Outcome.FAILED, -inf, reason, fault)
         self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -246,8 +245,7 @@ class Dispatcher:
             return
         if ticket.queue is None:
             ticket.reach(next((each.ran_to for each in self._launches.values() if ticket in each.tickets), 0))
-        self._close_risk([ticket], -inf)
-        self._end([ticket], Outcome.ABANDONED)
+        self._end([ticket], Outcome.ABANDONED, -inf)
 
     def audits(self) -> list[Audit]:
         """The audits that have finished since the last call."""
@@ -302,9 +300,9 @@ class Dispatcher:
 
     @property
     def wake_s(self) -> float:
-        """When a deadline passes, or a replica becomes nearly idle: `tick` should be called then. Inf: never."""
-        deadline_s, idle_at_s = self._next_deadline_s, self._nearly_idle_at_s
-        return deadline_s if deadline_s < idle_at_s else idle_at_s
+        """When `tick` should be called without another event: a deadline passes, or launches may begin. Inf: never."""
+        deadline_s, launches_at_s = self._next_deadline_s, self._launches_at_s
+        return deadline_s if deadline_s < launches_at_s else launches_at_s
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """The number of waiting inputs, by the group that will run them and their next block."""
@@ -361,28 +359,21 @@ class Dispatcher:
             late = []
             while (first := queue.first()) and first.deadline_s <= now_s:
                 late += queue.take_first(1)
-            self._end_late(late)
+            self._end(late, Outcome.EXPIRED, inf)
         waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
         self._next_deadline_s = min(waiting, default=inf)
 
-    def _end_late(self, tickets: list[Ticket]) -> None:
-        """End inputs that have no time left."""
-        self._close_risk([ticket for ticket in tickets if not ticket.ended], inf)
-        self._end(tickets, Outcome.EXPIRED)
-
-    def _close_risk(self, tickets: Iterable[Ticket], now_s: float) -> None:
-        """Replace the expected lateness of these inputs by their real one: they have their answer, or end, now."""
-        for ticket in tickets:
-            if (late := ticket.is_late(now_s)) or ticket.risk:
-                self._admission.ended(ticket.risk, late)
-                ticket.risk = 0.0
-
-    def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
+    def _end(
+        self, tickets: Iterable[Ticket], outcome: Outcome, at_s: float, reason: str = "", fault: Fault | None = None
+    ) -> None:
+        """End inputs at `at_s`, which says whether they count as late (inf: they do; -inf: they do not)."""
         ended, unfinished, is_answer = list[Ticket](), list[Unfinished](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:
                 ticket.ended = True
                 ended.append(ticket)
+                if (late := ticket.is_late(at_s)) or ticket.risk:
+                    self._admission.ended(ticket.risk, late)
                 if not is_answer and ticket.kind is not RowKind.FULL:
                     unfinished.append(Unfinished(max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:

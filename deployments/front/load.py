@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import ceil, inf
@@ -260,9 +261,10 @@ class LongWork:
         made = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(made)
-        except asyncio.CancelledError:
-            await asyncio.wait([made])
-            raise
+        finally:
+            while not made.done():  # a request may be cancelled again, as its deadline passes
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([made])
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

@@ -245,7 +245,7 @@ class Refusals:
         for backend, backend_rows in rows.items():
             # The errors that come from HAProxy itself, and not from a server of the backend.
             signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
-            hosts = {row["svname"]: row["addr"].rpartition(":")[0] for row in backend_rows if row["bck"] != "1"}
+            hosts = {row["svname"]: (row["addr"] or "").rpartition(":")[0] for row in backend_rows if row["bck"] != "1"}
             fronts = list(hosts.values()).count(hosts.get(own[backend], ""))  # of this node, without backups
             self.add(backend, sum(signed), 1 / max(1, fronts))
 

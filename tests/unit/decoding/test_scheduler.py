@@ -302,6 +302,17 @@ def test_a_text_that_has_waited_in_vain_is_refused_and_one_that_goes_on_is_not()
     assert (scheduler.take_late(), list(scheduler.residents)) == ([], [young])
 
 
+def test_a_text_that_loses_its_place_before_its_first_token_is_not_refused() -> None:
+    limits = DecodingLimits(max_residents=1, page_tokens=4, ttft_s=1.0, tpot_s=1e9)
+    scheduler = engine(Told(lambda _: True), limits).scheduler
+    name = scheduler.add(TextRequest((1,), 9), 0.0)
+    scheduler.next(0.0)
+    scheduler.recut(Splits((3, 6)), limits)
+    assert [each.name for each in scheduler.waiting] == [name]
+    scheduler.next(2.0)
+    assert (scheduler.take_late(), list(scheduler.residents)) == ([], [name])
+
+
 def test_late_texts_are_refused_although_no_place_is_free_and_no_text_has_ended() -> None:
     limits = DecodingLimits(max_residents=2, page_tokens=4, ttft_s=1.0, tpot_s=1e9)
     scheduler = engine(Told(lambda _: True), limits).scheduler

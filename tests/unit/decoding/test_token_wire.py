@@ -1,6 +1,8 @@
 """Tokens between a replica and a front, over a real connection."""
 
+import gc
 import time
+import weakref
 from asyncio import Event, create_task, sleep, timeout
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,6 +95,16 @@ async def test_a_front_whose_node_is_lost_holds_up_no_text_of_another_front() ->
         assert (await outlets.to(inbox.address)).is_open
     lost.cancel()
     inbox.close()
+
+
+async def test_a_connection_is_kept_until_its_front_has_gone() -> None:
+    inbox, outlets = TokenInbox(), TokenOutlets(HERE)
+    await inbox.open(HERE)
+    outlet = weakref.ref(await outlets.to(inbox.address))
+    gc.collect()
+    assert await outlets.to(inbox.address) is outlet()
+    inbox.close()
+    await until(lambda: outlet() is None, within_s=5.0)
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])

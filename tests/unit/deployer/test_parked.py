@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from threading import Event as Signal
 from types import SimpleNamespace
@@ -230,15 +231,27 @@ async def test_a_deployer_answers_while_rays_store_does_not(
 async def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_drained(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serve lets these drain for longer than they ask for."""
+    """Serve lets these drain for longer than they ask for. It may not answer when their deployer's successor begins."""
     from ray.serve._private import constants
 
+    from isobatch.deployments.deployer import deployer
+
+    asked = count()
+
+    def fleets_of(application: str, but: str) -> list[str]:
+        if not next(asked):
+            raise ConnectionError("Serve is away")
+        return []
+
+    monkeypatch.setattr(deployer, "fleets_of", fleets_of)
     monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", 0.1)
     monkeypatch.setattr(constants, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 0.4)
     quick = config.model_copy(update={"drain_s": 0.01})
 
     began_s, graphs, one = time.monotonic(), list[Graph](), begin(quick)
     replicas.counts["k80"] = 1
+    with pytest.raises(ConnectionError):
+        await followed(one, quick, graphs)
     front = asyncio.create_task(followed(one, quick, graphs))
     await until(lambda: replicas.counts == {"v100": 2, "k80": 0})
     assert replicas.scaled_s["k80"] - began_s >= 0.5

@@ -104,6 +104,20 @@ def test_risky_inputs_are_admitted_as_long_as_few_are_late() -> None:
     assert not let_in(doubtful_s)
 
 
+def test_inputs_that_fail_do_not_count_as_late() -> None:
+    dispatcher = Dispatcher(FLAT, ALONE, Limits(retries=0))
+    for second in range(10):
+        now_s = float(second)
+        for number in range(30):
+            dispatcher.admit(now_s, now_s + 9.0, Place(number, 0))
+        launches = dispatcher.tick(now_s)
+        for _ in range(2):  # each is late with a probability of 39 %
+            assert not isinstance(dispatcher.admit(now_s, now_s + 0.023, Place("doubtful", 0)), Refusal), second
+        for launch in launches + dispatcher.tick(now_s):
+            dispatcher.failed(launch.id, now_s + 0.01, "it broke")
+        assert dispatcher.inside == 0
+
+
 @given(
     st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
     st.floats(0.01, 0.5),

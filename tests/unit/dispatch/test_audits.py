@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.dispatch.audits import MOST_SHADOWS, OLDEST_S
+from isobatch.deployments.dispatch.audits import ALONE_AFTER_S, MOST_SHADOWS, OLDEST_S
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
 from isobatch.deployments.dispatch.route import Route, Stage
@@ -182,6 +182,23 @@ def test_a_failure_with_shadows_counts_against_no_input(fault: Fault) -> None:
     assert (launch.cursor, launch.places, launch.kinds) == (4, (Place("survivor", 0),), b"")
     dispatcher.failed(launch.id, 0.3, "it broke again", fault)
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
+
+
+def test_a_shadow_is_launched_alone_after_a_second_though_nothing_else_happens() -> None:
+    chances = iter([1.0, 1.0, 0.0])
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, replace(AUDITED, audit_cost=0.9), lambda: next(chances))
+    for now_s in (0.0, 1.0):  # each earns time for audits
+        dispatcher.admit(now_s, 99.0, Place("x", 0))
+        (launch,) = dispatcher.tick(now_s)
+        dispatcher.completed(launch.id, now_s + 0.1, {})
+    dispatcher.admit(2.0, 99.0, Place("x", 0))
+    (launch,) = dispatcher.tick(2.0)
+    dispatcher.released(launch.id, 2.1, [0], [3], [1])
+    dispatcher.completed(launch.id, 2.1, {0: Place("shadow", 0)})
+    assert dispatcher.tick(2.1) == []
+    assert dispatcher.wake_s == 2.1 + ALONE_AFTER_S
+    (launch,) = dispatcher.tick(dispatcher.wake_s)
+    assert (launch.kinds, launch.places) == (bytes([RowKind.SHADOW]), (Place("shadow", 0),))
 
 
 def test_another_plan_forgets_the_shadows_of_the_one_before() -> None:

@@ -186,11 +186,13 @@ def test_the_time_between_launches_is_returned_for_those_that_waited() -> None:
 
 
 def test_staying_inside_behind_the_last_block_is_reported_as_a_bug() -> None:
-    dispatcher = Dispatcher(Route((linear(0, 2, 1, "a"),)), {"a": ["r"]})
+    dispatcher = Dispatcher(Route((linear(0, 2, 1, "a"),)), {"a": ["r"]}, Limits(retries=0))
     dispatcher.admit(0.0, 1.0, Place("x", 0))
     launch: Launch = dispatcher.tick(0.0)[0]
     with pytest.raises(ValueError, match="ran to the last block, yet 1 inputs stayed"):
         dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
+    dispatcher.failed(launch.id, 0.1, "a bug")
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.FAILED], "its client waits for an end"
 
 
 def test_with_a_table_that_is_too_fast_few_inputs_are_admitted_in_vain() -> None:

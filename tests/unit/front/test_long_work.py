@@ -133,9 +133,10 @@ async def test_a_thread_keeps_its_turn_until_its_work_is_done_though_its_client_
     work, begun, end = LongWork(1, time.perf_counter), threading.Event(), threading.Event()
     running = asyncio.create_task(work.run(lambda: begun.set() or end.wait(), expected_s=2.0))  # type: ignore[func-returns-value]
     await asyncio.to_thread(begun.wait)
-    running.cancel()
-    await asyncio.sleep(0.01)
-    assert (work.busy, work.ahead_s) == (True, 2.0)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.01)
+        assert (work.busy, work.ahead_s) == (True, 2.0)
     end.set()
     with pytest.raises(asyncio.CancelledError):
         await running
