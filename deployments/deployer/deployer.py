@@ -50,8 +50,8 @@ class Leadership:
         return [*self._leaders().values()][-1:] == [self._name]
 
     def of_fleet(self) -> bool:
-        """Whether this deployer still leads the fleet."""
-        return self._leaders().get(self._fleet) == self._name
+        """Whether no other deployer leads the fleet."""
+        return self._leaders().get(self._fleet, self._name) == self._name
 
     def forget(self) -> None:
         ray_facts.forget(self._key)
