@@ -75,8 +75,11 @@ class ControlLoop:
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
     def go_on_from(self, before: "ControlLoop") -> None:
-        """Continue the counts, and a person's pause, of the loop before the application had another configuration."""
+        """Continue after the loop of another configuration: its counts, a person's pause, what the thresholds mean."""
         self.spent, self.decided = before.spent, before.decided
+        running, keeper, knows = self.controller.running, self.controller.keeper, before.controller.keeper
+        if keeper and knows and running.thresholds:
+            keeper.resume(knows.worse, running, knows.crowded)
         self.controller.deployed_anew(before.controller, self._clock())
         if before.controller.record.paused:
             self.controller.pause(self._clock())

@@ -102,11 +102,12 @@ class Controller:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not served_alike(plan, self.running):
-            self.running = plan
+            self.running, self.peek, self._relief.best = plan, None, None
             self.known.problem = self.known.problem.in_units_of(plan)
-            self._trial = self.peek = self._relief.best = None
             self.window.start(now_s)  # its looks were under another plan, perhaps in other units
-            self._record("began", "a plan runs that this controller did not roll out", now_s)
+            if not self.record.arrives_late(plan, now_s):
+                self._record("began", "a plan runs that this controller did not roll out", now_s)
+            self._trial = None if self.pinned else self.record.trial(plan)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:
         """Begin after a controller whose application had another configuration; a peek that it had begun is ended."""
@@ -309,8 +310,8 @@ class Controller:
 
     def _loosened(self, keeper: PromiseKeeper, observed: Observed, now_s: float) -> ThresholdChange | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
-        tightened, full_share = self.record.tightened(now_s), self.known.estimate.full_share
-        return keeper.window(observed, self.running, self.known.cost_model().facts, windows, tightened, full_share)
+        tightened, shares = self.record.tightened(now_s), (self.known.estimate.full_share, self.record.kept_share)
+        return keeper.window(observed, self.running, self.known.cost_model().facts, windows, tightened, *shares)
 
     def _with_change(self, change: ThresholdChange, now_s: float) -> NextStep:
         event = replace(self._event(now_s, self.window.observed), what=change.what, why=change.why)

@@ -143,15 +143,17 @@ class PromiseKeeper:
         return self._given_way(seen, plan, facts) if self.terms.under_load else None
 
     def window(
-        self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0
-    ) -> ThresholdChange | None:
+        self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0,
+        kept_share: float = 1.0,
+    ) -> ThresholdChange | None:  # fmt: skip
         """Thresholds that loosen on trial at the end of a window.
 
         `windows` have passed since thresholds changed. They were tightened `tightened` times recently, each of which
-        doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected.
+        doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected. Plans sustain
+        the share `kept_share` of their estimated goodput.
         """
         self._before, agreement = self._stance, self.lately(seen.ended_s).agreement
-        if self.crowded and self._is_enough(seen, plan, facts, full_share):
+        if self.crowded and self._is_enough(seen, plan, facts, full_share, kept_share):
             self.crowded = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
         if windows < 2 ** min(tightened, MOST_DOUBLED):
@@ -201,7 +203,7 @@ class PromiseKeeper:
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
-    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem, full_share: float) -> bool:
+    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem, full_share: float, kept_share: float) -> bool:
         """Whether the plan would also sustain the arrivals with the thresholds from before the crowd."""
         evidence = self.terms.evidence
         if evidence is None or seen.in_time < SERVED * seen.arrivals:
@@ -210,7 +212,7 @@ class PromiseKeeper:
         allowed = AIM * (1 - self.terms.agreement) / self.worse
         then = evidence.survival(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed))
         survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
-        return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
+        return kept_share * evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
     def _least(self, disagreement: float, plan: Plan) -> float:
         """The measured `worse`; 1 where the checkpoint's own thresholds would keep the promise."""

@@ -215,6 +215,14 @@ class TrackRecord:
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
+    def arrives_late(self, plan: Plan, now_s: float) -> bool:
+        """Whether the last roll-out, which a restart or a lost deployer seemed to have ended, has led to this plan."""
+        last = self.last_step
+        if not last or last.what != "stayed" or not last.after or not served_alike(last.after, plan):
+            return False
+        self.complete(last, "rolled out", None, now_s, why=f"{last.why}; it has arrived since")
+        return True
+
     def trial(self, running: Plan) -> Trial | None:
         """The trial of the running plan, from its beginning; None: it has ended, or the plan had to run."""
         change = next((event for event in reversed(self.events.all) if event.what in ("began", *DONE.values())), None)

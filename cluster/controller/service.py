@@ -35,7 +35,7 @@ from isobatch.deployments.front.openapi import documented, in_json
 from isobatch.deployments.front.page import EXPLAINING
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import VIRTUAL
-from isobatch.deployments.planning import first_plan
+from isobatch.deployments.planning import device, first_plan
 from isobatch.deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
 from isobatch.deployments.serve_process import join_serves_log
 from isobatch.optimizer import Plan
@@ -110,6 +110,8 @@ class ControllerService:
 
         self._request = request if self.config.grow_to else request_nothing
         problem = classifier_problem(self.config, app_config, profile)
+        beyond = [device(kind, count) for kind, count in running.devices().items() if kind not in most]
+        problem = replace(problem, fleet=(*problem.fleet, *beyond))  # they are not counted, so the next look lacks them
         pinned = first_plan(app_config, profile) if app_config.pinned else None
         keeper = keeper_of(self.config, app_config, profile.num_blocks)
         return _loop_for(problem, self.config, deployed, running, memory, pinned, keeper, self._request)

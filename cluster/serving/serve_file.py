@@ -190,8 +190,9 @@ def check_apart(content: ServeFile) -> None:
             raise UserError(f"{named}: the file's other classifiers are {', '.join(sorted(others)) or 'none'}")
         if len({fields[each].get("predict_form", "isobatch") for each in (name, canary)}) > 1:
             raise UserError(f"{named}: clients could not read its answers: give both the same predict_form")
-    for controller in controllers(content):
-        config = checked(ControllerConfig, controller.get("args") or {})
+    leads = [(each, checked(ControllerConfig, each.get("args") or {})) for each in controllers(content)]
+    _no_two("args: application", [config.application for _, config in leads])
+    for controller, config in leads:
         if config.application not in names:
             wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"
             raise UserError(f"args: application = {config.application!r}: {wrong}")

@@ -50,8 +50,8 @@ class Leadership:
         return [*self._leaders().values()][-1:] == [self._name]
 
     def of_fleet(self) -> bool:
-        """Whether this deployer still leads the fleet."""
-        return self._leaders().get(self._fleet) == self._name
+        """Whether no other deployer leads the fleet."""
+        return self._leaders().get(self._fleet, self._name) == self._name
 
     def forget(self) -> None:
         ray_facts.forget(self._key)
@@ -79,8 +79,9 @@ class Deployer:
         join_serves_log()
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
-        self._fleet = ServeFleet(f"{self._application}.{mark_of(config)}", bind, config.replica_needs)
-        self._leadership = Leadership(self._application, self._fleet.prefix)
+        prefix = f"{self._application}.{mark_of(config)}"
+        self._leadership = Leadership(self._application, prefix)
+        self._fleet = ServeFleet(prefix, bind, config.replica_needs, self._leadership.of_fleet)
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()

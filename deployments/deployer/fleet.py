@@ -23,14 +23,19 @@ NONE_STARTED = "The deployment failed to start"
 
 
 class ServeFleet:
-    """The applications `PREFIX.KIND`. They are not in the user's Serve file, so applying it again does not end them."""
+    """The applications `PREFIX.KIND`. They are not in the user's Serve file, so applying it again does not end them.
+
+    While `leads()` is false, another deployer leads these replicas, and no number of them changes here.
+    """
 
     def __init__(
-        self, prefix: str, bind: Callable[[str, int], Application], needs: Callable[[str], resources.Resources]
+        self,
+        prefix: str,
+        bind: Callable[[str, int], Application],
+        needs: Callable[[str], resources.Resources],
+        leads: Callable[[], bool],
     ) -> None:
-        self.prefix = prefix
-        self._bind = bind
-        self._needs = needs
+        self.prefix, self._bind, self._needs, self._leads = prefix, bind, needs, leads
 
     def states(self) -> dict[str, ReplicaStates]:
         applications = serve.status().applications
@@ -41,6 +46,8 @@ class ServeFleet:
         }
 
     def scale_to(self, counts: Mapping[str, int]) -> None:
+        if not self._leads():
+            return
         applications = serve.status().applications
         names = {kind: f"{self.prefix}.{kind}" for kind in counts}
         states = {kind: applications[name].status.value for kind, name in names.items() if name in applications}

@@ -169,6 +169,14 @@ def test_a_crowd_is_given_way_to_and_only_where_that_is_asked_for() -> None:
     assert patient.run(600) == []
 
 
+def test_a_crowd_is_not_over_while_plans_sustain_too_little_of_what_the_cost_model_says() -> None:
+    crowded, seen = keeper(under_load=0.8), Observed(0.0, 120.0, 6000, 6000, (3000, 0, 0, 3000))
+    crowded.resume(1.0, TUNED, crowded=True)
+    assert crowded.window(seen, TUNED, FACTS, windows=0.0, tightened=0, kept_share=0.01) is None
+    change = crowded.window(seen, TUNED, FACTS, windows=0.0, tightened=0)
+    assert getattr(change, "what", "") == "recovered"
+
+
 def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
     eager = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
     served = Served(eager)
@@ -254,11 +262,10 @@ class Audited(Fluid):
         return Observed(self.now_s - LOOK_S, LOOK_S, 5000, self.in_time, exits, audited=audited, missed=missed)
 
 
-def led(kept: PromiseKeeper) -> tuple[Audited, ControlLoop]:
-    app = Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
-    controller = Controller(
-        ASKED, Patience(least_gain=9.0, look_every_s=0.1), History(None), Events(None), app.running, 0.0, keeper=kept
-    )
+def led(kept: PromiseKeeper, app: Audited | None = None) -> tuple[Audited, ControlLoop]:
+    app = app or Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
+    terms = Patience(least_gain=9.0, look_every_s=0.1)
+    controller = Controller(ASKED, terms, History(None), Events(None), app.running, app.now_s, keeper=kept)
     return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, report=lambda event: None)
 
 
@@ -316,6 +323,21 @@ def test_a_controller_that_restarts_in_a_crowd_lets_thresholds_recover() -> None
     again, events = keeper(under_load=0.8), loop.controller.record.events
     Controller(ASKED, Patience(), History(None), events, app.running, app.now_s, keeper=again)
     assert stance(again) == (1.0, True, False)
+
+
+def test_the_next_configuration_keeps_to_what_audits_showed_of_thresholds_that_still_apply() -> None:
+    app, before = led(keeper())
+    app.missed = 40
+    assert [event.what for event in looked(before, 1)] == ["tightened"]
+    again = keeper()
+    _, after = led(again, app)
+    after.go_on_from(before)
+    assert again.worse == before.controller.keeper.worse > 1.0
+    assert after.controller.record.events.last.worse == again.worse
+    app.running = replace(app.running, thresholds=())  # another plan was deployed
+    anew = keeper()
+    led(anew, app)[1].go_on_from(after)
+    assert stance(anew) == (1.0, False, False)
 
 
 # What the fronts tell of a promise is what the controller says of it, look for look.

@@ -79,6 +79,26 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
     assert after.controller.running == app.running
 
 
+def test_a_plan_that_arrives_after_a_restart_is_on_trial(tmp_path: Path):
+    app = improvable()
+    first, wanted, rolls_out = app.running, [], app.roll_out
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+
+    async def killed(plan):
+        wanted.append(plan)
+        raise KeyboardInterrupt
+
+    app.roll_out = killed
+    with pytest.raises(KeyboardInterrupt):
+        run(app, control_loop(app, tmp_path), 600)
+    app.roll_out, after = rolls_out, control_loop(app, tmp_path)
+    app.running = wanted[0]  # the deployer has gone on meanwhile
+    run(app, after, 120)
+    arrived, back = moves([*after.controller.record.events.all])
+    assert (arrived.what, arrived.why.endswith("it has arrived since")) == ("rolled out", True)
+    assert (back.what, app.running) == ("rolled back", first)
+
+
 def changed(app: Fluid, folder: Path | None) -> tuple[Plan, ControlLoop]:
     """Run until the plan changes: the plan before, and the control loop."""
     first, loop = app.running, control_loop(app, folder)

@@ -314,6 +314,10 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
             "second: canary: application = 'first': clients could not read its answers: give both the same",
         ),
         ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
+        (
+            [a(name, f"/{name}", CONTROLLER, application="first") for name in ("c", "d")],
+            "args: application = 'first': two applications cannot have the same",
+        ),
     ],
 )
 def test_what_two_applications_share_is_one_line(tmp_path: Path, others: list[dict[str, Any]], sentence: str) -> None:

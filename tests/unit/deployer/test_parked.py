@@ -42,8 +42,26 @@ class Replicas:
         self.counts |= counts
         self.scaled_s = dict.fromkeys(counts, time.monotonic()) | self.scaled_s
 
+    def has_room(self, more: Mapping[str, int]) -> bool:
+        return True
+
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
         return {}
+
+
+@dataclass
+class LedReplicas:
+    """The same for one deployer, which may have been replaced."""
+
+    replicas: Replicas
+    leads: Callable[[], bool]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.replicas, name)
+
+    def scale_to(self, counts: Mapping[str, int]) -> None:
+        if self.leads():
+            self.replicas.scale_to(counts)
 
 
 @pytest.fixture
@@ -67,7 +85,7 @@ def begin(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> Callable[[AppC
     monkeypatch.setattr(ray_facts, "application_name", lambda: "calm")
     monkeypatch.setattr(deployer, "join_serves_log", lambda: None)
     monkeypatch.setattr(deployer, "fleets_of", lambda application, but: [])
-    monkeypatch.setattr(deployer, "ServeFleet", lambda prefix, bind, needs: replicas)
+    monkeypatch.setattr(deployer, "ServeFleet", lambda prefix, bind, needs, leads: LedReplicas(replicas, leads))
     return lambda config: Living(config, lambda kind, count: None)
 
 
@@ -195,6 +213,28 @@ async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_d
     assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
     for front in fronts:
         front.cancel()
+
+
+async def test_a_roll_out_that_ends_after_the_next_deployment_began_ends_none_of_its_replicas(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    """The next deployment still runs the plan from before, because it began in the middle of the roll-out."""
+    graphs, first = list[Graph](), begin(config)
+
+    async def follow() -> None:
+        async for message in first.lease("front", config):
+            if isinstance(message.content, Graph):
+                graphs.append(message.content)
+                if len(graphs) == 2:
+                    begin(config.model_copy(update={"max_waiting": 9}))
+                await first.reply("front", message.number, None)
+
+    front = asyncio.create_task(follow())
+    await until(lambda: graphs)
+    (placement,) = graphs[0].plan.placements
+    assert isinstance(await first.apply(replace(graphs[0].plan, placements=(replace(placement, replicas=1),))), Moved)
+    assert replicas.counts == {"v100": 2}
+    front.cancel()
 
 
 async def test_a_deployer_answers_while_rays_store_does_not(

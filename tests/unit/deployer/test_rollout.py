@@ -166,7 +166,7 @@ def fleet() -> Any:
 
 @pytest.fixture
 def ours(fleet: Any) -> Any:
-    return fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})
+    return fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1}, lambda: True)
 
 
 def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(
@@ -187,6 +187,16 @@ def test_the_application_of_a_kind_that_could_not_start_is_deleted(
     monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append((name, count)))
     ours.scale_to({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
     assert (deleted, scaled) == (["shop.000001.v100"], [("shop.000001.k80", 0)])
+
+
+def test_replicas_that_another_deployer_leads_stay(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled, found = list[int](), {"shop.000001.v100": SimpleNamespace(status=SimpleNamespace(value="RUNNING"))}
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=found))
+    monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append(count))
+    for leads in (True, False):
+        one = fleet.ServeFleet("shop.000001", lambda kind, count: None, dict, lambda leads=leads: leads)
+        one.scale_to({"v100": 3 if leads else 1})
+    assert scaled == [3]
 
 
 @pytest.mark.parametrize(
