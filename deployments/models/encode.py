@@ -93,14 +93,22 @@ class TextEncoder:
         return len(tokens["input_ids"][0]) > self.longest
 
     def _text_pair(self, value: Any) -> tuple[str, str | None]:
-        """The texts of an input, cut before tokenization, so that a huge text costs no more than the longest."""
-        most = CHARACTERS_PER_TOKEN * self.longest
         match value:
             case str():
-                return value[:most], None
+                return self._cut(value), None
             case [str() as first, str() as second]:
-                return first[:most], second[:most]
+                return self._cut(first), self._cut(second)
         raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+
+    def _cut(self, text: str) -> str:
+        """The part of a text that is tokenized, so that a huge text costs no more than the longest."""
+        skipped = self.skipped(text)
+        return text[skipped : skipped + CHARACTERS_PER_TOKEN * self.longest]
+
+    def skipped(self, text: str) -> int:
+        """The number of characters before that part: of a network that reads the end of long texts."""
+        beyond = max(0, len(text) - CHARACTERS_PER_TOKEN * self.longest)
+        return beyond if self.tokenizer.truncation_side == "left" else 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class WordEncoder:
         tokens = self.texts.tokens(joined)
         answered, words = [], []
         for value, text, encoding in zip(inputs, joined, tokens.encodings, strict=True):
-            offsets = list(_trimmed(text, encoding.offsets))
+            offsets = list(_trimmed(text, encoding.offsets, self.texts.skipped(text)))
             word_ids = encoding.word_ids
             word_of_token = word_ids if isinstance(value, str) else _word_numbers(value, offsets, word_ids)
             firsts = _first_tokens(word_of_token, offsets)
@@ -150,12 +158,13 @@ def _as_text(value: Any) -> str:
     return " ".join(value)
 
 
-def _trimmed(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The offsets of tokens without leading blanks, which some tokenizers include."""
+def _trimmed(text: str, offsets: Sequence[tuple[int, int]], skipped: int) -> Iterator[tuple[int, int]]:
+    """The places of tokens in the whole text, without leading blanks, which some tokenizers include."""
     for start, end in offsets:
-        while start < end and text[start].isspace():
-            start += 1
-        yield start, end
+        at, stop = start + skipped, end + skipped
+        while at < stop and text[at].isspace():
+            at += 1
+        yield at, stop
 
 
 def _word_numbers(

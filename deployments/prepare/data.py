@@ -317,8 +317,12 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
 
 
 def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
+    """As a replica reads it: upright, although cameras store pictures as they are held, with a note on that."""
+    from PIL import ImageOps
+
     with _opened(f"{where}: the picture", path, cell) as picture:
-        return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
+        upright = ImageOps.exif_transpose(picture)
+        return np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
 
 
 def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from isobatch.profiles.model import Words
 LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
 BATCH = 64  # inputs per batch
 # Part of every cache key. Raise it when a change to the features changes the files.
-FORMAT = "2"
+FORMAT = "3"
 WORDS = ("counts", "numbers")  # names of files that exist if words are answered
 
 Floats = NDArray[np.float32]
@@ -71,7 +72,7 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:
-    digest = sha256(f"{FORMAT} {fingerprint}".encode())
+    digest = sha256(f"{FORMAT} {version('transformers')} {fingerprint}".encode())
     for value in values:
         if isinstance(value, np.ndarray):
             digest.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())

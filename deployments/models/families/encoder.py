@@ -13,14 +13,22 @@ from isobatch.profiles.errors import UserError
 
 
 def bert(model: Any) -> Anatomy:
-    if getattr(model.config, "is_decoder", False):
-        raise UserError("a network of this type whose tokens see only earlier ones (is_decoder) is not supported")
+    _check(model.config)
     replace_attention(model)
     base = model.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
     project = getattr(base, "embeddings_project", nn.Identity())  # ELECTRA's embeddings may be narrower
     blocks = [call_transformer_layer(layer) for layer in layers]
     return transformer(model, embedding(base, project), blocks, _bert_head(model))
+
+
+def _check(config: Any) -> None:
+    """Refuse networks that would not compute what they learned: transformers itself ignores the weights of relative
+    positions."""
+    if getattr(config, "is_decoder", False):
+        raise UserError("a network of this type whose tokens see only earlier ones (is_decoder) is not supported")
+    if (kind := getattr(config, "position_embedding_type", None) or "absolute") != "absolute":
+        raise UserError(f"position_embedding_type is {kind}: only absolute positions are supported")
 
 
 def embedding(base: Any, project: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -48,6 +56,7 @@ def _bert_head(model: Any) -> Callable[[Tensor], Tensor]:
 
 def albert(model: Any) -> Anatomy:
     """One layer, or a few, run repeatedly. Each run of a layer is a block; blocks share their weights."""
+    _check(model.config)
     replace_attention(model)
     base, layers, groups = model.base_model, model.config.num_hidden_layers, model.config.num_hidden_groups
     layer_of_block = [base.encoder.albert_layer_groups[block * groups // layers] for block in range(layers)]

@@ -309,15 +309,20 @@ def test_an_image_that_the_preprocessor_cannot_read_is_named() -> None:
         ImageEncoder(no_range, 3)([np.ones((1, 2))])
 
 
-def test_only_the_readable_part_of_a_text_is_tokenized() -> None:
-    seen: list[str] = []
+class SeeingTokenizer:
+    def __init__(self, truncation_side: str) -> None:
+        self.truncation_side, self.seen = truncation_side, list[str]()
 
-    def tokenizer(first: list[str], second: Any, **_: object) -> Any:
-        seen.extend(first + (second or []))
+    def __call__(self, first: list[str], second: Any, **_: object) -> Any:
+        self.seen.extend(first + (second or []))
         return {"input_ids": [[1] * min(4, len(text) // 2) for text in first]}
 
-    TextEncoder(tokenizer, 4)(["x" * 10**6, "short"])
-    assert [len(text) for text in seen] == [256, 5]
+
+@pytest.mark.parametrize(("side", "read"), [("right", "a" * 256), ("left", "b" * 256)])
+def test_only_the_readable_part_of_a_text_is_tokenized(side: str, read: str) -> None:
+    tokenizer = SeeingTokenizer(side)
+    TextEncoder(tokenizer, 4)(["a" * 10**6 + "b" * 10**6, "short"])
+    assert tokenizer.seen == [read, "short"]
     with pytest.raises(UserError, match="cannot stand in one request"):
         TextEncoder(tokenizer, 4)(["one", ["a", "pair"]])
 

@@ -56,6 +56,14 @@ def test_a_text_encoder_that_is_a_decoder_is_refused() -> None:
         cut(model)
 
 
+@pytest.mark.parametrize("name", ["Bert", "Electra", "Roberta", "Albert"])
+def test_an_encoder_of_relative_positions_is_refused(name: str) -> None:
+    """Transformers ignores that it has them, and answers wrong."""
+    config = getattr(transformers, f"{name}Config")(**TINY, position_embedding_type="relative_key")
+    with pytest.raises(UserError, match="position_embedding_type is relative_key"):
+        cut(getattr(transformers, f"{name}ForSequenceClassification")(config))
+
+
 def test_swin_with_images_that_do_not_consist_of_whole_patches() -> None:
     shape = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
     config = transformers.SwinConfig(image_size=30, patch_size=4, num_channels=1, **shape)

@@ -1,5 +1,6 @@
 """Networks that label words: the answers are transformers' own, wherever they are cut and whoever is beside a text."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import NOBODY, Batch, Exits
 from tests.helpers.backend_parity import assert_as_alone, run_in_splits
+from tests.helpers.cascade_directories import edit
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, NoEncoder, _config, padded
 from tests.helpers.tiny_words import word_network
 
@@ -183,6 +185,16 @@ def test_a_text_that_is_too_long_answers_the_words_that_are_read() -> None:
     batch = model.encode([words, ["bob"]])
     assert batch.truncated == {0}
     assert [len(each.numbers) for each in batch.words] == [22, 1]  # of 24 tokens two surround the text
+
+
+def test_of_a_text_that_is_far_too_long_the_end_is_answered_where_the_tokenizer_keeps_it(tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    shutil.copytree(word_network(), folder)
+    edit(folder / "tokenizer_config.json", truncation_side="left")
+    words = [*["ada"] * 600, *["bob"] * 30]
+    (answered,) = load(folder).encode([words]).words
+    assert answered.numbers == tuple(range(608, 630))
+    assert {answered.text[at:end] for at, end in zip(answered.starts, answered.ends, strict=True)} == {"bob"}
 
 
 def test_an_empty_text_has_no_words_and_an_answer() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from isobatch.deployments.models.encode import ImageEncoder
 from isobatch.deployments.prepare.data import ANY, Columns, rows, taken
 from isobatch.deployments.prepare.records import Layout
 from isobatch.profiles.errors import UserError
@@ -103,6 +104,18 @@ def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
     (row,) = rows(tmp_path / "a.parquet", channels=ANY)
     np.testing.assert_array_equal(row.value, pixels)
+
+
+def test_a_picture_is_upright_as_where_it_is_served(tmp_path: Path) -> None:
+    pixels, turned = np.arange(6, dtype=np.uint8).reshape(2, 3), Image.Exif()
+    turned[0x0112] = 6  # the orientation of a camera that was held upright
+    Image.fromarray(pixels).save(tmp_path / "p.png", exif=turned)
+    (row,) = rows(written(tmp_path, "a.csv", "image,label\np.png,1\n"), channels=ANY)
+    (served,) = ImageEncoder(lambda images, **_: {"pixel_values": images[None]}, 1)(
+        [(tmp_path / "p.png").read_bytes()]
+    ).arrays["pixel_values"]
+    np.testing.assert_array_equal(row.value, served[:, :, 0])
+    assert row.value.shape == (3, 2)
 
 
 def test_which_columns_are_read_is_said(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, content: str, sent
     assert sentence in str(error.value)
 
 
+def test_a_list_of_0_and_1_is_no_list_of_labels(tmp_path: Path) -> None:
+    """Most programs that train such networks write 0.0 or 1.0 for each label."""
+    for labels in ("[0.0, 1.0, 0.0, 0.0]", "[1, 0, 0, 1]", "[true, true, false, false]", '"0,1,0,0"'):
+        with pytest.raises(UserError, match=r"row 1: (has the label [01]|label 'True')"):
+            read(tmp_path / "a.jsonl", f'{{"text": "a", "labels": {labels}}}\n')
+    assert read(tmp_path / "b.csv", 'text,labels\na,"art,art"\n') == [[0, 0, 1, 0]]
+
+
 def test_rows_that_are_all_alike_show_nothing(tmp_path: Path) -> None:
     path = listed(tmp_path / "a.csv", [(f"text {number}", ("art",)) for number in range(60)])
     with pytest.raises(UserError, match="every row has the same labels: ramps need at least two classes"):

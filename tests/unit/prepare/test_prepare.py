@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.prepare import features
 from isobatch.deployments.prepare.data import rows
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.profiles.evidence import EVIDENCE
@@ -49,6 +50,16 @@ def test_what_is_written_will_be_served(
     assert model.ramp_blocks == (0, 1, 2)
     right = np.array([each.label for each in answers]) == sample.labels[part]
     assert check_exits(out, answers, 4)["exit_accuracy"] == pytest.approx(right.mean())
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_another_version_of_transformers_makes_features_anew(
+    run: Run, asked: tuple[object, ...], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*asked) == 0
+    monkeypatch.setattr(features, "version", lambda _: "5.99.0")
+    assert run(*asked, "--force") == 0
+    assert sum(path.is_dir() for path in cache.iterdir()) == 2
 
 
 def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, asked: tuple[object, ...], out: Path) -> None:
