@@ -11,6 +11,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.models.encode import pixels_of
 from isobatch.deployments.prepare.records import (
     LABELS,
     TABLES,
@@ -318,7 +319,7 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
 
 def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
     with _opened(f"{where}: the picture", path, cell) as picture:
-        return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
+        return pixels_of(picture, "L" if picture.mode in ("L", "I;16") else "RGB")
 
 
 def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:
