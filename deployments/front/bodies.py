@@ -223,6 +223,8 @@ def validated(model: type[Model], content: object, status: int = 400) -> Model:
         return model.model_validate(content)
     except ValidationError as error:
         wrong = first_wrong(error)
+        if wrong.kind == "missing":
+            raise RefusedError(status, f"{wrong.place} is missing") from error
         place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else "the body: "
         raise RefusedError(status, f"{place}{wrong.reason}") from error
 
