@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 FORMS = ("runs", "png", "array")
 MOST_PIXELS = 2**22  # of a map that a client asks for
+MOST_TOGETHER = 2**24  # pixels of the maps of one request, which stand in memory at once
 MOST_COLOURS = 256  # labels of a PNG
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float32]

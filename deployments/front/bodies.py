@@ -25,7 +25,7 @@ READ_WITHIN_S = 30.0  # the time to read a body, over HTTP or gRPC: it has a pla
 LEAST_ARRIVING, MOST_ARRIVING = 8, 256
 MOST_ARRIVING_BYTES = 256 * 2**20  # of all bodies that arrive at once
 JUDGED_AFTER_S = 0.1  # bodies are compared after this time, since a part of a quick body may come late, too
-ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
+ENCODINGS = {b"gzip", b"x-gzip", b"deflate"}
 MOST_DIMENSIONS = 8  # dimensions of a tensor
 LONGEST_NAME = 1024  # characters of a name or an id
 MOST_NAMED = 64  # names in a list of a request, such as its outputs
@@ -34,10 +34,11 @@ _SHOWN_BYTES = 20  # of a wrong body, in the error
 _LONGEST_NUMBER = 18
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
-_NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
-_FILE = re.compile(rb"\bfilename=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
+_NAME = re.compile(rb'\bname="?([^";\s]*)', re.IGNORECASE)  # .NET sends names without quotes
+_FILE = re.compile(rb"\bfilename\*?=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
 FIELDS = ("scores", "top_k", "map", "size")  # of a request beside its inputs; a form may have them beside pictures
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32  # the `wbits` of zlib that detect both formats
+_HEAD = re.compile(rb"[\x1f\x08\x18\x28\x38\x48\x58\x68\x78]")  # the first byte of gzip, and of zlib by its window
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,14 @@ ARRIVING = ArrivingBodies()
 async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
     """The whole body, decompressed. Raises 413 as soon as its compressed or decompressed size is too large."""
     encoding = headers.get(b"content-encoding", b"").strip().lower()
-    if encoding not in ENCODINGS:
+    if encoding not in ENCODINGS | {b"", b"identity"}:
         name = shown(encoding.decode("latin-1"))
         raise RefusedError(415, f"Content-Encoding is {name}: a body may be uncompressed, gzip or deflate")
     if (size := size_of(headers)) > max_bytes:
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
     with ARRIVING.body() as arriving:
         body = await _read(receive, max_bytes, arriving)
-    return decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
+    return decompressed(body, max_bytes) if encoding in ENCODINGS else body
 
 
 async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> bytes:
@@ -187,7 +188,7 @@ async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> byt
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
     """Decompress at most `max_bytes`, however large the content of a small body is."""
-    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB if _HEAD.match(body) else -zlib.MAX_WBITS)  # raw deflate has no head
     try:
         content = unpacking.decompress(body, max_bytes + 1)
     except zlib.error as error:
@@ -222,6 +223,8 @@ def validated(model: type[Model], content: object, status: int = 400) -> Model:
         return model.model_validate(content)
     except ValidationError as error:
         wrong = first_wrong(error)
+        if wrong.kind == "missing":
+            raise RefusedError(status, f"{wrong.place} is missing") from error
         place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else "the body: "
         raise RefusedError(status, f"{place}{wrong.reason}") from error
 

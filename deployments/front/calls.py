@@ -116,7 +116,7 @@ class Call:
 
     def _decompressed(self, message: bytes) -> bytes:
         encoding = self.headers.get(b"grpc-encoding", b"identity")
-        if encoding not in ENCODINGS - {b"identity"}:
+        if encoding not in ENCODINGS:
             name = shown(encoding.decode("latin-1"))
             raise RefusedError(415, f"grpc-encoding is {name}: a message may be compressed with gzip or deflate")
         return decompressed(message, self._most)

@@ -116,8 +116,8 @@ class Counts:
     def request_ended(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
 
-    def request_answered(self, answers: Sequence[Answer], took_s: float) -> None:
-        self.request_ended("answered")
+    def answers_known(self, answers: Sequence[Answer], took_s: float) -> None:
+        """All answers to a request are known. The request ends later: its client may go before it has them."""
         self.seconds["all"] += took_s
         self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
         self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3

@@ -43,6 +43,9 @@ class Pictures:
 
     inputs: Sequence[Any]
 
+    def __len__(self) -> int:
+        return len(self.inputs)
+
 
 @dataclass(frozen=True)
 class Content(Generic[Format]):

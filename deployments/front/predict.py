@@ -6,12 +6,13 @@ A path takes requests in one or more forms: /predict in our own, and others in t
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
+from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MOST_TOGETHER, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
 from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
@@ -124,7 +125,10 @@ class OwnForm(Form):
         top = self._top if request.scores is None else top_of(request.scores, len(self._service.labels))
         if request.style:
             task = _styled(task, request.style, len(self._service.labels))
-        return Content(self._service.encoded(request.inputs), lambda answers: self._written(answers, task, top))
+        inputs = self._service.encoded(request.inputs)
+        if request.style and request.style.size and (pixels := len(inputs) * prod(request.style.size)) > MOST_TOGETHER:
+            raise RefusedError(422, f"the maps have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+        return Content(inputs, lambda answers: self._written(answers, task, top))
 
     def _written(self, answers: Sequence[Answer], task: Task, top: int) -> bytes:
         labels = self._service.labels

@@ -24,7 +24,7 @@ from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
 from isobatch.deployments.front.stats import state_of, stats_of
-from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
+from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, check_together, is_picture, texts_of
 from isobatch.deployments.named import DEMO_NAME, VIRTUAL
 from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.sources import name_of
@@ -193,7 +193,7 @@ class Service:
         now_s = self._clock()
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")
-        self._driver.counts.request_answered(answers, now_s - incoming.arrived_s)
+        self._driver.counts.answers_known(answers, now_s - incoming.arrived_s)
         return written
 
     async def _read_in_turn(
@@ -305,6 +305,7 @@ class Service:
         try:
             with span_of_request(self._tracing, kind, headers) as span:
                 yield span
+            counts.request_ended("answered")
             self._answered += 1
             self._retry_times.answered(self._clock())
         except RefusedError as refused:
@@ -377,6 +378,8 @@ class Service:
         """Encode a list of inputs now. Unless `as_configured`, texts that are too long are cut, whatever `too_long`."""
         self.sizes.check_count(len(inputs))
         try:
+            if self.reads_pictures:
+                check_together(inputs)
             packed = pack(self._model.encode(inputs))
         except (ValueError, TypeError, OverflowError) as error:
             raise RefusedError(422, str(error)) from error
@@ -393,8 +396,5 @@ def _with_facts_of(inputs: Packed, answers: list[Answer]) -> list[Answer]:
     """The answers with facts about their inputs: whether a text was cut off, its words, a picture's sides."""
     if not inputs.truncated and not inputs.words:
         return answers
-    words = inputs.words or [None] * len(answers)
-    return [
-        replace(answer, truncated=position in inputs.truncated, words=words[position])
-        for position, answer in enumerate(answers)
-    ]
+    facts = enumerate(zip(answers, inputs.words or [None] * len(answers), strict=True))
+    return [replace(answer, truncated=place in inputs.truncated, words=words) for place, (answer, words) in facts]

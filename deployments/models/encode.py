@@ -3,6 +3,7 @@
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
@@ -16,6 +17,7 @@ from isobatch.profiles.errors import UserError, WrongInputError
 from isobatch.profiles.model import Sides, Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
+MOST_TOGETHER = 2**26  # pixels of the pictures of one request, which hold a thread of the front for seconds
 PICTURES = ("JPEG", "PNG", "WEBP")  # the formats of images that are given as bytes
 MOST_SCANS = 100  # of a JPEG; encoders write about ten
 _JPEG, _SCAN, _END = b"\xff\xd8", b"\xda", b"\xd9"
@@ -246,14 +248,13 @@ class ImageEncoder:
 
     def _picture(self, value: bytes | str) -> NDArray[np.float32]:
         """Decode a JPEG, PNG or WebP. Its size is checked before its pixels take any memory."""
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         try:
             with Image.open(BytesIO(content := _bytes_of(value)), formats=PICTURES) as picture:
                 _check_pixels((picture.height, picture.width))
                 _check_scans(content)
-                upright = ImageOps.exif_transpose(picture)
-                pixels = np.asarray(upright.convert("L" if self.channels == 1 else "RGB"), np.float32)
+                pixels = pixels_of(picture, "L" if self.channels == 1 else "RGB").astype(np.float32)
         except UserError:
             raise
         except Image.DecompressionBombError as error:
@@ -262,6 +263,38 @@ class ImageEncoder:
             named = "bytes" if isinstance(value, bytes) else "a text (base64)"
             raise UserError(f"is given as {named}, but is not a complete {', '.join(PICTURES)}") from error
         return pixels.reshape(*pixels.shape[:2], self.channels)
+
+
+def pixels_of(picture: Any, mode: str) -> NDArray[np.uint8]:
+    """The pixels of an open picture in this mode of Pillow's, upright."""
+    from PIL import Image, ImageOps
+
+    picture.load()
+    with suppress(Exception):  # a picture whose EXIF data are damaged stays as it is
+        ImageOps.exif_transpose(picture, in_place=True)
+    if picture.mode.startswith("I;16"):  # 16 bits of grey, of which Pillow would make all above 255 white
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    return np.asarray(picture.convert(mode))
+
+
+def check_together(inputs: Sequence[Any]) -> None:
+    """Refuse pictures that have too many pixels together, before any of them is decoded."""
+    if len(inputs) * MAX_PIXELS <= MOST_TOGETHER:
+        return
+    if (pixels := sum(_count_of(value) for value in inputs if is_picture(value))) > MOST_TOGETHER:
+        raise UserError(f"the pictures have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+
+
+def _count_of(value: bytes | str) -> int:
+    """The number of pixels of a picture; 0 for one that cannot be read, which is refused later."""
+    from PIL import Image
+
+    with (
+        suppress(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
+        Image.open(BytesIO(_bytes_of(value)), formats=PICTURES) as picture,
+    ):
+        return int(picture.width * picture.height)
+    return 0
 
 
 def _check_pixels(sizes: Sequence[int]) -> None:

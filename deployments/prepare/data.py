@@ -11,6 +11,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.models.encode import pixels_of
 from isobatch.deployments.prepare.records import (
     LABELS,
     TABLES,
@@ -317,12 +318,9 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
 
 
 def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
-    """As a replica reads it: upright, although cameras store pictures as they are held, with a note on that."""
-    from PIL import ImageOps
-
+    """As a replica reads it: upright."""
     with _opened(f"{where}: the picture", path, cell) as picture:
-        upright = ImageOps.exif_transpose(picture)
-        return np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
+        return pixels_of(picture, "L" if picture.mode in ("L", "I;16") else "RGB")
 
 
 def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:

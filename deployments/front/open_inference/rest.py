@@ -43,6 +43,14 @@ def routes(service: Service) -> APIRouter:
 
     errors = 401, 404, 500
 
+    @router.get("/models/stats", **documented(schemas.ServerStatistics, *errors))  # before the path of any name
+    @router.get("/models/{name}/stats", **documented(schemas.ServerStatistics, *errors))
+    @router.get("/models/{name}/versions/{version}/stats", **documented(schemas.ServerStatistics, *errors))
+    async def statistics(name: str = model.name, version: str = VERSION) -> dict[str, Any]:
+        """Counts and times since the start, in Triton's format."""
+        check(model, name, version)
+        return await protocol.statistics(service)
+
     @router.get("/models/{name}", **documented(schemas.ModelMetadata, *errors))
     @router.get("/models/{name}/versions/{version}", **documented(schemas.ModelMetadata, *errors))
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
@@ -65,13 +73,6 @@ def routes(service: Service) -> APIRouter:
         """The part of Triton's configuration that perf_analyzer reads."""
         check(model, name, version)
         return protocol.configuration(model)
-
-    @router.get("/models/{name}/stats", **documented(schemas.ServerStatistics, *errors))
-    @router.get("/models/{name}/versions/{version}/stats", **documented(schemas.ServerStatistics, *errors))
-    async def statistics(name: str, version: str = VERSION) -> dict[str, Any]:
-        """Counts and times since the start, in Triton's format."""
-        check(model, name, version)
-        return await protocol.statistics(service)
 
     described = documented(schemas.InferResponse, *READING, 404)
     described["responses"][200] |= schemas.AS_BYTES

@@ -71,10 +71,12 @@ class _TeiForm(forms.TextForm[Any]):
         return probabilities_in(scores) if self.service.task.numbers and not raw else scores
 
     def texts(self, inputs: Sequence[Any], truncate: bool | None) -> Packed:
-        if len(inputs) > self.service.sizes.max_inputs:
-            most = self.service.sizes.max_inputs
-            raise RefusedError(TOO_MANY, f"batch size {len(inputs)} > maximum allowed batch size {most}")
+        self.check_count(len(inputs))
         return self.encoded(inputs, truncate, TOO_MANY)
+
+    def check_count(self, inputs: int) -> None:
+        if inputs > (most := self.service.sizes.max_inputs):
+            raise RefusedError(TOO_MANY, f"batch size {inputs} > maximum allowed batch size {most}")
 
 
 class PredictForm(_TeiForm):
@@ -159,7 +161,7 @@ class TokenizeForm(_TeiForm):
         body, encoder = self.checked(content), self.service.texts
         if encoder is None or not encoder.tokenizer.is_fast:
             raise RefusedError(424, "this network has no tokenizer that gives the positions of tokens")
-        self.service.sizes.check_count(len(body.inputs))
+        self.check_count(len(body.inputs))
         most = CHARACTERS_PER_TOKEN * encoder.longest
         if longest := next((text for text in body.inputs if len(text) > most), None):
             raise RefusedError(TOO_MANY, f"a text has {len(longest)} characters: {most} are allowed")

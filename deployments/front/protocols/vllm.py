@@ -3,9 +3,9 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.protocols import forms
@@ -173,15 +173,25 @@ class ScoreForm(_VllmForm):
         return self.listed("score", inputs, data=data)
 
 
-class DocumentBody(forms.Body):
-    text: str
+def _documents(value: object) -> object:
+    """
+    >>> _documents(["a text", {"text": "another"}])
+    ['a text', 'another']
+    """
+    listed = value if isinstance(value, list) else []
+    texts = [each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in listed]
+    if not (texts and all(isinstance(text, str) for text in texts)):
+        raise ValueError('must be at least one text in a list, or {"text": ...} without other fields for each')
+    return texts
 
 
 class DocumentsBody(_VllmBody):
     """A request for the order of documents by their relevance to a query."""
 
     query: str
-    documents: list[str | DocumentBody] = Field(min_length=1, description='Texts, or objects with one: {"text": ...}.')
+    documents: Annotated[list[str], BeforeValidator(_documents)] = Field(
+        description='Texts, or objects with one: {"text": ...}.'
+    )
     top_n: int | None = Field(None, ge=0, description="How many of the best are returned; none or 0: all.")
     return_documents: bool = Field(True, description="Repeat the documents in the answer.")
 
@@ -216,17 +226,13 @@ class DocumentsForm(_VllmForm):
 
     def inputs(self, body: DocumentsBody) -> Packed:
         self.check_relevant(400)
-        return self.encoded([[body.query, text] for text in _texts_of(body)], body.truncates or None, 400)
+        return self.encoded([[body.query, text] for text in body.documents], body.truncates or None, 400)
 
     def reply(self, body: DocumentsBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        scores, texts = self.relevances(answers, body.raw), _texts_of(body)
+        scores = self.relevances(answers, body.raw)
         results: list[dict[str, Any]] = []
         for index in forms.ranked(scores)[: body.top_n or None]:
             results.append({"index": index, "relevance_score": scores[index]})
             if body.return_documents:
-                results[-1]["document"] = {"text": texts[index]}
+                results[-1]["document"] = {"text": body.documents[index]}
         return self.listed("rerank", inputs, results=results)
-
-
-def _texts_of(body: DocumentsBody) -> list[str]:
-    return [each if isinstance(each, str) else each.text for each in body.documents]

@@ -181,7 +181,15 @@ def test_every_failure_is_one_sentence_in_json(client: TestClient, monkeypatch: 
     assert (reply.status_code, "KeyError" in reply.json()["error"], len(reply.content) < 200) == (500, True, True)
 
 
-@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", lambda body: zlib.compress(body, wbits=-zlib.MAX_WBITS)),
+    ],
+)
 def test_compressed_bodies_are_read_up_to_the_size_limit(client: TestClient, encoding: str, pack: Any) -> None:
     headers = {"Content-Encoding": encoding}
     assert client.post("/predict", content=pack(b'{"inputs": [0, 3]}'), headers=headers).status_code == 200

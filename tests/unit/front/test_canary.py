@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal
@@ -116,6 +117,34 @@ async def test_a_canary_that_keeps_its_share_stays() -> None:
     for number in range(2000):
         await canary.reply(own("7" if number % 20 else "8"), b"", {}, 1.0)
     assert canary.counts == {"kept": 1900, "missed": 100, "withdrawn": 0}
+
+
+def test_a_request_counts_once_if_its_client_goes_while_the_canary_computes() -> None:
+    other = Other()
+    other.hangs = True
+    with client(other)[0] as front:
+        assert front.portal
+        asking = front.portal.start_task_soon(_ask_and_leave, front.app)
+        asking.result(60)
+        requests = front.get("/stats").json()["requests"]
+    assert requests == {"answered": 0, "refused": 0, "failed": 0, "abandoned": 1}
+
+
+async def _ask_and_leave(app: Any) -> None:
+    """Ask, and go once the own answer is known."""
+    body, parts, sent = b'{"inputs": [[3, 7]]}', asyncio.Queue[Any](), list[Any]()
+    await parts.put({"type": "http.request", "body": body})
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "root_path": "", "headers": headers}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asking = asyncio.create_task(app(scope, parts.get, send))
+    await asyncio.sleep(0.15)  # of the 0.32 s that the canary has
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert not sent
 
 
 def test_requests_for_the_full_network_do_not_go_to_it() -> None:

@@ -223,7 +223,8 @@ def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1
     for block, seconds in zip(blocks, took_s, strict=True):
         counts.launch_began("front", 0, 1, 1, 4)
         counts.input_left(block, seconds, in_time=True)
-        counts.request_answered([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
+        counts.answers_known([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
+        counts.request_ended("answered")
     return FrontState(counts, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
 
 
@@ -312,7 +313,8 @@ async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any()
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
     service = Service(config, time.perf_counter, OneOfTwo(config))
     await service.open()
-    await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
+    with service.counted():
+        await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
     assert (await service.stats())["requests"]["answered"] == 2
     assert await service.missing() == ["back"]
     (model,) = (await statistics(service))["model_stats"]

@@ -131,7 +131,7 @@ def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
 def test_the_document_is_complete_and_every_example_of_the_demo_is_answered() -> None:
     check_document(front().openapi())
     with served(model=None) as demo:
-        assert ask_examples(demo, name="demo", version="1") == 14 + 2 + 2
+        assert ask_examples(demo, name="demo", version="1") == 15 + 2 + 2
 
 
 def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:

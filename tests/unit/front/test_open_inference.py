@@ -45,6 +45,12 @@ def test_json_in_json_out(client: TestClient) -> None:
     assert found["name"] == {"name": "name", "shape": [2], "datatype": "BYTES", "data": ["7", "3"]}
 
 
+def test_statistics_of_all_models_are_those_of_the_one(client: TestClient) -> None:
+    every, one = (client.get(f"/v2/models/{path}").json() for path in ("stats", "toy/stats"))
+    assert every == one
+    assert every["model_stats"][0]["name"] == "toy"
+
+
 def test_bytes_in_bytes_out(client: TestClient) -> None:
     raw = np.array([[4, 7], [0, 3]], "<i4").tobytes()
     about = tensor(datatype="INT32", parameters={"binary_data_size": len(raw)})

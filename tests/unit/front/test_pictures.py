@@ -92,6 +92,49 @@ def test_pictures_come_in_a_form_or_as_base64(client: DocumentedClient, folder: 
     assert scores(client.post("/predict", json={"inputs": mixed, "scores": "all"}))[:1] == expected[:1]
 
 
+def test_a_picture_is_turned_upright(client: DocumentedClient) -> None:
+    """By its EXIF data, unless these are damaged."""
+    turned, damaged = Image.Exif(), b"Exif\0\0no data"
+    turned[0x0112] = 6  # its top is on the right
+    upright = BytesIO()
+    Image.fromarray(np.rot90(PIXELS, -1)).save(upright, "PNG")
+    contents = encoded("PNG", exif=turned), upright.getvalue(), encoded("PNG", exif=damaged), PNG
+    replies = [client.post("/predict", content=each, headers={"Content-Type": "image/png"}) for each in contents]
+    of_turned, of_upright, of_damaged, of_whole = (reply.json()["outputs"][0]["score"] for reply in replies)
+    assert (of_turned, of_damaged) == (of_upright, of_whole)
+    assert of_upright != of_whole
+
+
+def test_a_grey_picture_may_have_16_bits(client: DocumentedClient) -> None:
+    grey = PIXELS[:, :, 0]
+    contents = list[bytes]()
+    for pixels in (grey, grey.astype(np.uint16) * 256 + 255):
+        content = BytesIO()
+        Image.fromarray(pixels).save(content, "PNG")
+        contents.append(content.getvalue())
+    replies = [client.post("/predict", content=each, headers={"Content-Type": "image/png"}) for each in contents]
+    assert len({reply.json()["outputs"][0]["score"] for reply in replies}) == 1
+
+
+def test_a_form_may_be_of_dotnet_or_name_its_file_in_unicode(client: DocumentedClient) -> None:
+    """.NET sends names without quotes."""
+    head = b"--x\r\nContent-Disposition: form-data; name=file; filename*=utf-8''%C3%A4.png\r\n\r\n"
+    body = part("scores").replace(b'"', b"").replace(b"1\r\n", b"all\r\n") + head + PNG + b"\r\n--x--"
+    reply = client.post("/predict", content=body, headers={"Content-Type": FORM})
+    assert len(scores(reply)[0]) == 3
+
+
+def test_the_pictures_of_a_request_have_a_limit_together(folder: Path) -> None:
+    """They are refused before any of them is decoded: these cannot be."""
+    large = base64.b64encode(bomb(2896)).decode()
+    with served(model=str(folder)) as client:
+        reasons = [client.post("/predict", json={"inputs": [large] * count}) for count in (8, 9)]
+    assert [reply.status_code for reply in reasons] == [422, 422]
+    first, last = (reply.json()["error"] for reply in reasons)
+    assert "image 0 is given as a text (base64), but is not a complete" in first
+    assert last == "the pictures have 75481344 pixels together: 67108864 are allowed"
+
+
 def test_the_type_of_a_picture_may_be_in_capitals(client: DocumentedClient) -> None:
     replies = [
         client.post("/predict", content=PNG, headers={"Content-Type": kind}) for kind in ("image/png", "Image/PNG")

@@ -112,5 +112,14 @@ def test_wrong_forms_and_sizes_are_refused(client: DocumentedClient, options: di
     assert (reply.status_code, reply.json()["error"]) == (400, sentence)
 
 
+def test_the_maps_of_a_request_have_a_limit_together(client: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.deployments.front.predict.MOST_TOGETHER", 2 * 48 * 30)
+    inputs = [each.tolist() for each in PICTURES]
+    for size, status in (([48, 30], 200), ([48, 31], 422)):
+        reply = client.post("/predict", json={"inputs": inputs, "size": size})
+        assert reply.status_code == status, reply.text
+    assert reply.json()["error"] == "the maps have 2976 pixels together: 2880 are allowed"
+
+
 def test_the_document_describes_maps(client: DocumentedClient) -> None:
     check_interface(client, "scenes", "MapOutput", "LabelShare")

@@ -146,6 +146,13 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
         ("/score", {"text_1": "a", "text_2": []}, 400, "text_2 = []: must be"),
         ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, 400, "'max_tokens_per_doc' is not"),
         ("/rerank", {"query": "a"}, 400, "documents"),
+        (
+            "/rerank",
+            {"query": "a", "documents": [{"text": "b", "id": 3}]},
+            400,
+            "documents = [{'id': 3, 'text': 'b'}]: ",
+        ),
+        ("/score", {"text_1": "a"}, 400, "text_2 is missing"),
         ("/rerank", [], 400, "the body"),
     ],
 )
@@ -232,6 +239,7 @@ def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: Doc
         ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "tokenizer", "must be a text, a pair of texts"),
         ("/predict", {"input": "a"}, 422, "tokenizer", "inputs"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 424, "backend", "is not a reranker (relevant_label: NAME"),
+        ("/tokenize", {"inputs": ["a"] * 5}, 413, "validation", "batch size 5 > maximum allowed batch size 4"),
         ("/tokenize", {"inputs": 3}, 422, "tokenizer", "must be a text or a list of texts"),
         ("/tokenize", {"inputs": "a " * 2000}, 413, "validation", "a text has 4000 characters"),
     ],

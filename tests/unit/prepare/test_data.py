@@ -154,6 +154,17 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(row.value), pixels)
 
 
+def test_pictures_are_read_as_a_server_reads_them(tmp_path: Path) -> None:
+    """Upright, and with the high bits of 16."""
+    pixels, turned = np.arange(6, dtype=np.uint8).reshape(2, 3), Image.Exif()
+    turned[0x0112] = 6  # its top is on the right
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=turned)
+    Image.fromarray(pixels.astype(np.uint16) * 256 + 255).save(tmp_path / "deep.png")
+    first, second = rows(written(tmp_path, "a.csv", "image\nturned.png\ndeep.png\n"), channels=ANY)
+    np.testing.assert_array_equal(first.value, np.rot90(pixels, -1))
+    np.testing.assert_array_equal(second.value, pixels)
+
+
 def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 300), np.uint8)
     Image.fromarray(noise).save(tmp_path / "p.png")
