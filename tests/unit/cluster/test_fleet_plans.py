@@ -249,7 +249,8 @@ def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tu
 
 
 def test_one_application_of_a_fleet_is_simulated_with_another_plan(content: dict[str, Any]) -> None:
-    asked = ("simulate", "--config", "serve.yaml", "--rate", "5", "--hours", "0.001", "--plan", "queries-plan.json")
+    plan = content["applications"][2]["args"]["plan"]
+    asked = ("simulate", "--config", "serve.yaml", "--rate", "5", "--hours", "0.001", "--plan", plan)
     assert "goodput" in ran(*asked, "--application", "queries")
     with pytest.raises(
         UserError, match=r"serve\.yaml has 2 applications, and --plan is for one: write it into the file"
