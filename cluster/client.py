@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.error import HTTPError
@@ -31,7 +31,10 @@ def json_at(
 ) -> Any:
     """The server's JSON. Raise HTTPError for another status than success, UserError if nobody answers there in HTTP."""
     try:
-        with urlopen(Request(url, body, dict(headers), method=method), timeout=patience_s) as reply:
+        as_sent = {
+            name: value.encode().decode("latin-1") for name, value in headers.items()
+        }  # in UTF-8, as keys are read
+        with urlopen(Request(url, body, as_sent, method=method), timeout=patience_s) as reply:
             return json.load(reply)
     except HTTPError:
         raise
@@ -39,6 +42,8 @@ def json_at(
         cause = getattr(error, "reason", error)
         reason = getattr(cause, "strerror", None) or cause
         raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
+    except (InvalidURL, UnicodeError):
+        raise UserError(f"{url!r} has a blank or a letter that addresses do not have: write %20 for a blank") from None
     except HTTPException:
         raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Directories that are written completely or not at all, the cache, and the hashes of a checkpoint's files."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -34,6 +35,13 @@ def cache_directory() -> Path:
             f"the cache {folder} cannot be written: {error.strerror}: XDG_CACHE_HOME=DIR names another place"
         ) from error
     return folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raise UserError if a folder cannot be renamed, as `replacing` does: a mounted one, or one that holds the current
+    folder."""
+    if os.path.ismount(folder) or Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder}: is mounted or holds the current folder, so it cannot be replaced: name one in it")
 
 
 @contextmanager

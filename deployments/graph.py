@@ -168,15 +168,20 @@ def check_depth(config: AppConfig, num_blocks: int) -> None:
 
 
 def check_weights(config: AppConfig) -> None:
-    """Refuse the profile of another network of the same depth. Its plan would run, but break its promises."""
+    """Refuse the plan or profile of another network of the same depth. The plan would run, but break its promises."""
     if not (config.profile and config.model) or config.backend == VIRTUAL:
         return
-    profile, weights = profile_of(config), weights_of(config.folder)
-    if differ(profile.weights, weights):
-        raise UserError(
-            f"{config.profile} is of {profile.model} (weights {profile.weights}), {config.model} has other weights "
-            f"({weights}): profile and plan the network that is served"
-        )
+    weights, profile = weights_of(config.folder), profile_of(config)
+    made = {config.profile: (profile.model, profile.weights)}
+    if config.plan:
+        plan = read_plan(local(config.plan))
+        made[config.plan] = (plan.model, plan.weights)
+    for path, (model, known) in made.items():
+        if differ(known, weights):
+            raise UserError(
+                f"{path} is of {model} (weights {known}), {config.model} has other weights ({weights}): profile and "
+                "plan the network that is served"
+            )
 
 
 # Which parts of the application depend on each field of the configuration. Every field is in exactly one set.

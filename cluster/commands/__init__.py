@@ -81,7 +81,9 @@ def check_writable(out: Path) -> None:
         with TemporaryFile(dir=out.parent):
             pass
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}: name a file in a directory that exists") from None
+        raise UserError(
+            f"cannot write {out}: {error.strerror}: name a file in a directory that exists and is yours"
+        ) from None
 
 
 def check_picture(out: Path) -> None:

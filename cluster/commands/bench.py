@@ -7,7 +7,15 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, check_writable, numbers_in
-from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, pairs_of, with_options
+from isobatch.cluster.commands.shared_options import (
+    READS,
+    DeviceHere,
+    Labels,
+    ReadingOptions,
+    check_no_file,
+    pairs_of,
+    with_options,
+)
 from isobatch.deployments.named import known_backend
 
 
@@ -46,6 +54,8 @@ def bench(
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
+    if data is None:
+        check_no_file(reading)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     with console.status("loading") as status:

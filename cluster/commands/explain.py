@@ -73,7 +73,7 @@ def explain(
     if not more:
         console.print("By the planner's estimates, nothing that it knows would bring 1 % more.", highlight=False)
     if picture.name:
-        console.print(f"the picture is {picture}", highlight=False, soft_wrap=True)
+        console.print(f"the picture is {picture}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]":

@@ -10,7 +10,14 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import KeyVariable, above_0, check_writable, key_headers, server_at
-from isobatch.cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
+from isobatch.cluster.commands.shared_options import (
+    READS,
+    ArrivalOptions,
+    ReadingOptions,
+    check_no_file,
+    check_not_given,
+    with_options,
+)
 from isobatch.cluster.load import generator, prompts, report
 from isobatch.cluster.load.generator import run_noting_polls
 from isobatch.cluster.load.prompts import PromptLoad, prompts_in
@@ -21,6 +28,7 @@ from isobatch.profiles.lengths import read_lengths, text_of
 
 DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
 CONNECTIONS = 512  # at most, unless there are more clients
+ARRIVALS = ("trace_each_s", "arrivals", "cv", "seed")  # options for when inputs arrive, which --clients do not read
 MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
 SHOWN_BYTES = 300  # of an answer with another status than 200
 
@@ -77,12 +85,18 @@ def load(
         raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
+    _check_read(arriving, clients)
+    if data is None:
+        check_no_file(reading)
+    if max_tokens and not prompts:
+        raise UserError("--max-tokens is for --prompts: name their file")
     above_0("--slo-ms", slo_ms)
     above_0("--rate", arriving.rate)
     url = server_at(url)
     if out.suffix == ".png":
         raise UserError(f"--out {out} is for the figures, as JSON: the picture has the same name with .png")
-    check_writable(out)
+    for file in (out, out.with_suffix(".png")):
+        check_writable(file)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
@@ -107,6 +121,13 @@ def load(
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
     return _end(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
+
+
+def _check_read(arriving: ArrivalOptions, clients: int | None) -> None:
+    """Raise UserError for an option that says nothing of these arrivals."""
+    if clients:
+        check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
+    arriving.check_read()
 
 
 def _lines(headers: dict[str, str]) -> str:

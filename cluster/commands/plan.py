@@ -109,7 +109,7 @@ def plan(given: GivenOptions) -> None:
     elif target:
         from isobatch.cluster.commands.plan_texts import plan_decoder
 
-        refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
+        refusal = "is for classifiers, which are planned by --profile without a directory; a decoder has --ttft-ms"
         plan_decoder(given.only(DecoderPlanOptions, refusal))
     else:
         _plan_classifier(given.only(ClassifierPlanOptions, "is for decoders: name the directory of one"))
@@ -134,4 +134,4 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     for table in plan_report.tables(result, objective):
         console.print(table)
     if out:
-        console.print(f"written to {out}", highlight=False, soft_wrap=True)
+        console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)

@@ -57,6 +57,13 @@ def predict(
     """
     if (model is None) == (url is None):
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
+    unread = {
+        "--device": url and device != "auto",
+        "--dtype": url and dtype,
+        "--api-key-variable": model and api_key_variable,
+    }
+    if wrong := next((name for name, is_given in unread.items() if is_given), None):
+        raise UserError(f"{wrong} is for --{'model' if url else 'url'}: leave it out")
     check_out(out, force)
     check_writable(out)
     listed = int(scores) if scores.isdecimal() else scores

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.commands.shared_options import check_no_file
 from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     in_batches,
@@ -57,6 +58,8 @@ COUNTED = "exits: counted over "  # begins the note on exits of the user's own i
 
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     model, data, out = options.model, options.data, options.out
+    if data is None:
+        check_no_file(options)
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)

@@ -9,7 +9,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from rich.text import Text
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import check_writable, key_headers
 from isobatch.deployments.sources import local
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import write_whole
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ STATS_KEYS = {"requests", "exits"}  # in the statistics of every isobatch applic
 SHORTEST_FILE = 600  # characters: a longer example request is written to a file
 STATS_EVERY_S = 0.5
 INTERRUPTED = 130  # the exit code after Ctrl-C
+OF_PROFILES = {"plan", "devices", "backend"}  # fields of `args:` of which at least one is there if a profile is read
 
 
 def serve(
@@ -77,17 +79,21 @@ def serve(
     Example: [bold]isobatch serve s3://models/my-bert-ee[/]
     """
     from isobatch.cluster.serving.ports import is_free
-    from isobatch.cluster.serving.serve_file import serve_file, with_grpc
+    from isobatch.cluster.serving.serve_file import classifiers, serve_file, with_grpc
 
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     overrides = files | ({"device": device} if device else {})
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
-    content = with_grpc(serve_file(target, overrides), host, grpc_port, (lambda *_: False) if out else is_free)
-    http = content["http_options"]
-    http |= {"host": host or http["host"], "port": port or http["port"]}
+    content = serve_file(target, overrides)
+    content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
+    content = with_grpc(content, host, grpc_port, (lambda *_: False) if out else is_free)
+    if out and (dashboard or metrics_port):
+        raise UserError("--dashboard and --metrics-port are for a server that starts here: --out only writes a file")
     if out:
         write(content, out)
         return
+    if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
+        raise UserError(f"--profile {profile} is for a plan: give --plan too")
     run(content, dashboard, patience_s, metrics_port)
 
 
@@ -107,7 +113,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving.applications import deploy
     from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
-    from isobatch.cluster.serving.ports import check_port
     from isobatch.deployments.own_cores import usable_cores
     from isobatch.deployments.resources import gpus_here
 
@@ -121,10 +126,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     check_processors(content, usable_cores() + sum(node.cpus for node in more))
     check_gpus(content, gpus_here)
     check_place(http["host"], http["port"])
-    for grpc in files.grpc_addresses(content):
-        check_port(*grpc, "--grpc-port")
-    if metrics_port:
-        check_port("0.0.0.0", metrics_port, "--metrics-port")
+    _check_more_ports(http["port"], files.grpc_addresses(content), metrics_port)
     try:
         complete = files.with_demo(content)
         status = console.status("Starting Ray")
@@ -144,7 +146,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
                 console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
             if metrics_port:
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
-            variable = files.key_variable(complete)
+            variable = next((each["args"].get("api_key_variable") for each in files.served(complete)), None)
             _show_example(console, base, example(content), ray.folder, variable)
             headers, fronts = key_headers(variable), places or {"": base}
             for place in fronts.values():
@@ -159,6 +161,17 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             raise typer.Exit(INTERRUPTED) from None
         raise
     console.print("stopped")
+
+
+def _check_more_ports(http: int, grpc: Sequence[tuple[str, int]], metrics: int | None) -> None:
+    from isobatch.cluster.serving.ports import check_port
+
+    for each in grpc:
+        check_port(*each, "--grpc-port")
+    if metrics:
+        check_port("0.0.0.0", metrics, "--metrics-port")
+    if metrics in (http, *(port for _, port in grpc)):
+        raise UserError(f"--metrics-port {metrics} is that of HTTP or gRPC, too: name another")
 
 
 def progress_printer(

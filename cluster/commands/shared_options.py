@@ -97,6 +97,18 @@ class ReadingOptions(TextFileOptions):
         return replace(columns, pair=self.text_pair_column, image=self.image_column, label=self.label_column)
 
 
+def check_not_given(options: "DataclassInstance", names: Iterable[str], why: str) -> None:
+    """Raise UserError if one of these options does not have its default, as nothing would read it."""
+    defaults = {each.name: each.default for each in fields(options)}
+    if name := next((name for name in names if getattr(options, name) != defaults[name]), None):
+        raise UserError(f"{flag(name)} {why}")
+
+
+def check_no_file(options: ReadingOptions) -> None:
+    """Raise UserError if an option of `ReadingOptions` is given, because there is no --data."""
+    check_not_given(options, (each.name for each in fields(ReadingOptions)), "is for --data: name a file")
+
+
 def label_names(names: Sequence[str], labels: str | None, separator: str = ",") -> LabelNames:
     """The names of labels: the head's, and those in --labels. `separator`: between several labels of an input."""
     if not separator:
@@ -136,6 +148,15 @@ class ArrivalOptions:
     def trace_text(self) -> str:
         """How the trace's file was understood; empty without a trace."""
         return traces.description(self.trace, self.trace_each_s) if self.trace else ""
+
+    def check_read(self) -> None:
+        """Raise UserError for an option that says nothing of such arrivals."""
+        if self.trace:
+            check_not_given(self, ("arrivals", "cv"), "is not for --trace, which has its own arrivals")
+        else:
+            check_not_given(self, ("trace_each_s",), "is for --trace: name the trace")
+        if self.arrivals != "gamma":
+            check_not_given(self, ("cv",), "is for --arrivals gamma")
 
     def times_s(self, seconds: float) -> Floats:
         if self.trace:

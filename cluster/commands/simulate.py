@@ -61,9 +61,9 @@ def simulate(given: GivenOptions) -> None:
     from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
 
     check_picture(given.values["out"])
-    plan = given.values["plan"]
-    content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {})
-    if name := given.values["application"]:
+    plan, name = given.values["plan"], given.values["application"]
+    content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {}, name)
+    if name:
         content = only(name, content)
     fleets = arbiters(content)
     if given.values["load"] and not fleets:

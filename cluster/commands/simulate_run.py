@@ -19,7 +19,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of, single_application
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
@@ -133,6 +133,7 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
 
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
+    options.check_read()
     application = single_application(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
@@ -184,6 +185,8 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> di
     """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
+    if not options.load:
+        options.check_read()
     for written in options.load or ():
         name, rate, trace = parts_of(written, rf"([\w.-]+)={NUMBER}((?:@.+)?)", shape)
         if name not in names or name in given:
@@ -198,6 +201,12 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> di
         for number, name in enumerate(names)
         for rate, trace in [given.get(name, shared)]
     }
+
+
+def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    if len(applications) != 1:
+        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
+    return applications[0]
 
 
 def _controller_of(application: str, content: ServeFile) -> ControllerConfig:

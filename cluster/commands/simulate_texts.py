@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from isobatch.cluster.commands.plan_texts import profile_for
-from isobatch.cluster.commands.simulate_run import NO_INPUTS
+from isobatch.cluster.commands.simulate_run import NO_INPUTS, single_application
 from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
-from isobatch.cluster.serving.serve_file import single_application
 from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
 from isobatch.deployments.config import checked
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
+    options.check_read()
     config = checked(DecoderConfig, single_application(applications, "decoders")["args"])
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")

@@ -70,7 +70,7 @@ def status(
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
         raise UserError("--pause, --resume, --force, --dry-run and --watch: give one at a time")
-    server, console, path = server_at(url), Console(), f"/{path.strip('/')}".rstrip("/")
+    server, console, path = server_at(url), Console(markup=False), f"/{path.strip('/')}".rstrip("/")
     base = server + path
     if chosen:
         answer = ask(f"{base}/{chosen[0]}", api_key_variable, chosen[0] != "would", LONG_PATIENCE_S)
@@ -237,7 +237,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     paused = ", paused: nothing is changed" if answer["paused"] else ""
     table.add_row("next decision", f"in {window['ends_in_s']:.0f} s{paused}")
     if answer["trouble"]:
-        table.add_row("[red]trouble[/]", answer["trouble"])
+        table.add_row(Text("trouble", "red"), answer["trouble"])
     return table
 
 
@@ -305,7 +305,7 @@ def _splits(stats: Stats, earlier: Stats | None) -> Table:
         blocks = f"block{'s' if end - first > 1 else ''} {blocks_text(first, end - 1)}"
         kind = split["group"].rpartition("-")[0] or split["group"]
         share = fill(split, earlier)
-        filled = ("no launches", "") if share is None else (f"[blue]{bar(share)}[/]", f"{share:.0%}")
+        filled = ("no launches", "") if share is None else (Text(bar(share), "blue"), f"{share:.0%}")
         table.add_row(blocks, f"{split['replicas']} x {kind}", str(split["batch"]), *filled, f"{split['waiting']:,}")
     return table
 
@@ -314,7 +314,7 @@ def _survivors(current: Sequence[float], forecast: Sequence[float]) -> Table:
     table = Table("", "", "", title="inputs that reach each block", title_justify="left", show_header=False)
     for name, shares in (("lately", current), ("forecast", forecast)):
         if shares:
-            table.add_row(name, f"[blue]{sparkline(shares)}[/]", f"{shares[-1]:.0%} reach the last of {len(shares)}")
+            table.add_row(name, Text(sparkline(shares), "blue"), f"{shares[-1]:.0%} reach the last of {len(shares)}")
     return table
 
 

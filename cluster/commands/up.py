@@ -18,7 +18,7 @@ from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
-from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.deployments.folders import PLAN, PROFILE, check_replaceable
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import fleet, kind_of
 from isobatch.profiles.errors import UserError
@@ -32,9 +32,10 @@ PROFILE_BUDGET_S = 20.0
 
 @dataclass(frozen=True)
 class _Step:
-    """A step, what its result depends on, and how the result is shown in a line."""
+    """A step, the file that it makes, what this depends on, and how the result is shown in a line."""
 
     name: str
+    made: Path
     about: str
     inputs: Mapping[str, Any]
     make: Callable[[], None]
@@ -90,6 +91,7 @@ def _steps(
     return [
         _Step(
             "prepare",
+            folder / RULES,
             f"exits for {model}, from {data}, that lose at most {loss} of accuracy",
             {"model": model, "files": files, **file, "loss": loss, "rows": max_rows},
             lambda: called(
@@ -99,6 +101,7 @@ def _steps(
         ),
         _Step(
             "profile",
+            table,
             "how long its blocks take here, and where its inputs leave",
             {"machine": this_machine()},
             lambda: called(profile, model=str(folder), data=data, out=table, budget=PROFILE_BUDGET_S),
@@ -106,6 +109,7 @@ def _steps(
         ),
         _Step(
             "plan",
+            best,
             f"the best one for {all_devices}, with answers within {slo_ms:g} ms",
             {"devices": all_devices, "slo_ms": slo_ms},
             lambda: called(plan, profile=table, devices=all_devices, slo_ms=slo_ms, out=best),
@@ -115,14 +119,16 @@ def _steps(
 
 
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
-    """Do each step, unless its result and those before it were made from the same inputs."""
+    """Do each step, unless its file is there, and it and those before it were made from the same inputs."""
+    check_replaceable(folder)
     state, done = folder / STEPS, dict[str, Any]()
     known = fields_in(state) if state.exists() else {}
-    if folder.exists() and not known and any(folder.iterdir()):
+    if folder.exists() and not known and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(steps, start=1):
         heading, inputs = f"{number}/{len(steps) + 1} {step.name}", dict(step.inputs)
-        if known.get(step.name) == inputs:
+        if known.get(step.name) == inputs and step.made.exists():
             tell(f"{heading}: done before; {step.result()}")
         else:
             known = {}  # what follows depends on it

@@ -26,6 +26,7 @@ from isobatch.profiles.errors import UserError
 PATTERNS = Path(__file__).resolve().parents[1]
 MODELS = PurePosixPath("/models")  # where the image has the files of the user
 KEY_VARIABLE = "ISOBATCH_KEY"
+PORT = 8000  # of HTTP in cluster/kuberay.yaml
 FORGETS_S = 30  # how long Kubernetes may need to send a pod no more requests
 # GKE's labels. Nodes of other clusters have others, which `nodes` names.
 GKE = "cloud.google.com/gke-accelerator"
@@ -49,6 +50,10 @@ def objects(
     spec["rayClusterDeletionDelaySeconds"] = ends_s
     pattern = cluster["workerGroupSpecs"][0]
     counts, most = _devices(configs), _whole(_growth(content))
+    if unknown := sorted(nodes.keys() - {*counts, *most}):
+        raise UserError(
+            f"--nodes {unknown[0]}: the file has no such devices, only {', '.join(sorted({*counts, *most}))}"
+        )
     cluster["workerGroupSpecs"] = [
         _group(pattern, kind, counts[kind], max(counts[kind], most[kind]), nodes) for kind in sorted({*counts, *most})
     ]
@@ -121,7 +126,7 @@ def _inside(content: ServeFile) -> ServeFile:
     """The Serve file as it is in the image: with paths there, reached from outside, with a key, ports and a volume."""
     there = files(content)
     inside = deepcopy(content) | {"proxy_location": "EveryNode"}
-    inside["http_options"] |= {"host": "0.0.0.0"}
+    inside["http_options"] |= {"host": "0.0.0.0", "port": PORT}
     for application in served(inside):
         given = application["args"]
         moved = {name: there[given[name]] for name in PATHS if given.get(name) in there}

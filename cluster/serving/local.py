@@ -24,7 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 import isobatch
 from isobatch.cluster.serving.capacity import gpu_label
@@ -55,7 +55,7 @@ class LocalNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    devices: dict[str, int] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
+    devices: dict[str, PositiveInt] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
     cpus: int = Field(0, ge=0, description="CPUs that Ray may use there; with 0, fronts stay on the first node.")
 
 
@@ -184,8 +184,7 @@ def prepare_environment(folder: str, ports: Sequence[int]) -> None:
     connections = allowed_connections(MAX_CONNECTIONS)
     program = write_script(Path(folder), (stats, metrics), connections)
     settings = SETTINGS | haproxy_settings(folder, program, connections, stats, metrics, fallback)
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+    os.environ |= settings | os.environ
     paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
@@ -309,7 +308,8 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     """Connect to a running Ray cluster. The function that is yielded starts Serve there, if it does not run yet."""
     if _HOST_AND_PORT.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray would try for minutes
         raise UserError(f"no Ray can be reached at {address} (nobody listens there): is it the address of its head?")
-    os.environ.update({name: os.environ.get(name, value) for name, value in NODE_SETTINGS.items()})
+    # Ray tries so many times, a second apart. The setting of nodes is for a head that is still starting.
+    os.environ |= NODE_SETTINGS | os.environ | {"RAY_gcs_server_port_wait_time_s": f"{REACHED_WITHIN_S:.0f}"}
     import ray
 
     print_no_errors()

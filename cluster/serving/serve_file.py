@@ -67,8 +67,9 @@ class _Application(BaseModel):
     route_prefix: str | None = Field(None, pattern="^/")
 
 
-def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFile:
-    """The Serve file for a model's place, a YAML file, or the built-in demo (None). `overrides` are added to `args:`.
+def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str | None = None) -> ServeFile:
+    """The Serve file for a model's place, a YAML file, or the built-in demo (None). `overrides` are added to `args:` of
+    the application with this name (None: of all).
 
     Relative paths in a YAML file are relative to its folder. `demo` is the built-in network and `llm-demo` the built-in
     decoder, unless a directory has that name.
@@ -79,8 +80,13 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
         _check_import_path(application)
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
+    if "plan" in overrides and not name and len(served(content)) > 1:
+        raise UserError(
+            f"{target} has {len(served(content))} applications, and --plan is for one: write it into the file"
+        )
     for application in served(content):
-        application["args"] = (application.get("args") or {}) | overrides
+        added = overrides if name in (None, name_of(application)) else {}
+        application["args"] = (application.get("args") or {}) | added
         application["args"] = _checked(application, root)
     check_apart(content)
     for application in controllers(content):
@@ -88,7 +94,7 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
         key_in(checked(ControllerConfig, application["args"]).api_key_variable)
     for application in arbiters(content):
         key_in(_checked_arbiter(application, content).api_key_variable)
-    content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
+    content["http_options"] = _http(content).model_dump()
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
         raise UserError("target_capacity has no effect on the replicas of plans: use devices: and rate_per_s: instead")
@@ -265,17 +271,6 @@ def only(name: str, content: ServeFile) -> ServeFile:
     return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
 
 
-def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
-    if len(applications) != 1:
-        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
-    return applications[0]
-
-
-def key_variable(content: ServeFile) -> str | None:
-    """The environment variable with the first application's key, if it needs a key."""
-    return next((application["args"].get("api_key_variable") for application in served(content)), None)
-
-
 def with_demo(content: ServeFile) -> ServeFile:
     """The same content, with the built-in demo in applications that name no model."""
     complete = deepcopy(content)
@@ -295,13 +290,24 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
     for application in served(complete)[:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
-            others = [port for _, port in grpc_addresses(complete)]
+            others = [_http(complete).port, *(port for _, port in grpc_addresses(complete))]
             is_ours = GRPC_PORT not in others and is_free(arguments.get("grpc_host", LOCALHOST), GRPC_PORT)
             port = GRPC_PORT if is_ours else 0
         chosen = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | chosen).items() if value is not None}
-    _no_two("grpc_port", [port for _, port in grpc_addresses(complete)])
+    check_ports(complete)
     return complete
+
+
+def check_ports(content: ServeFile) -> None:
+    """Refuse a port for gRPC that HTTP or another application has."""
+    _no_two("grpc_port", ports := [port for _, port in grpc_addresses(content)])
+    if (port := _http(content).port) in ports:
+        raise UserError(f"port = {port}: HTTP and gRPC cannot have the same: name another for one of them")
+
+
+def _http(content: ServeFile) -> _Http:
+    return checked(_Http, content.get("http_options") or {}, "http_options")
 
 
 def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
@@ -376,10 +382,9 @@ def _check_classifier(config: AppConfig) -> None:
 def _check_decoder(config: DecoderConfig) -> None:
     for planned in config.per_kind().values():
         check_decoder(config.folder, planned.cuts, planned.exits == PROJECT)
-    if config.profile:
-        load_text_profile(local(config.profile))
-    if config.plan and differ(read_plan(local(config.plan)).weights, weights_of(config.folder)):
-        raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
+    for path, read in ((config.profile, load_text_profile), (config.plan, read_plan)):
+        if path and differ(read(local(path)).weights, weights_of(config.folder)):
+            raise UserError(f"{path} was made for other weights than those in {config.model}: profile and plan these")
 
 
 def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from torch import nn
 
-from isobatch.deployments.folders import cache_directory, replacing
+from isobatch.deployments.folders import cache_directory, check_replaceable, replacing
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import on_backend, weights_dtype
 from isobatch.deployments.models.interface import BackedModel
@@ -89,6 +89,7 @@ def _served(source: Path, device: str, dtype: RampDtype) -> BackedModel:
 
 def check_free(out: Path, force: bool) -> None:
     """Raise UserError if `out` exists and may not be replaced, or if it cannot be written."""
+    check_replaceable(out)
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; --force replaces it")
     replaceable = out.is_dir() and ((out / RULES).is_file() or not any(out.iterdir()))

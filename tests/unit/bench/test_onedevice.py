@@ -194,6 +194,8 @@ def test_it_prints_json(
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
         ran("bench", checkpoint, "--out", "/nonexistent/bench.json")
+    with pytest.raises(UserError, match="--label-column is for --data: name a file"):
+        ran("bench", checkpoint, "--label-column", "verdict")
     bare = Path(copytree(checkpoint, tmp_path / "bare"))
     (bare / "exits.json").unlink()
     with pytest.raises(UserError, match="give it some with 'isobatch prepare'"):

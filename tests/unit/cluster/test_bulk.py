@@ -23,6 +23,7 @@ from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.prepare.data import Row
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
+from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import network
 
 ROWS = 120  # of the material
@@ -187,6 +188,14 @@ def test_answers_of_a_version_that_noted_no_precision_are_continued(tmp_path: Pa
     part = tmp_path / "a.csv.part"
     answer_rows(DATA, [Row(1, "a", None)], lambda values: [{"label": 0}], part, {"full": False}, 1)
     assert kept_in(part, {"full": False, "dtype": "float16"})[0] == 1
+
+
+def test_an_option_for_the_other_way_to_answer_is_refused(tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "a.csv")
+    with pytest.raises(UserError, match="--dtype is for --model: leave it out"):
+        ran("predict", DATA, "--url", "http://127.0.0.1:1", "--dtype", "float16", *out)
+    with pytest.raises(UserError, match="--api-key-variable is for --url: leave it out"):
+        ran("predict", DATA, "--model", "demo", "--api-key-variable", "KEY", *out)
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]\n", b'{"a": 1}\n', b'{"job": 3}\n', b"\x89PNG\n"])

@@ -149,6 +149,7 @@ def test_the_local_profile_is_what_datasheets_say() -> None:
         ([{"devices": {}}], "devices"),
         ([{"devices": {"t4": 1}, "gpus": 1}], "gpus"),
         ([{"cpus": 1}], "devices"),
+        ([{"devices": {"t4": 0}}], "nodes.0.devices.t4 = 0: Input should be greater than 0"),
         ("four", "nodes"),
     ],
 )

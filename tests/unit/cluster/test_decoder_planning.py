@@ -75,6 +75,12 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
 
+def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
+    save_text_profile(replace(load_text_profile(profile), weights="other"), profile)
+    with pytest.raises(UserError, match=r"profile\.json was made for other weights than those in .*: profile and plan"):
+        serve_file(DEMO, {"profile": str(profile)})
+
+
 def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
     """And served with the one cut that exits.json has measured."""
     plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")

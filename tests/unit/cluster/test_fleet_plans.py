@@ -248,6 +248,16 @@ def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tu
         ran("simulate", "--config", "serve.yaml", *options)
 
 
+def test_one_application_of_a_fleet_is_simulated_with_another_plan(content: dict[str, Any]) -> None:
+    plan = content["applications"][2]["args"]["plan"]
+    asked = ("simulate", "--config", "serve.yaml", "--rate", "5", "--hours", "0.001", "--plan", plan)
+    assert "goodput" in ran(*asked, "--application", "queries")
+    with pytest.raises(
+        UserError, match=r"serve\.yaml has 2 applications, and --plan is for one: write it into the file"
+    ):
+        ran(*asked)
+
+
 def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
     rated = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=50)]
     assert "not used: " in plan(*FAST, goal="cost", applications=rated)

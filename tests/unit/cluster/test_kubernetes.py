@@ -111,6 +111,17 @@ def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds
     assert cluster(file).autoscalerOptions == {"version": "v2"}
 
 
+def test_http_listens_where_the_pods_are_asked(file: Path) -> None:
+    file.write_text(file.read_text() + "http_options: {port: 9000}\n")
+    _, service = yaml.safe_load_all(run(file).stdout)
+    content = yaml.safe_load(service["spec"]["serveConfigV2"])
+    pods = [service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]]
+    (port,) = [
+        each["containerPort"] for pod in pods for each in pod["containers"][0]["ports"] if each["name"] == "serve"
+    ]
+    assert content["http_options"]["port"] == port
+
+
 def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
     groups = cluster(file, "--nodes", "l4=nvidia.com/gpu.product:NVIDIA-L4").workerGroupSpecs
     assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in [group.template["spec"]["nodeSelector"] for group in groups]
@@ -120,6 +131,7 @@ def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
     ("replaced", "by", "more", "sentence"),
     [
         ("", "", ["--nodes", "l4"], "write KIND=LABEL:VALUE"),
+        ("", "", ["--nodes", "L4=a:b"], "--nodes L4: the file has no such devices, only l4, t4"),
         ("plan: plan.json", "name: it", [], "it has neither plan: nor devices:"),
         ("plan: plan.json", "plan: my-bert/plan.json", [], "cannot read"),
     ],

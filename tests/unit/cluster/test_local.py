@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import Future
+from inspect import getsource
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -163,6 +165,8 @@ def test_serve_says_in_one_line_that_its_place_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 cannot be used" in refusal("--port", str(port))
+    twice = str(free_port())
+    assert f"--metrics-port {twice} is that of HTTP or gRPC" in refusal("--port", twice, "--metrics-port", twice)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert "already running at 10.0.0.1:6379" in refusal()
 
@@ -220,7 +224,38 @@ def test_a_terminal_has_one_line_and_a_log_all_new(terminal: bool, one_line: lis
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applications, "_applications", dict)
     with pytest.raises(UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* more time \(--patience-s\)"):
-        applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
+        applications._wait_until_running({"isobatch": 1.0}, [], 0.0, lambda what: None)
+
+
+def test_a_start_that_another_deployment_replaces_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), deployments={}, last_deployed_time_s=1.0)
+    monkeypatch.setattr(applications, "_applications", lambda: {"shop": runs})
+    applications._wait_until_running({"shop": 1.0}, [], 0.0, lambda what: None)
+    runs.last_deployed_time_s = 2.0
+    with pytest.raises(UserError, match="application 'shop' was deployed anew meanwhile: deploy again"):
+        applications._wait_until_running({"shop": 1.0}, [], 0.0, lambda what: None)
+
+
+def test_a_cluster_that_refuses_this_token_is_told_after_few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private.node import Node
+
+    attempts, name = [], "RAY_gcs_server_port_wait_time_s"
+
+    def refused(**_: object) -> None:
+        attempts.append(os.environ[name])
+        raise ConnectionError("InvalidAuthToken")
+
+    # As after  eval "$(isobatch environment)": a node waits two minutes for its head.
+    monkeypatch.setattr(os, "environ", os.environ.copy() | {name: "120"})
+    monkeypatch.setattr("ray.init", refused)
+    with (
+        pytest.raises(UserError, match=r"at auto \(InvalidAuthToken\): .* with its token in ~/\.ray"),
+        attached("auto"),
+    ):
+        pass
+    assert attempts == ["5"]
+    assert "num_retries = max(1, int(gcs_wait_override))" in (source := getsource(Node)), "what Ray reads it for"
+    assert f'os.environ.get("{name}")' in source
 
 
 STARTS_ONE_THAT_LEAVES = """

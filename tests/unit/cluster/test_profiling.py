@@ -189,6 +189,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         (("--out", "nodir/p.json"), "cannot write nodir/p.json: No such file or directory"),
         (("--devices", "v1000"), "unknown device kind 'v1000'"),
         (("--data", "empty.jsonl"), "holds no inputs"),
+        (("--text-column", "text"), "--text-column is for --data: name a file"),
         *((("--lengths", wrong), "must be numbers of tokens") for wrong in ("0", "many", "32,,64")),
     ],
 )

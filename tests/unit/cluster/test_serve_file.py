@@ -152,6 +152,19 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
 
 
+def test_options_of_a_server_are_refused_where_only_a_file_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--dashboard and --metrics-port are for a server that starts here"):
+        ran("serve", "demo", "--dashboard", "--out", tmp_path / "serve.yaml")
+
+
+def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda *_: None)
+    files = ("--profile", DEMO / "profile.json", "--plan", DEMO / "plan.json")
+    ran("serve", "demo", *files)
+    with pytest.raises(UserError, match=r"--profile .*/profile.json is for a plan: give --plan too"):
+        ran("serve", "demo", *files[:2])
+
+
 def written(folder: Path, content: str | dict[str, Any]) -> Path:
     (file := folder / "serve.yaml").write_text(content if isinstance(content, str) else json.dumps(content))
     return file
@@ -256,19 +269,22 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
     mine = weights_of(tmp_path / "model")
 
-    def served(profile_of: str, plan_of: str) -> None:
+    def served(profile_of: str, plan_of: str, **more: str) -> None:
         save(replace(profile, model=f"m{profile_of}", weights=profile_of), tmp_path / "profile.json")
         named = replace(plan, model=f"m{plan_of}", weights=plan_of)
         (tmp_path / "plan.json").write_text(named.to_json())
-        arguments = {"model": "model", "profile": "profile.json", "plan": "plan.json"}
+        arguments = {"model": "model", "profile": "profile.json", "plan": "plan.json", **more}
         serve_file(written(tmp_path, {"applications": [a("a", "/", **arguments)]}), {})
 
     served(mine, mine)
     served("", "")  # of an earlier version, which did not say
     with pytest.raises(UserError, match=f"is of mother .*/model has other weights .{mine}"):
         served("other", mine)
+    for profile_of in (mine, ""):
+        with pytest.raises(UserError, match=f"plan.json is of mother .*/model has other weights .{mine}"):
+            served(profile_of, "other")
     with pytest.raises(UserError, match=rf"is for mother \(weights other\), .* is of m{mine}"):
-        served(mine, "other")
+        served(mine, "other", backend="virtual")
 
 
 @pytest.mark.parametrize(
@@ -299,6 +315,15 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
     assert len(grpc_addresses(with_grpc(content, None, 8002, lambda *_: True))) == 2
     with pytest.raises(UserError, match="grpc_port = 8001: two applications"):
         with_grpc(content, None, 8001, lambda *_: True)
+
+
+def test_http_and_grpc_have_ports_of_their_own() -> None:
+    content = {"applications": [a("first", "/")], "http_options": {"port": 8001}}
+    assert grpc_addresses(with_grpc(content, None, None, lambda *_: True)) == []
+    with pytest.raises(UserError, match="port = 8001: HTTP and gRPC cannot have the same"):
+        with_grpc(content, None, 8001, lambda *_: True)
+    with pytest.raises(UserError, match="port = 8000: HTTP and gRPC cannot have the same"):
+        beside({"applications": [a("first", "/", grpc_port=8000)]}, [], None)
 
 
 @pytest.mark.parametrize(

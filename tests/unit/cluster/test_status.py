@@ -110,6 +110,12 @@ def test_what_was_promised_is_told_as_it_was_played(toy: Toy, url: str) -> None:
     assert "48 in time per second, simulated p50 120 ms, p99 481 ms" in " ".join(row.split())
 
 
+def test_what_a_server_says_is_shown_as_it_is(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it looks like a style of Rich."""
+    monkeypatch.setattr(toy, "promise", "at most [bold]1[/red] %")
+    assert "at most [bold]1[/red] %" in asked(url)
+
+
 def test_the_interface_is_described_and_all_of_it_is_answered(toy: Toy) -> None:
     client = DocumentedClient(create_api(toy), base_url="http://127.0.0.1:8000")
     check_document(client.app.openapi())

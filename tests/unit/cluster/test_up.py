@@ -83,9 +83,24 @@ def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, mon
     assert "plan" not in alone[0]["args"]
 
 
+def test_its_folder_may_lie_in_new_ones_but_not_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(**_: object) -> None:
+        raise UserError("it has begun")
+
+    monkeypatch.setattr(command, "prepare", ends)
+    assert "it has begun" in str(run("--out", "new/er/one").exception)
+    assert "reviews.csv exists, and is not of isobatch up" in str(run("--out", "reviews.csv").exception)
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    arguments = ("up", str(here / "my-bert"), "--data", str(here / "reviews.csv"), "--slo-ms", "2000", "--out", ".")
+    assert ".: is mounted or holds the current folder" in str(CliRunner().invoke(app, arguments).exception)
+
+
 def test_what_cannot_be_done_is_one_sentence_and_earlier_steps_are_kept(here: Path) -> None:
     late = run("--slo-ms", "0.001")
     assert isinstance(late.exception, UserError), late.output
+    assert steps() == ["before", "before", "made"]
+    Path("my-bert-up/plan.json").unlink()
     assert steps() == ["before", "before", "made"]
     assert "must be above 0" in str(run("--slo-ms", "0").exception)
     assert "no such file" in str(run("--data", "nowhere.csv").exception)

@@ -187,6 +187,13 @@ def test_the_key_is_sent_to_a_server_that_needs_one(
     assert served.seen
 
 
+def test_a_key_with_other_letters_is_sent_as_the_server_reads_it(
+    serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "schl\u00fcssel")
+    assert load(serve("BYTES", "schl\u00fcssel".encode().decode("latin-1")).url, "--api-key-variable", "MY_KEY") == 0
+
+
 def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
     served = serve("BYTES")
     (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
@@ -228,6 +235,12 @@ def test_a_wrong_address_is_reported(load: Load, capsys: pytest.CaptureFixture[s
     assert sentence in capsys.readouterr().err
 
 
+def test_an_address_with_a_blank_is_reported() -> None:
+    for url in ("http://127.0.0.1:1/my reviews", "http://127.0.0.1:1/b\u00fccher"):
+        with pytest.raises(UserError, match="has a blank or a letter that addresses do not have: write %20"):
+            ran("status", url)
+
+
 @pytest.mark.parametrize(
     ("status", "failed"), [([200, 503, 504], False), ([503], True), ([200, 500], True), ([200, BROKEN], True)]
 )
@@ -242,6 +255,11 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
     [
         (("--rate", "1", "--out", "load.png"), "--out load.png is for the figures, as JSON"),
         (("--seconds", "1"), "give either --clients .closed loop., or --rate"),
+        (("--rate", "1", "--trace-each-s", "60"), "--trace-each-s is for --trace"),
+        (("--trace", "t.csv", "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),
+        (("--clients", "1", "--seed", "5"), "--seed is for --rate and --trace, not for --clients"),
+        (("--rate", "1", "--text-column", "text"), "--text-column is for --data: name a file"),
+        (("--rate", "1", "--max-tokens", "5"), "--max-tokens is for --prompts: name their file"),
     ],
 )
 def test_wrong_options_are_refused_before_the_server_is_asked(options: tuple[str, ...], sentence: str) -> None:

@@ -66,6 +66,8 @@ def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[ob
         (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is not a share; write it as 1% or 0.01"),
         (("--policy", "os:getcwd"), "policy 'os:getcwd' failed when tried on two inputs: TypeError"),
         (("--out", "/proc/x/y"), "/proc/x/y: cannot be written: /proc: "),
+        (("--out", ".", "--force"), ".: is mounted or holds the current folder, so it cannot be replaced: name one in"),
+        (("--out", "/proc", "--force"), "/proc: is mounted or holds the current folder, so it cannot be replaced"),
         (("--out", f"{__file__}/y"), f"{__file__}/y: cannot be written: {__file__}: Not a directory"),
         (("--data", "none.csv"), "none.csv: cannot be read: No such file or directory"),
         (("--metric", "macro-f1"), "has no column of labels, which --metric macro-f1 needs"),

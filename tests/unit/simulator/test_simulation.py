@@ -104,6 +104,8 @@ def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, t
         (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
         (["--out", "x.json"], "cannot draw x.json: a picture's name ends in .png"),
         (["--mix", "nan:0.5"], "must look like SECONDS:SHARE"),
+        (["--trace-each-s", "60"], "--trace-each-s is for --trace: name the trace"),
+        (["--cv", "2"], "--cv is for --arrivals gamma"),
         (["--hours", "1e-9"], "nothing comes in so short a time: give more --hours, or a higher --rate"),
     ],
 )
