@@ -177,6 +177,9 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
     best = min(
         results, key=lambda name: _value(results[name].plan, objective) * (1 + choice.LEAST_GAIN * (name == "shared"))
     )
+    if _value(results[best].plan, objective) == inf:
+        late = f"as simulated, no plan answers {options.in_time:.4g} of the inputs in time, however few come"
+        raise UserError(f"{late}: the slowest take longer than --slo-ms: raise it, or lower --in-time")
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
     return replace(results[best], baselines=(*results[best].baselines, *others))
 
