@@ -81,7 +81,7 @@ class Valuation:
         """`staffed` for arrays of plans with one placement on this kind: their values."""
         price = float(self.prices[kind])
         most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
-        fewest = np.maximum(1.0, np.ceil(self.least_goodput_per_s(work, arrivals) * loads * (1 - LAST_BITS)))
+        fewest = _fewest(self.least_goodput_per_s(work, arrivals), loads)
 
         def latency_s(goodputs: Floats) -> Floats:
             return np.asarray(work + arrivals / goodputs)
@@ -123,4 +123,5 @@ class Valuation:
 
 def _fewest(goodput_per_s: Number, heavy: Floats) -> Floats:
     """The fewest replicas of each placement that sustain this goodput."""
-    return np.maximum(1.0, np.ceil(goodput_per_s * heavy * (1 - LAST_BITS)))
+    replicas: Floats = np.maximum(1.0, np.ceil(goodput_per_s * heavy * (1 - LAST_BITS)))
+    return replicas
