@@ -60,6 +60,17 @@ def above_0(option: str, value: float | None) -> None:
         raise UserError(f"{option} {value:g} must be above 0" + (", and finite" if value == inf else ""))
 
 
+def number_text(value: float | None) -> str:
+    """A number with three digits at least, as rates may be below 1.
+
+    >>> number_text(1234.5), number_text(0.25), number_text(None)
+    ('1,234', '0.25', '?')
+    """
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def numbers_in(option: str, text: str, number: Callable[[str], Number], what: str) -> list[Number]:
     """The numbers above 0 in an option, with commas between them.
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
-from isobatch.cluster.commands import Metric, share
+from isobatch.cluster.commands import Metric, number_text, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
@@ -155,7 +155,7 @@ def _write(
 
 
 def table(rows: Sequence[Contender], latencies: Sequence[tuple[float, float] | None], rate_per_s: float) -> Table:
-    title = f"latencies at {rate_per_s:,.0f} inputs/s; goodput and cost at full load, within the deadline"
+    title = f"latencies at {number_text(rate_per_s)} inputs/s; goodput and cost at full load, within the deadline"
     caption = "right, and the last network's answer; lost against it alone (!: more than can be promised)"
     result = Table(title=title, caption=caption, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     result.title_justify = result.caption_justify = "left"
@@ -175,7 +175,7 @@ def _cells(row: Contender, latency: tuple[float, float] | None) -> tuple[str, ..
         f"{100 * figures.lost:+.2f}" + ("" if row.hopeful else "!"),
         "-" if latency is None else f"{1e3 * latency[0]:.3g}",
         "-" if latency is None else f"{1e3 * latency[1]:.3g}",
-        f"{row.goodput_per_s:,.0f}" if row.plan else "late",
+        number_text(row.goodput_per_s) if row.plan else "late",
         f"{dollars:.3g}" if isfinite(dollars) else "-",
         "/".join(f"{100 * share:.0f}" for share in row.shares),
     )
@@ -187,4 +187,4 @@ def sentence(row: Contender, rules: ExitRules) -> str:
     shares = " / ".join(f"{share:.1%}" for share in row.shares)
     answered = f"; its levels answer {shares}{weights}" if len(row.made.members) > 1 else ""
     promised = str(rules.promise) if rules.promise else "nothing is promised: too few inputs to test it on"
-    return f"taken: {row.name}: {row.goodput_per_s:,.0f} inputs/s{answered}\n{promised}"
+    return f"taken: {row.name}: {number_text(row.goodput_per_s)} inputs/s{answered}\n{promised}"

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from isobatch.cluster.commands import above_0, check_picture
+from isobatch.cluster.commands import above_0, check_picture, number_text
 from isobatch.deployments.progress import show
 from isobatch.profiles.devices import links_between
 from isobatch.profiles.errors import UserError
@@ -108,7 +108,7 @@ def _table(all_steps: "list[MechanismStep]") -> "object":
             continue
         change = "" if not before else f"{each.goodput_per_s / before - 1:+.0%}"
         share = f"{each.goodput_per_s / last_per_s:.0%}" if last_per_s else "-"
-        table.add_row(each.mechanism, f"{each.goodput_per_s:,.0f}", change, share)
+        table.add_row(each.mechanism, number_text(each.goodput_per_s), change, share)
         before = each.goodput_per_s
     return table
 
@@ -124,7 +124,7 @@ def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
         left = 0.0 if is_last else before
         color = DARK if is_last else BLUE if each.goodput_per_s >= before else RED
         axes.barh(row, each.goodput_per_s - left, left=left, color=color)
-        axes.text(max(each.goodput_per_s, before), row, f" {each.goodput_per_s:,.0f}", va="center")
+        axes.text(max(each.goodput_per_s, before), row, f" {number_text(each.goodput_per_s)}", va="center")
         before = each.goodput_per_s or before
     axes.set_yticks(range(len(all_steps)), [each.mechanism for each in all_steps])
     axes.invert_yaxis()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from isobatch.cluster.commands import check_writable
+from isobatch.cluster.commands import check_writable, number_text
 from isobatch.cluster.commands.fleet_file import FleetEntry, read_fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
@@ -310,7 +310,7 @@ def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
     for index, (each, result, goodput_per_s) in enumerate(rows):
         used = as_text(result.plan.devices()) if result else "none"
         estimates = [] if alone else asdict(planned.division.estimates[index]).values()
-        table.add_row(each.entry.name, used, f"{goodput_per_s:,.0f}", *(f"{each:,.0f}" for each in estimates))
+        table.add_row(each.entry.name, used, *map(number_text, (goodput_per_s, *estimates)))
     console.print(table)
     made = [f"{name}: {summary(plan)}; written to {written[name]}" for name, plan in planned.plans.items()]
     for line in (*made, *_lines(planned)):
@@ -320,7 +320,7 @@ def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
 def _lines(planned: PlannedFleet) -> list[str]:
     """The value of the division, how near to the best it is, and the devices that are left."""
     words = {
-        "goodput": f"weighted goodput {planned.value:,.0f} per second",
+        "goodput": f"weighted goodput {number_text(planned.value)} per second",
         "cost": f"${planned.value:,.2f} per hour",
         "fairness": f"the smallest share is {planned.value:,.3g}",
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from isobatch.cluster.commands import number_text
 from isobatch.optimizer import Objective, Placement, Plan, Problem, Score
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
@@ -152,14 +153,15 @@ def _promise(result: PlanResult) -> Table:
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
     if simulated := result.simulated:
         cell = f", {simulated.cell}" if simulated.cell else ""
-        goodput = f"{simulated.after_per_s:,.0f} per second{counted}, {simulated.comparison}{cell}"
+        goodput = f"{number_text(simulated.after_per_s)} per second{counted}, {simulated.comparison}{cell}"
         table.add_row("goodput, as simulated", goodput)
-        table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
+        table.add_row("devices alone", f"{number_text(score.goodput_per_s)} per second, were inputs evenly spaced")
     else:
-        table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
+        table.add_row("goodput", f"{number_text(score.goodput_per_s)} per second{counted}")
     if result.between_per_s:
         low, high = result.between_per_s
-        table.add_row("by errors of estimates", f"{low:,.0f} to {high:,.0f} per second, in four of five cases")
+        between = f"{number_text(low)} to {number_text(high)} per second"
+        table.add_row("by errors of estimates", f"{between}, in four of five cases")
     table.add_row("latency, as simulated", str(result.times or f"not simulated: {result.not_simulated}"))
     budget = f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)" if objective.slo_s else ""
     table.add_row("full launches all the way", f"{score.latency_s * 1e3:.1f} ms{budget}, to the last block")
@@ -180,7 +182,7 @@ def _baselines(result: PlanResult) -> Table:
     for each in result.baselines:
         if each.score:
             latency = f"{each.score.latency_s * 1e3:.1f} ms"
-            figures = (f"{_goodput_per_s(each.plan, each.score):,.0f}", f"{each.score.cost_per_hour:,.2f}", latency)
+            figures = (number_text(_goodput_per_s(each.plan, each.score)), f"{each.score.cost_per_hour:,.2f}", latency)
             table.add_row(each.name, *figures, _gain(result, each))
         else:
             table.add_row(each.name, "-", "-", "-", "it cannot do that at any batch size")

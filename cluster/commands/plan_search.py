@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.status import Status
 
-from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.commands import number_text, numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
 from isobatch.cluster.simulator.candidates import Find
@@ -99,7 +99,7 @@ class LivePlan:
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
-        self._best = f"{rate_per_s:,.0f} per second by estimate: {_splits(plan)}"
+        self._best = f"{number_text(rate_per_s)} per second by estimate: {_splits(plan)}"
         self._show()
 
     def allow(self, share: float) -> None:
@@ -108,7 +108,7 @@ class LivePlan:
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
         """A plan that sustains more in the simulator than all before."""
-        self._best = f"{rate_per_s:,.0f} per second, as simulated: {_splits(plan)}; {tried} other plans tried"
+        self._best = f"{number_text(rate_per_s)} per second, as simulated: {_splits(plan)}; {tried} other plans tried"
         self._show()
 
     def __rich__(self) -> str:
@@ -177,6 +177,9 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
     best = min(
         results, key=lambda name: _value(results[name].plan, objective) * (1 + choice.LEAST_GAIN * (name == "shared"))
     )
+    if _value(results[best].plan, objective) == inf:
+        late = f"as simulated, no plan answers {options.in_time:.4g} of the inputs in time, however few come"
+        raise UserError(f"{late}: the slowest take longer than --slo-ms: raise it, or lower --in-time")
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
     return replace(results[best], baselines=(*results[best].baselines, *others))
 
@@ -198,8 +201,8 @@ def most_promising(
 
 
 def _value(plan: Plan | None, objective: Objective) -> float:
-    """By the goal: the smaller, the better."""
-    if plan is None or plan.promise is None:
+    """By the goal: the smaller, the better; infinite where nothing is sustained."""
+    if plan is None or plan.promise is None or not plan.promise.goodput_per_s:
         return inf
     promise = plan.promise
     return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

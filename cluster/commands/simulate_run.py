@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from isobatch.cluster.commands import number_text
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
+from isobatch.cluster.controller.sentences import milliseconds
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
 from isobatch.cluster.simulator.event_loop import HostCosts
@@ -233,7 +235,7 @@ def _tables(
     )  # fmt: skip
     for name, report in reports.items():
         first, last = (as_text(plan.devices()) for plan in (members[name].world.plan, report.plan))
-        times = (f"{1e3 * report.tally.quantile_s(share):,.0f} ms" for share in (0.5, 0.99))
+        times = (milliseconds(report.tally.quantile_s(share)) for share in (0.5, 0.99))
         devices = first if first == last else f"{first}, in the end {last}"
         table.add_row(name, devices, *_counts([report], seconds), *times)
     table.add_row("all", "", *_counts(list(reports.values()), seconds))
@@ -247,4 +249,4 @@ def _tables(
 
 def _counts(reports: Sequence[Report], seconds: float) -> tuple[str, ...]:
     arrived, good = (sum(getattr(each, name) for each in reports) for name in ("arrived", "good"))
-    return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", f"{good / seconds:,.1f}"
+    return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", number_text(good / seconds)

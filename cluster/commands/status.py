@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.cluster.client import json_at, stats_at
-from isobatch.cluster.commands import KeyVariable, key_headers, server_at
+from isobatch.cluster.commands import KeyVariable, key_headers, number_text, server_at
 from isobatch.profiles.agreement import Agreement
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
@@ -182,7 +182,7 @@ def fleet_tables(answer: dict[str, Any], now_s: float) -> Group:
     """The devices and the goodput of each application of a fleet, and why devices moved, the latest first."""
     table = Table("application", "devices", "in time", "arrive", "expected", "", title="fleet", title_justify="left")
     for name, each in answer["applications"].items():
-        per_s = (_number(each[figure]) for figure in ("goodput_per_s", "arrivals_per_s", "expected_per_s"))
+        per_s = (number_text(each[figure]) for figure in ("goodput_per_s", "arrivals_per_s", "expected_per_s"))
         table.add_row(name, as_text(each["devices"]) or "none", *per_s, each["state"])
     decided = Table("", "why", title="last decisions", title_justify="left")
     for why, run in groupby(answer["decisions"][::-1], key=lambda each: str(each["why"])):
@@ -207,13 +207,13 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     table.add_row("devices", ", ".join(f"{count} {kind}" for kind, count in answer["devices"].items()))
     if answer.get("asked"):
         table.add_row("to come", answer["asked"])
-    promised = f"{_number(plan['promised_per_s'])} in time per second"
+    promised = f"{number_text(plan['promised_per_s'])} in time per second"
     if p99_ms := plan.get("simulated_p99_ms"):
-        promised += f", simulated p50 {_number(plan['simulated_p50_ms'])} ms, p99 {_number(p99_ms)} ms"
+        promised += f", simulated p50 {number_text(plan['simulated_p50_ms'])} ms, p99 {number_text(p99_ms)} ms"
     table.add_row("promised", promised)
     table.add_row(
-        "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "
-        f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",
+        "now", f"{number_text(window['goodput_per_s'])} in time of {number_text(window['arrivals_per_s'])} per second, "
+        f"p50 {number_text(window['p50_ms'])} ms, p99 {number_text(window['p99_ms'])} ms",
     )  # fmt: skip
     table.add_row("exits", answer["promise"])
     if answer.get("agreement"):
@@ -221,15 +221,15 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     if answer.get("agreement") and stats and (total := stats.get("audits", {}).get("agreement")):
         table.add_row("since the start", str(Agreement(**total)))
     if window.get("length"):
-        texts = f"texts have {_number(window['tokens_per_text'])} on average now"
+        texts = f"texts have {number_text(window['tokens_per_text'])} on average now"
         if forecast and forecast["tokens_per_text"]:
-            texts += f", {_number(forecast['tokens_per_text'])} are expected"
+            texts += f", {number_text(forecast['tokens_per_text'])} are expected"
         table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")
     why = f": {plan['shortfall']}" if plan.get("shortfall") else ""
-    table.add_row("sustains now", f"{_number(plan['sustains_per_s'])} per second{why}")
+    table.add_row("sustains now", f"{number_text(plan['sustains_per_s'])} per second{why}")
     if forecast:
-        low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])
-        table.add_row("arrivals forecast", f"{_number(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
+        low, high = number_text(forecast["arrivals_low_per_s"]), number_text(forecast["arrivals_high_per_s"])
+        table.add_row("arrivals forecast", f"{number_text(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
         table.add_row("forecast by", forecast["method"])
     if (full_share := answer.get("full_share", 0.0)) > SMALLEST_SHARE:
         table.add_row("asked in full", f"{full_share:.1%} of the inputs; plans carry them to the end")
@@ -279,16 +279,6 @@ def _corrections(corrections: dict[str, dict[str, float]]) -> str:
     """
     parts = [f"{kind} blocks {blocks} x{by:g}" for kind, each in corrections.items() for blocks, by in each.items()]
     return ", ".join(parts) or "not at all"
-
-
-def _number(value: float | None) -> str:
-    """
-    >>> _number(1234.5), _number(0.25), _number(None)
-    ('1,234', '0.25', '?')
-    """
-    if value is None:
-        return "?"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> Group:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Metric, above_0
+from isobatch.cluster.commands import METRICS, Metric, above_0, number_text
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load, save, write_whole
@@ -112,8 +112,9 @@ def _as_text(result: "Tuned") -> str:
     assert after, "This is a bug: the planner promises something of each plan."
     assert before, "This is a bug: the planner promises something of each plan."
     ramps = ", ".join(map(str, opened(result.plan))) or "none"
+    per_s, before_per_s = number_text(after.goodput_per_s), number_text(before.goodput_per_s)
     return (
-        f"{after.goodput_per_s:,.0f} inputs per second; full launches all the way: {1e3 * after.latency_s:.3g} ms\n"
-        f"with the previous thresholds: {before.goodput_per_s:,.0f} per second; {1e3 * before.latency_s:.3g} ms\n"
+        f"{per_s} inputs per second; full launches all the way: {1e3 * after.latency_s:.3g} ms\n"
+        f"with the previous thresholds: {before_per_s} per second; {1e3 * before.latency_s:.3g} ms\n"
         f"ramps that let inputs leave: after block {ramps}"
     )

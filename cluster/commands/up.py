@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import above_0
+from isobatch.cluster.commands import above_0, number_text
 from isobatch.cluster.commands.plan import plan
 from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
@@ -156,7 +156,7 @@ def _planned(path: Path) -> str:
     from isobatch.optimizer.plan import read_plan
 
     made = read_plan(path)
-    goodput = f"; {made.promise.goodput_per_s:,.0f} inputs per second in time" if made.promise else ""
+    goodput = f"; {number_text(made.promise.goodput_per_s)} inputs per second in time" if made.promise else ""
     return f"{summary(made)}{goodput}"
 
 

@@ -94,7 +94,7 @@ class TableDevices:
         slower, ends_s = self._random.lognormal(0.0, self._jitter) if self._jitter else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
-        may_stop = len(places) > launch.shadows and RowKind.EARLY not in kinds
+        may_stop = RowKind.SHADOW not in kinds and RowKind.EARLY not in kinds
         for stop, lets_go, seconds in post.parts.get(launch.cursor) or self._new_parts(post, launch):
             if kinds and may_stop and all(kinds[row] == RowKind.SHADOW for row in inside):
                 break
@@ -159,7 +159,9 @@ class TableDevices:
     def _new_parts(self, post: _Post, launch: Launch) -> tuple[LaunchPart, ...]:
         """The parts of launches from this block on, which stay the same until the plan changes."""
         table = self.facts.table(post.placement.kind)
-        sizes = np.array([min(1, table.batch_sizes[0]), *range(1, self._largest + 1)], float)
+        own = max(split.batch_size for split in post.placement.splits)
+        largest = max(own, min(self._largest, table.largest))  # a long text may exceed its launch's batch
+        sizes = np.array([min(1, table.batch_sizes[0]), *range(1, largest + 1)], float)
         blocks_s, ramps_s = table.block_times_s(sizes), table.ramp_times_s(sizes)
         parts, start = [], launch.cursor
         for stop in stops(launch.cursor, launch.stop, launch.ramps):

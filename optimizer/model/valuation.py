@@ -1,6 +1,6 @@
 """Values plans by their loads: finds the best number of replicas for each placement, and the value of the goal."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -55,22 +55,33 @@ class Valuation:
         if np.isinf(least) or not (loads > 0).any():
             return None
         least = max(least, goal.least_goodput_per_s(below))  # with less goodput, the value is above `below`
-        best: Staffing | None = None
-        for replicas, goodput_per_s in self._staircase(loads, least):
-            price = float(self.prices[list(self.kind_of)] @ replicas)
-            latency_s = split_costs.latency_s(work, arrivals, goodput_per_s)
-            value = goal.value(goodput_per_s, price, latency_s)
-            if best is None or value < best.value * (1 - LAST_BITS):  # of equal values, the fewest replicas
-                best = Staffing(value, goodput_per_s, replicas)
-            if goal.best_with == "fewest":
-                break
-        return best if best and best.value < below else None
+        used = np.nonzero(loads > 0)[0]
+        heavy, kinds = loads[used], np.array(self.kind_of)[used]
+        replicas = _fewest(least, heavy)
+        if not self._affordable(replicas, kinds):
+            return None
+        if self._takes_all:
+            replicas = _fewest((self.counts[kinds] / heavy).min(), heavy)
+        elif goal.best_with != "fewest":
+            steps = self._steps(replicas, heavy, kinds)
+            values = self._values(steps, heavy, kinds, work, arrivals)
+            replicas = steps[int((values <= values.min() * (1 + LAST_BITS)).argmax())]  # the fewest of equal values
+        columns = np.zeros(len(self.kind_of), np.int64)
+        columns[used] = replicas
+        value = float(self._values(replicas, heavy, kinds, work, arrivals))
+        return Staffing(value, float((replicas / heavy).min()), tuple(columns.tolist())) if value < below else None
+
+    def _values(self, replicas: Floats, heavy: Floats, kinds: Ints, work: float, arrivals: float) -> Number:
+        """The value of the goal with these replicas, or with those of each row."""
+        goodputs = (replicas / heavy).min(axis=-1)
+        latencies_s = split_costs.latency_s(work, arrivals, goodputs)
+        return self.objective.aim.value(goodputs, replicas @ self.prices[kinds], latencies_s)
 
     def of_one_placement(self, kind: int, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """`staffed` for arrays of plans with one placement on this kind: their values."""
         price = float(self.prices[kind])
         most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
-        fewest = np.maximum(1.0, np.ceil(self.least_goodput_per_s(work, arrivals) * loads * (1 - LAST_BITS)))
+        fewest = _fewest(self.least_goodput_per_s(work, arrivals), loads)
 
         def latency_s(goodputs: Floats) -> Floats:
             return np.asarray(work + arrivals / goodputs)
@@ -78,24 +89,15 @@ class Valuation:
         values = self.objective.aim.of_one_placement(loads, fewest, most, price, latency_s)
         return np.where(fewest <= most, values, inf)
 
-    def _staircase(self, loads: Floats, least_per_s: float) -> Iterator[tuple[tuple[int, ...], float]]:
-        """The fewest replicas for every goodput from this one up, as far as the fleet goes.
+    def _steps(self, first: Floats, heavy: Floats, kinds: Ints) -> Floats:
+        """The fewest replicas for every goodput from that of the first ones up, as far as the fleet goes, as rows.
 
-        More goodput always needs one more replica of the slowest placement, so nothing is missed.
+        More goodput always needs one more replica of some placement, so nothing is missed.
         """
-        used = np.nonzero(loads > 0)[0]
-        heavy, kinds = loads[used], np.array(self.kind_of)[used]
-        replicas = np.maximum(1.0, np.ceil(least_per_s * heavy * (1 - LAST_BITS)))
-        if self._takes_all and self._affordable(replicas, kinds):
-            least_per_s = float((self.counts[kinds] / heavy).min())
-            replicas = np.maximum(1.0, np.ceil(least_per_s * heavy * (1 - LAST_BITS)))
-        while self._affordable(replicas, kinds):
-            goodputs = replicas / heavy
-            slowest = int(goodputs.argmin())
-            columns = np.zeros(len(self.kind_of), np.int64)
-            columns[used] = replicas
-            yield tuple(columns.tolist()), float(goodputs[slowest])
-            replicas[slowest] += 1
+        numbers = zip(first, self.counts[kinds], heavy, strict=True)
+        goodputs = np.unique(np.concatenate([np.arange(low, high + 1) / each for low, high, each in numbers]))
+        rows = np.maximum(first, _fewest(goodputs[:, None], heavy))
+        return rows[: bisect_left(range(len(rows)), True, key=lambda row: not self._affordable(rows[row], kinds))]
 
     @cached_property
     def _takes_all(self) -> bool:
@@ -117,3 +119,9 @@ class Valuation:
             count = min(self.counts[kind], money / self.prices[kind]) if self.prices[kind] else self.counts[kind]
             total, money = total + count * mu[kind], money - count * self.prices[kind]
         return float(total)
+
+
+def _fewest(goodput_per_s: Number, heavy: Floats) -> Floats:
+    """The fewest replicas of each placement that sustain this goodput."""
+    replicas: Floats = np.maximum(1.0, np.ceil(goodput_per_s * heavy * (1 - LAST_BITS)))
+    return replicas

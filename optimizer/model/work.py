@@ -130,8 +130,8 @@ def _launch(split: Split, facts: Problem, kind: str, inside: list[float], size: 
 
 
 def _staying(inside: list[float]) -> Floats:
-    """The share of the inputs of a split that is inside each of its blocks."""
-    return np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
+    """The share of the inputs of a split that is inside each of its blocks: all, if the plan expects none to come."""
+    return np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.ones(len(inside) - 1)
 
 
 def _blocks_s(split: Split, facts: Problem, kind: str, sizes: Floats) -> Floats:

@@ -55,6 +55,17 @@ def test_a_stage_s_exit_points_have_the_planned_times() -> None:
     assert [stage.exit_at(block) for block in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_stage_that_no_input_should_reach_takes_as_long_as_one_that_few_reach() -> None:
+    """Inputs that ask for the whole network get there; by a shorter time their replica would count as hung."""
+    plan = Plan((Placement("v100", 2, (Split(0, 2, 8, ramps=(1,)),)), Placement("v100", 1, (Split(2, 4, 4),))))
+    none, few = (
+        route_of(plan, facts_of("v100=3").surviving((1.0, 0.8, share, share)), ["front", "back"]).stages[1]
+        for share in (0.0, 1e-6)
+    )
+    assert none.launch_s == pytest.approx(few.launch_s)
+    assert none.until_s(4) == pytest.approx(few.until_s(4))
+
+
 def test_a_short_text_takes_less_until_each_exit_point() -> None:
     one, many = table().block_s
     few, ramp = tuple(each / 10 for each in one), table().ramp_s[0]

@@ -21,6 +21,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import Lengths
 from tests.helpers.commands import ran
 
 
@@ -101,6 +102,16 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     with pytest.raises(UserError, match="the fastest plan needs"):
         run(profile, *bold)
     assert json.loads(run_played(profile, *bold, "--json"))["simulated"]["after_per_s"] > 0
+
+
+def test_where_the_longest_texts_take_longer_than_the_slo_that_is_the_reason(
+    tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    exits, table = ExitProfile((1.0,) * 6), datasheet_table(distilbert(), "v100")
+    texts = Profile("distilbert", (table,), exits, lengths=Lengths((*(10,) * 9, 2000)), token_exits=exits)
+    save(texts, tmp_path / "profile.json")
+    with pytest.raises(UserError, match=r"no plan answers 0\.99 of the inputs in time, however few come"):
+        run_played(tmp_path / "profile.json", *small, "--devices", "v100=1", "--slo-ms", "3")
 
 
 @pytest.mark.parametrize(

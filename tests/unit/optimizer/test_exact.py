@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import SIZES, random_objective, random_problem
+from experiments.planner.settings import BERT_BASE
 from isobatch.optimizer.effort import MOST_GAP, Effort, Number
 from isobatch.optimizer.goals import GOALS, Goal, register
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 from isobatch.optimizer.model.evaluate import Score, evaluate
+from isobatch.optimizer.model.valuation import Valuation
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
@@ -64,6 +67,24 @@ def test_so_it_is_where_a_stop_costs_less_than_a_launch(seed: int) -> None:
     facts = replace(facts, tables=tuple(dear))
     objective = random_objective(seed, facts)
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
+@pytest.mark.parametrize("limits", [{"goal": "goodput-per-dollar"}, {"cost_per_hour": 50_000.0}])
+def test_all_numbers_of_replicas_of_a_large_fleet_are_valued_at_once(
+    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, calls = Objective(slo_s=0.1, **limits), list[int]()
+    goal = type(objective.aim)
+    of_goal = goal.value
+
+    def counted(self: Goal, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        calls.append(np.size(goodput_per_s))
+        return of_goal(self, goodput_per_s, cost_per_hour, latency_s)
+
+    monkeypatch.setattr(goal, "value", counted)
+    facts = BERT_BASE.facts("v100=20000,k80=20000", "float32")
+    assert Valuation(facts, objective, (0, 1)).staffed(np.array([1e-3, 3.7e-4]), 0.02, 30.0)
+    assert len(calls) < 5
 
 
 # Found by earlier searches: free devices, kinds whose memory holds one split but not two, activations that fit only

@@ -111,6 +111,26 @@ def test_pipelines_side_by_side_serve_what_they_sustain_together() -> None:
     assert report.good_share >= 0.98
 
 
+@pytest.mark.filterwarnings("error::isobatch.profiles.latency.ExtrapolationWarning")
+def test_no_table_is_read_beyond_its_largest_batch_though_another_kind_has_larger_ones() -> None:
+    mixed = facts(fast=1, slow=1)
+    fast, slow = mixed.tables
+    mixed = replace(mixed, tables=(fast, replace(slow, batch_sizes=(1, 4))))
+    other = Plan((Placement("slow", 1, (Split(0, BLOCKS, 4),)),))
+    plan = Plan((Placement("fast", 1, (Split(0, BLOCKS, 8),)),), beside=(other,))
+    report = run(World(plan, mixed, SLO_S), 0.9 * evaluate(plan, mixed).goodput_per_s, 500, seed=0)
+    assert all(fills[0].launches for fills in report.fills)
+
+
+def test_a_launch_that_shadows_joined_runs_to_its_end() -> None:
+    """The first input's shadow waits before the second split, and joins the second input, which leaves on the way."""
+    splits = Split(0, 2, 8, (1,)), Split(2, 4, 8, (2,))
+    audited = Limits(audit_share=1.0, audit_cost=1.0)
+    report = one_by_one(World(Plan((Placement("fast", 1, splits),)), FAST, SLO_S, audited), [1, 2], gap_s=0.01)
+    assert {cursor for _, _, cursor, _, _ in report.tally.launched} == {0, 2}
+    assert sum(report.tally.audited) == 2
+
+
 def test_a_plan_may_change_on_the_way_and_what_happened_is_observed_window_by_window() -> None:
     whole = Plan((Placement("fast", 4, (Split(0, 4, 8, (0, 1)),)),))
     rate = 0.5 * evaluate(TWO, FAST).goodput_per_s
