@@ -164,7 +164,7 @@ class DecoderFront:
         # A stop string may be a special token, which no text shows. Some tokenizers have more than the network knows.
         stop = frozenset(each for each in request.stop | self.texts.silent(stops) if each < self.shape.vocabulary)
         request = replace(request, requested_s=time.time() - age_s, stop=stop)
-        text = self.texts.growing_text(stops, self.stop, request.min_tokens)
+        text = self.texts.growing_text(stops, self.stop, request.min_tokens, request.prompt)
         meter = self.meter.sequence(request.given, share, age_s)
         try:
             async with aclosing(self._by_replicas(request)) as groups:

@@ -69,8 +69,10 @@ class TextTokens:
         once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
         return str(twice[len(once) :])
 
-    def growing_text(self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> "GrowingText":
-        return GrowingText(self._tokenizer, stops, silent, least)
+    def growing_text(
+        self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0, after: Sequence[int] = ()
+    ) -> "GrowingText":
+        return GrowingText(self._tokenizer, stops, silent, least, after)
 
 
 class GrowingText:
@@ -78,13 +80,18 @@ class GrowingText:
 
     Characters that may be the beginning of a stop string, or a part of a character, are held back. The text ends before
     the stop string that is completed first (of several, the longest), however its tokens are grouped; those that are
-    completed by one of the first `least` tokens do not count. Tokens in `silent` have no text.
+    completed by one of the first `least` tokens do not count. Tokens in `silent` have no text. The text continues the
+    prompt `after`: alone, its first word would lose its space with some tokenizers.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], silent: Collection[int], least: int, after: Sequence[int]
+    ) -> None:
         self._tokenizer, self._stops, self._silent, self._least = tokenizer, stops, silent, least
-        self._tokens: list[int] = []  # since the last place at which the text could be cut
-        self._before = ""  # the text of the first of these tokens, which was returned already
+        self._tokens = list(after[-_WINDOW:])  # since the last place at which the text could be cut
+        self._before: str = tokenizer.decode(self._tokens, skip_special_tokens=True)  # is not returned (again)
+        if UNFINISHED in self._before:  # these tokens begin or end inside a character
+            self._tokens, self._before = [], ""
         self._held_back = ""
         self._read = 0  # tokens
         self.stopped = False

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from tokenizers import decoders
 
 from experiments.demos.sums import END, tokenizer
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
@@ -160,6 +161,16 @@ def test_texts_may_begin_with_their_prompts(world: World) -> None:
             for choice in event["choices"]:
                 streamed[choice["index"]] += choice["text"]
         assert streamed == ["47+85=" + text] * 2
+
+
+def test_a_text_keeps_the_space_between_its_prompt_and_itself(world: World) -> None:
+    """Some tokenizers, such as that of Llama 2, decode the first word of a text without the space before it."""
+    text, words = world.plain("47+85=", 9)[0], tokenizer()
+    words.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(text[0], 1, 0)])
+    assert words.decode(words(text)["input_ids"]) == text[1:]
+    world.front.texts = TextTokens(words, 64)
+    reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 9}).json()
+    assert reply["choices"][0]["text"] == text
 
 
 def expected_logprobs(world: World, count: int) -> tuple[list[int], list[int], list[list[float]]]:

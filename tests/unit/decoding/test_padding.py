@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.network import ROW_STEP, UNPADDED
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.models.spans import MIN_STEP, rows_for
 from tests.helpers.tiny_decoders import decoder, engine, plainly, t5, written_by
 
 RAMPS = {0: 0.3, 2: 0.3}
@@ -24,20 +24,21 @@ SPARE = 5  # added rows
 @pytest.mark.parametrize("project", [False, True])
 def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype, compiles: bool, project: bool) -> None:
     model = deepcopy(decoder(seed=31)).to(dtype)
-    anatomy, sizes = anatomy_of(model), set[int]()
+    anatomy, sizes, padding = anatomy_of(model), set[int](), set[int]()
     through, make_kv = anatomy.through, anatomy.project
 
     def noted(compute: Callable[..., Any], blocks: range, states: Tensor, view: Any) -> Any:
         sizes.add(len(states))
+        padding.add(len(states) - view.positions.shape[1])
         return compute(blocks, states, view)
 
     anatomy.through, anatomy.project = partial(noted, through), partial(noted, make_kv)  # type: ignore[method-assign]
     requests = [TextRequest((1, 2 + number % 20, 3), 3 + number % 5) for number in range(23)]
     written = engine(model, RAMPS, project=project).write_all(requests)
     assert [len(tokens) for tokens in written] == [request.max_tokens for request in requests]
-    large = {size for size in sizes if size > MIN_STEP}
-    assert large
-    assert (large == set(map(rows_for, large))) == compiles
+    spare = {size % ROW_STEP for size in sizes if size > UNPADDED}
+    assert (spare == {0}) == compiles
+    assert max(padding) == (ROW_STEP - 1 if compiles else 0)
 
 
 @pytest.mark.parametrize("kind", [decoder, t5])
