@@ -8,7 +8,6 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 
 FIRST_LINE_S = 2.0  # a task that ends sooner prints nothing
@@ -23,7 +22,7 @@ def show(
     """Yield the items and show how many of them are done."""
     console = Console(stderr=True)
     if console.is_terminal:
-        return track(items, escape(what), total, console=console, transient=True)
+        return track(items, what, total, console=console, transient=True)
     return _in_lines(items, what, len(items) if total is None and isinstance(items, Sized) else total, clock)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from isobatch.cluster.serving.haproxy import ready
 from isobatch.cluster.serving.local import LocalRay
-from isobatch.cluster.serving.serve_file import ServeFile, check_apart, check_ports, name_of
+from isobatch.cluster.serving.serve_file import ServeFile, check_apart, name_of
 from isobatch.deployments.ray_facts import front_of, serve_client
 from isobatch.profiles.errors import UserError, first_wrong
 
@@ -29,7 +29,6 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
         raise UserError(f"{', '.join(map(name_of, more))}: running there and not in the file: {choice}")
     complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
     check_apart(complete)
-    check_ports(complete)
     return complete
 
 
@@ -54,8 +53,7 @@ def deploy(
     leaving = _splits_of(names, _applications())
     client.deploy_apps(schema)
     until_s = time.monotonic() + patience_s
-    deployed_s = {name: status.last_deployed_time_s for name, status in _applications().items() if name in names}
-    _wait_until_running(deployed_s, leaving, patience_s, show_progress)
+    _wait_until_running(names, leaving, patience_s, show_progress)
     _wait_until_reachable(ray, client, until_s, patience_s)
     ready(ray.folder)
 
@@ -77,16 +75,12 @@ def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
 
 
 def _wait_until_running(
-    deployed_s: Mapping[str, float], leaving: Collection[str], patience_s: float, show_progress: Callable[[str], None]
+    names: list[str], leaving: Collection[str], patience_s: float, show_progress: Callable[[str], None]
 ) -> None:
-    """`deployed_s`: the applications, with the times by which Serve tells our deployment from later ones."""
-    names, deadline_s = [*deployed_s], time.monotonic() + patience_s
+    deadline_s = time.monotonic() + patience_s
     while True:
         applications = {name: status for name, status in _applications().items() if name not in leaving}
         show_progress(_progress(applications))
-        for name, at_s in deployed_s.items():
-            if name in applications and applications[name].last_deployed_time_s != at_s:
-                raise UserError(f"application {name!r} was deployed anew meanwhile: deploy again if yours is to run")
         states = [applications[name].status.value if name in applications else "NOT_STARTED" for name in names]
         # Splits come before their front, which cannot know why they failed.
         for name in [*sorted(_splits_of(names, applications)), *names]:

@@ -187,7 +187,7 @@ def check_apart(content: ServeFile) -> None:
     applications = content["applications"]
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
-    _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
+    check_ports(content)
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
     fields = {name_of(each): each.get("args") or {} for each in classifiers(content)}
     for name, canary in [(name, own["canary"]["application"]) for name, own in fields.items() if own.get("canary")]:

@@ -145,9 +145,9 @@ class EventLoop:
         """Run events up to this time, and notice the deadlines that pass between them."""
         events, dispatcher = self._events, self.dispatcher
         while True:
-            event_s, wake_s = events[0][0] if events else inf, dispatcher.wake_s
-            if wake_s < event_s and wake_s < end_s:
-                self.now_s = max(wake_s, self.now_s)
+            event_s = events[0][0] if events else inf
+            if dispatcher.wake_s < event_s and dispatcher.wake_s < end_s:
+                self.now_s = max(dispatcher.wake_s, self.now_s)
             elif event_s <= end_s and events:
                 self.now_s, _, action, arguments = heapq.heappop(events)
                 action(*arguments)
