@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from inspect import getsource
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
