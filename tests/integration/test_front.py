@@ -44,7 +44,7 @@ def test_where_no_plan_keeps_the_slo_the_start_says_so_and_without_a_plan_no_spl
     assert predict(base, [[3, 7]])[0]["label"] == 7
 
 
-@pytest.mark.beside("graph", last=5)
+@pytest.mark.beside("graph", last=3)
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [

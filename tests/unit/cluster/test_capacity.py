@@ -263,14 +263,6 @@ def test_several_replicas_fit_on_a_shared_device():
     assert declared() == {"v100/2": 6}
 
 
-def test_each_front_takes_a_processor():
-    nodes = [{"CPU": 3.0}, {"CPU": 2.0}]
-    inventory = Inventory({"cpu": 4}, lambda kind: CPU, lambda: nodes, fronts=2)
-    assert inventory() == {"cpu": 3}
-    nodes.pop(0)
-    assert inventory() == {"cpu": 0}
-
-
 def test_gpus_are_counted_by_what_they_are_and_no_more_than_may_be_used():
     assert fitting({"cpu": 2}, {"cpu": CPU}, [{"CPU": 64.0}]) == {"cpu": 2}
     need = {kind: {"GPU": 1.0, f"accelerator_type:{kind.upper()}": 0.001} for kind in ("a100", "t4")}

@@ -110,11 +110,6 @@ def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
     assert [window.start_s for window in windows[1:]] == pytest.approx(ends_s[:-1]), "nor is any time left out"
 
 
-def test_steady_inputs_leave_the_plan_alone():
-    app = Fluid(question(MEDIUM))
-    assert not moves(run(app, control_loop(app), 3600, look_s=60))
-
-
 BEHIND = (
     Patience().hold_windows // PEEKS_PER_HOLD + 2
 )  # windows: until the next look behind closed ramps, to look, to decide

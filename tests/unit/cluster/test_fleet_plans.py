@@ -260,8 +260,9 @@ def test_one_application_of_a_fleet_is_simulated_with_another_plan(content: dict
 
 def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
     rated = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=50)]
-    assert "not used: " in plan(*FAST, goal="cost", applications=rated)
-    assert "the smallest share is" in plan(*FAST, goal="fairness", applications=rated)
+    few = {"v100": 1, "k80": 2}
+    assert "not used: " in plan(*FAST, devices=few, goal="cost", applications=rated)
+    assert "the smallest share is" in plan(*FAST, devices=few, goal="fairness", applications=rated)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_where_no_plan_sustains_what_is_expected_the_decision_says_so() -> None:
     app, _ = application(stock=0, after_s=0.0)
     loop = control_loop(app)
     app.rate = lambda at_s: MANY_PER_S
-    run(app, loop, 600)
+    run(app, loop, 300)
     why = next(event.why for event in reversed(loop.controller.record.events.all) if event.what == "stayed")
     assert "are needed: no plan on these devices sustains more" in why
     assert "cheaper" not in why

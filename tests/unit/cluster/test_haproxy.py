@@ -339,4 +339,4 @@ def test_the_slo_of_a_deleted_application_is_removed_unless_no_application_is_kn
 def test_haproxy_starts_with_a_damaged_map(tmp_path: Path, line: bytes) -> None:
     (tmp_path / SLO_MAP).write_bytes(b"app 300\n" + line)
     with haproxy(tmp_path) as port:
-        assert asked(port, "/app/predict")[0] == 503
+        assert asked(port, "/other")[0] == 404

@@ -54,8 +54,9 @@ def test_a_serve_that_is_stopped_during_a_deployment_is_told_in_a_sentence() -> 
 
 UNTIL_RAY_ENDS = """
 import sys, time
-from isobatch.cluster.serving.local import end_with_ray
-end_with_ray(sys.argv[1], "auto")
+from isobatch.cluster.serving import local
+local.REACHED_WITHIN_S = 0.5
+local.end_with_ray(sys.argv[1], "auto")
 print("begun", flush=True)
 time.sleep(600)
 """

@@ -1,7 +1,5 @@
 """Pages that texts share: against a plain list of what was kept, and against texts that share nothing."""
 
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -12,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.deployments.decoding import paged_attention
-from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.pages import PagePool, page_names
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
 from isobatch.deployments.transport.device_copies import to_device
-from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens
@@ -192,20 +188,6 @@ def test_what_an_encoder_has_read_is_not_shared() -> None:
         request = TextRequest((0,), 4, source=source)
         assert written_by(running, [request])[0] == plainly(t5(), request, {})
     assert running.scheduler.pool.shared == 0
-
-
-@pytest.mark.parametrize("kind", [decoder, t5])
-def test_a_text_that_overflows_spoils_no_later_one_on_its_pages(kind: Callable[..., Any]) -> None:
-    model = deepcopy(kind(seed=5)).to(torch.float16)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[22] = torch.inf
-    shape = anatomy_of(model).shape
-    overflows, other = shape.request((22,) * 3, 1), shape.request((4,), 3)  # a page that is not full is not kept
-    running = engine(model, {0: 0.3})
-    alone = running.write_all([other])
-    with pytest.raises(UserError, match="numbers are too large"):
-        running.write_all([overflows])
-    assert running.write_all([other]) == alone
 
 
 def test_a_launch_sends_pages_and_positions_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ class CountedFleet:
     stale: int = 0  # so many looks tell that what was wanted before has failed, though it starts
     gone: frozenset[str] = frozenset()  # whose node vanishes while they start
     log: list[str] = field(default_factory=list)
-    counted: int = 0  # how often Ray was asked for its nodes
 
     def states(self) -> dict[str, ReplicaStates]:
         if self.stale:
@@ -46,7 +45,6 @@ class CountedFleet:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
 
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
-        self.counted += 1
         return {kind: count for kind, count in counts.items() if kind in self.gone}
 
 

@@ -48,7 +48,7 @@ def test_a_goodput_too_high(facts: Problem) -> None:
     assert search(facts, replace(wanted, goodput_per_s=most)) is not None
 
 
-@pytest.mark.parametrize("price", [2.0, 2.0001, 2.0009])
+@pytest.mark.parametrize("price", [2.0, 2.0001])
 def test_a_budget_too_small(price: float) -> None:
     facts = FACTS.with_devices((replace(FACTS.devices[0], price_per_hour=price),))
     least = nearest(facts, Objective(cost_per_hour=1.0), r"\$1 per hour: the cheapest plan costs \$([\d.]+)")

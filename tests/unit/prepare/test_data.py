@@ -218,7 +218,6 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.npz", "no archive", PLAIN, "is no .npz: numpy.savez writes one, of the arrays 'images'"),
         ("a.npz", "", PLAIN, "is no .npz: numpy.savez writes one"),
         ("a.csv", "text, text,label\na,b,1\n", PLAIN, "two columns are named 'text'"),
-        ("a.tsv", "label\ttext\tlabel\n0\ta\t1\n", PLAIN, "two columns are named 'label'"),
         ("a.csv", "Text,text,label\na,b,1\n", PLAIN, "its columns 'Text' and 'text' are named alike: rename one"),
         ("a.jsonl", '{"text": "a", "y": 1, "Y": 0}\n', PLAIN, "its columns 'y' and 'Y' are named alike: rename one"),
         ("a.csv", "image,label\nnowhere.png,1\n", IMAGE, "row 1: the picture 'nowhere.png'"),

@@ -179,10 +179,3 @@ def test_a_promise_of_mean_iou_holds_of_the_tested_pictures(prepared: Path) -> N
     without = replace(evidence, test=replace(evidence.test, iou=None))
     with pytest.raises(UserError, match="--metric mean-iou is for networks that label pixels"):
         without.for_metric(MEAN_IOU)
-
-
-def test_mean_iou_needs_labels(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=SCENES.pictures)
-    arguments = (pixel_network(), "--data", tmp_path / "a.npz", "--out", tmp_path / "out", "--metric", "mean-iou")
-    with pytest.raises(UserError, match="has no column of labels, which --metric mean-iou needs"):
-        command("prepare", *arguments)

@@ -4,11 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isobatch.deployments.exits import Decision, Range, memory_width, reach, remembers, takes
-from isobatch.deployments.models.ramps import Ramps, policy_at
+from isobatch.deployments.exits import Decision, Range, reach, remembers, takes
 from isobatch.deployments.prepare.thresholds import candidates, replay
 from isobatch.profiles.exit_table import ladder, outcome
-from tests.helpers.tiny_networks import network, random_inputs, with_memory
 
 LOW, HIGH = 100.0, 300.0
 
@@ -38,21 +36,3 @@ def test_its_thresholds_are_searched_in_the_range_that_it_declares() -> None:
     found = [outcome(table, chosen, "accuracy") for chosen in ladder(table, "accuracy")]
     assert found[0].cost == 1.0
     assert min(each.cost for each in found if each.lost.mean <= 0.03) < 0.9
-
-
-def test_it_is_named_by_its_import_path_and_runs_in_a_network() -> None:
-    assert policy_at(f"{__name__}:trend") is trend
-    assert memory_width(trend, 3) == 1
-    toy = network("vit", "entropy", [0.5]).ramps
-    rules = toy.rules.model_copy(update={"policy": f"{__name__}:trend"})
-    ramps = [rule.model_copy(update={"threshold": 270.0}) for rule in rules.ramps]
-    model = network("vit").with_ramps(Ramps(rules.model_copy(update={"ramps": tuple(ramps)}), toy.heads))
-    batch = model.merge([with_memory(one, model) for one in random_inputs("vit", 20, seed=1)])
-    whole = model.run(batch, model.num_blocks, model.ramp_blocks).exits
-    first = model.run(batch, 2, model.ramp_blocks)
-    rest = model.run(first.survivors, model.num_blocks, model.ramp_blocks).exits
-    early = {int(row): int(block) for row, block in zip(first.exits.rows, first.exits.blocks, strict=True)}
-    late = np.setdiff1d(np.arange(20), first.exits.rows)[rest.rows]
-    together = early | {int(row): int(block) for row, block in zip(late, rest.blocks, strict=True)}
-    assert together == {int(row): int(block) for row, block in zip(whole.rows, whole.blocks, strict=True)}
-    assert len(set(together.values())) > 1

@@ -164,8 +164,3 @@ def test_a_larger_batch_takes_longer_but_never_longer_per_input(kind: str, batch
     fewer, more = np.asarray(table.block_s)
     assert (more >= fewer).all()
     assert (more / (batch + 1) <= fewer / batch * (1 + 1e-9)).all()
-
-
-def test_an_unknown_dtype_is_named() -> None:
-    with pytest.raises(UserError, match="unknown dtype 'int4'"):
-        datasheet_table(bert_base(), "v100", dtype="int4")

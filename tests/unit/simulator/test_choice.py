@@ -48,10 +48,9 @@ def test_a_run_that_is_broken_off_would_not_have_been_kept(share: float) -> None
     assert kept is None or kept.good == whole.good
 
 
-def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_same_answer() -> None:
+def test_the_promise_is_what_other_inputs_show() -> None:
     plan, effort = planned(FAST, TIGHT), replace(HASTY, last_inputs=1500)
     found = best_simulated(plan, FAST, TIGHT, FIND, effort)
-    assert found == best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert found.plan.promise.goodput_per_s == found.after_per_s
     kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 4000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
@@ -181,7 +180,7 @@ def three_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> It
         yield from [*map(function, some)]
 
 
-def test_what_is_simulated_ahead_changes_no_choice() -> None:
+def test_the_same_question_has_the_same_answer_whatever_is_simulated_ahead() -> None:
     plan, effort = planned(FAST, TIGHT), replace(HASTY, most=12_000)
     one_by_one = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert one_by_one.tried > 3

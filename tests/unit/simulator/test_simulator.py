@@ -1,7 +1,6 @@
 """The simulator: what must hold whatever is simulated, and what can be worked out by hand."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from isobatch.optimizer.pipelines.batch_gain import oracle_per_s
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Link
-from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.windows import Window
 from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_by_one
@@ -291,17 +289,3 @@ def test_every_input_still_ends_exactly_once(rate: float) -> None:
     report = run(replace(PLAIN, host=HOST), rate, 3000, seed=3)
     assert report.arrived == report.answered + report.refused + report.expired
     assert report.answered > (2900 if rate < 1000 else 0)
-
-
-def test_the_file_says_what_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "host.json"
-    path.write_text(HOST.model_dump_json())
-    assert read_model(path, HostCosts) == HOST
-    path.write_text('{"request_ms": 1}')
-    with pytest.raises(UserError, match=r"host\.json: request_ms: Extra inputs are not permitted"):
-        read_model(path, HostCosts)
-    path.write_text('{"request_s": 1e999}')
-    with pytest.raises(UserError, match=r"host\.json: request_s: Input should be a finite number"):
-        read_model(path, HostCosts)
-    with pytest.raises(UserError, match="cannot read"):
-        read_model(tmp_path / "nowhere.json", HostCosts)
