@@ -31,9 +31,7 @@ def json_at(
 ) -> Any:
     """The server's JSON. Raise HTTPError for another status than success, UserError if nobody answers there in HTTP."""
     try:
-        as_sent = {
-            name: value.encode().decode("latin-1") for name, value in headers.items()
-        }  # in UTF-8, as keys are read
+        as_sent = {name: value.encode().decode("latin-1") for name, value in headers.items()}  # in UTF-8
         with urlopen(Request(url, body, as_sent, method=method), timeout=patience_s) as reply:
             return json.load(reply)
     except HTTPError:
@@ -42,7 +40,7 @@ def json_at(
         cause = getattr(error, "reason", error)
         reason = getattr(cause, "strerror", None) or cause
         raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
-    except (InvalidURL, UnicodeError):
+    except (InvalidURL, UnicodeEncodeError):
         raise UserError(f"{url!r} has a blank or a letter that addresses do not have: write %20 for a blank") from None
     except HTTPException:
         raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None

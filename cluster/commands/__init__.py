@@ -61,7 +61,7 @@ def above_0(option: str, value: float | None) -> None:
 
 
 def number_text(value: float | None) -> str:
-    """A number with three digits at least, as rates may be below 1.
+    """A number; below 100 with three significant digits, as rates may be below 1.
 
     >>> number_text(1234.5), number_text(0.25), number_text(None)
     ('1,234', '0.25', '?')

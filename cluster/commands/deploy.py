@@ -43,7 +43,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     from isobatch.cluster.serving.capacity import check_capacity
     from isobatch.cluster.serving.local import attached, while_serving
     from isobatch.cluster.serving.readiness import check_nodes
-    from isobatch.cluster.serving.serve_file import with_demo
+    from isobatch.cluster.serving.serve_file import check_ports, with_demo
     from isobatch.deployments.ray_facts import declared_applications, nodes
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -54,6 +54,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
         show_progress("Checking every node")
         check_nodes(requested)
         complete = applications.beside(requested, declared_applications(), others)
+        check_ports(complete)
         check_capacity(complete, nodes())
         if not check:
             applications.deploy(serving(complete["http_options"]), complete, patience_s, show_progress)

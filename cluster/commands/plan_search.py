@@ -179,7 +179,7 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
     )
     if _value(results[best].plan, objective) == inf:
         late = f"as simulated, no plan answers {options.in_time:.4g} of the inputs in time, however few come"
-        raise UserError(f"{late}: the slowest take longer than --slo-ms: raise it, or lower --in-time")
+        raise UserError(f"{late}, as the slowest take longer than the SLO: raise --slo-ms, or lower --in-time")
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
     return replace(results[best], baselines=(*results[best].baselines, *others))
 

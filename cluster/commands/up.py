@@ -120,10 +120,9 @@ def _steps(
 
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
     """Do each step, unless its file is there, and it and those before it were made from the same inputs."""
-    check_replaceable(folder)
     state, done = folder / STEPS, dict[str, Any]()
     known = fields_in(state) if state.exists() else {}
-    if folder.exists() and not known and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not known and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(steps, start=1):
@@ -132,6 +131,7 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
             tell(f"{heading}: done before; {step.result()}")
         else:
             known = {}  # what follows depends on it
+            check_replaceable(folder)
             tell(f"{heading}: {step.about}")
             began_s = time.monotonic()
             with folder.with_name(folder.name + f".{LOG}").open("a") as log, redirect_stdout(log):

@@ -212,11 +212,14 @@ class TrackRecord:
         """Note how the last roll-out ended, after a restart."""
         if last.what in ("looking", *DONE):
             arrived = last.after is not None and served_alike(last.after, running)
+            if not (arrived or last.what == "rolling out"):  # no other change is noted if it arrives later
+                last = replace(last, after=None)
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
     def arrives_late(self, plan: Plan, now_s: float) -> bool:
-        """Whether the last roll-out, which a restart or a lost deployer seemed to have ended, has led to this plan."""
+        """Whether the last roll-out has led to this plan after all, which is then noted: a restart or a lost deployer
+        seemed to have ended it."""
         last = self.last_step
         if not last or last.what != "stayed" or not last.after or not served_alike(last.after, plan):
             return False

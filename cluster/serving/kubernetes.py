@@ -13,7 +13,15 @@ from typing import Any
 
 import yaml
 
-from isobatch.cluster.serving.serve_file import ServeFile, arbiters, classifiers, config_of, controllers, served
+from isobatch.cluster.serving.serve_file import (
+    ServeFile,
+    arbiters,
+    check_ports,
+    classifiers,
+    config_of,
+    controllers,
+    served,
+)
 from isobatch.deployments.cluster_checks import PATHS
 from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.ray_facts import drained_s
@@ -138,6 +146,7 @@ def _inside(content: ServeFile) -> ServeFile:
         controller["args"] = controller["args"] | {"memory": "/memory", "api_key_variable": KEY_VARIABLE}
     for arbiter in arbiters(inside):
         arbiter["args"] |= {"api_key_variable": KEY_VARIABLE}
+    check_ports(inside)
     return inside
 
 

@@ -308,7 +308,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     """Connect to a running Ray cluster. The function that is yielded starts Serve there, if it does not run yet."""
     if _HOST_AND_PORT.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray would try for minutes
         raise UserError(f"no Ray can be reached at {address} (nobody listens there): is it the address of its head?")
-    # Ray tries so many times, a second apart. The setting of nodes is for a head that is still starting.
+    # Ray makes this many attempts, a second apart; the setting of nodes is for a head that is still starting.
     os.environ |= NODE_SETTINGS | os.environ | {"RAY_gcs_server_port_wait_time_s": f"{REACHED_WITHIN_S:.0f}"}
     import ray
 

@@ -81,9 +81,8 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
     if "plan" in overrides and not name and len(served(content)) > 1:
-        raise UserError(
-            f"{target} has {len(served(content))} applications, and --plan is for one: write it into the file"
-        )
+        several = f"{target} has {len(served(content))} applications, and --plan is for one"
+        raise UserError(f"{several}: write it into the file (isobatch simulate: or name one with --application)")
     for application in served(content):
         added = overrides if name in (None, name_of(application)) else {}
         application["args"] = (application.get("args") or {}) | added
@@ -187,7 +186,7 @@ def check_apart(content: ServeFile) -> None:
     applications = content["applications"]
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
-    check_ports(content)
+    _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
     fields = {name_of(each): each.get("args") or {} for each in classifiers(content)}
     for name, canary in [(name, own["canary"]["application"]) for name, own in fields.items() if own.get("canary")]:
@@ -197,7 +196,9 @@ def check_apart(content: ServeFile) -> None:
         if len({fields[each].get("predict_form", "isobatch") for each in (name, canary)}) > 1:
             raise UserError(f"{named}: clients could not read its answers: give both the same predict_form")
     leads = [(each, checked(ControllerConfig, each.get("args") or {})) for each in controllers(content)]
-    _no_two("args: application", [config.application for _, config in leads])
+    led = [config.application for _, config in leads]
+    if twice := next((name for name in led if led.count(name) > 1), None):
+        raise UserError(f"args: application = {twice!r}: two controllers cannot lead one application")
     for controller, config in leads:
         if config.application not in names:
             wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"

@@ -31,15 +31,17 @@ from isobatch.deployments.decoding.sequences import (
     TokenPrediction,
 )
 from isobatch.deployments.models.ramps import check_forgets, policy_at
-from isobatch.deployments.models.spans import compiles_shapes
+from isobatch.deployments.models.spans import compiles_shapes, rows_for
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
 COLDEST = 1e-6  # logits that are divided by a much lower temperature would overflow
-# The step between the numbers of rows that oneDNN compiles, in milliseconds each. Launches of 32 texts with exits have
-# 20 to 60 rows: with steps of 16, an eighth of them was padding, which takes as long as other rows on Zen 4.
+# oneDNN compiles anew for each number of rows, which takes milliseconds, so launches have multiples of this many.
+# Launches of 32 texts with exits have 20 to 60 rows: in steps of 16 an eighth of them was padding, which takes as long
+# as other rows on Zen 4.
 ROW_STEP = 4
 UNPADDED = 16  # rows up to which launches have no padding: there are few such numbers
+MOST_IN_STEPS = 64  # rows; larger launches, which read prompts, have the coarser steps of `rows_for`
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,10 @@ class CutDecoder:
 
     def _padded(self, states: Tensor) -> Tensor:
         """The states, with further rows where oneDNN compiles for each number of rows: so there are few of them."""
-        spare = -len(states) % ROW_STEP if self._compiles and len(states) > UNPADDED else 0
+        rows = len(states)
+        if not self._compiles or rows <= UNPADDED:
+            return states
+        spare = -rows % ROW_STEP if rows <= MOST_IN_STEPS else rows_for(rows) - rows
         return functional.pad(states, (0, 0, 0, spare)) if spare else states
 
     def drop(self, name: int) -> None:

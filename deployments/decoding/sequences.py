@@ -188,7 +188,7 @@ class Sequence:
         self.logprobs: list[TokenLogprobs | None] = []  # the same
         self.confirmed = 0
         self.entered_s = arrived_s  # the time at which it became a resident
-        self.begun = bool(request.replayed)  # it was a resident, here or at another replica: it is not refused any more
+        self.begun = bool(request.replayed)  # it was a resident, here or elsewhere, so it is not refused any more
         self.corrected = 0  # the number of drafts with which the full network disagreed
         self._undefined = False  # whether its next token is
         self.restart()

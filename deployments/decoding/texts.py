@@ -89,7 +89,8 @@ class GrowingText:
     ) -> None:
         self._tokenizer, self._stops, self._silent, self._least = tokenizer, stops, silent, least
         self._tokens = list(after[-_WINDOW:])  # since the last place at which the text could be cut
-        self._before: str = tokenizer.decode(self._tokens, skip_special_tokens=True)  # is not returned (again)
+        # The text of these tokens: the prompt's, or returned before.
+        self._before: str = tokenizer.decode(self._tokens, skip_special_tokens=True)
         if UNFINISHED in self._before:  # these tokens begin or end inside a character
             self._tokens, self._before = [], ""
         self._held_back = ""

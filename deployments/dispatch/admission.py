@@ -107,7 +107,8 @@ class Admission:
         alone, risk = alone_risk(lane, expected, left_s, weight), expected.late(left_s)
         if self.wakes_in_s is None:
             lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
-        # A fast path for most inputs, whose risk is always tolerated; to a full account nothing is added.
+        # A fast path: a risk of at most MAX_LATE is always admitted, and a full account does not grow, so the tolerated
+        # share does not matter.
         is_safe = risk <= MAX_LATE
         tolerated = MAX_LATE if is_safe and self._may_be_late == MOST_SAVED_INPUTS else self._tolerated(lane, alone)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all

@@ -366,7 +366,7 @@ class Dispatcher:
     def _end(
         self, tickets: Iterable[Ticket], outcome: Outcome, at_s: float, reason: str = "", fault: Fault | None = None
     ) -> None:
-        """End inputs at `at_s`, which says whether they count as late (inf: they do; -inf: they do not)."""
+        """End inputs. Those whose deadline lies before `at_s` count as late (inf: all; -inf: none)."""
         ended, unfinished, is_answer = list[Ticket](), list[Unfinished](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:

@@ -261,10 +261,11 @@ class LongWork:
         made = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(made)
-        finally:
+        except asyncio.CancelledError:
             while not made.done():  # a request may be cancelled again, as its deadline passes
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([made])
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

@@ -32,7 +32,7 @@ CHARACTERS_PER_TOKEN = 64
 class Encoded:
     arrays: Mapping[str, NDArray[Any]]
     lengths: NDArray[np.int64] | None
-    truncated: frozenset[int] = frozenset()  # positions of texts that were cut at the end
+    truncated: frozenset[int] = frozenset()  # positions of texts of which only a part is read
     words: tuple[Words | Sides, ...] | None = None  # of each text if words are answered; of pictures for points
 
 

@@ -318,9 +318,9 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
 
 
 def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
-    """As a replica reads it: upright."""
+    """The picture as a replica reads it: upright, in 8 bits."""
     with _opened(f"{where}: the picture", path, cell) as picture:
-        return pixels_of(picture, "L" if picture.mode in ("L", "I;16") else "RGB")
+        return pixels_of(picture, "L" if picture.mode == "L" or picture.mode.startswith("I;16") else "RGB")
 
 
 def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:

@@ -343,9 +343,9 @@ def _flags(row: Row, source: Path, names: LabelNames) -> Indices:
     flags = np.zeros(len(names.names), np.int64)
     for label in given if isinstance(given, list) else [given]:
         if (number := names.number(label)) is not None:
-            if flags[number] and label not in names.names:
+            if flags[number] and _without_decimals(str(label).strip()) in ("0", "1"):
                 where = f"{source}: row {row.number}: has the label {label} twice"
-                raise UserError(f"{where}: a list names the labels of an input; 0 and 1 for each label are columns")
+                raise UserError(f"{where}: name the labels that the input has, or write 0 and 1 in a column for each")
             flags[number] = 1
         elif len(given) > 1 or str(label).strip():  # an empty cell: none of the labels
             between = f"; labels stand between {names.separator!r}: --label-separator names another sign"

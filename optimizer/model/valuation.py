@@ -94,7 +94,8 @@ class Valuation:
 
         More goodput always needs one more replica of some placement, so nothing is missed.
         """
-        numbers = zip(first, self.counts[kinds], heavy, strict=True)
+        most = np.minimum(self.counts[kinds], self.allowed / np.maximum(self.prices[kinds], 1e-300))
+        numbers = zip(first, most, heavy, strict=True)
         goodputs = np.unique(np.concatenate([np.arange(low, high + 1) / each for low, high, each in numbers]))
         rows = np.maximum(first, _fewest(goodputs[:, None], heavy))
         return rows[: bisect_left(range(len(rows)), True, key=lambda row: not self._affordable(rows[row], kinds))]

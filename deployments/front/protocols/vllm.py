@@ -181,8 +181,12 @@ def _documents(value: object) -> object:
     listed = value if isinstance(value, list) else []
     texts = [each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in listed]
     if not (texts and all(isinstance(text, str) for text in texts)):
-        raise ValueError('must be at least one text in a list, or {"text": ...} without other fields for each')
+        raise ValueError('must be a list of at least one document: a text, or {"text": ...} without other fields')
     return texts
+
+
+class DocumentText(Schema):
+    text: str
 
 
 class DocumentsBody(_VllmBody):
@@ -190,14 +194,11 @@ class DocumentsBody(_VllmBody):
 
     query: str
     documents: Annotated[list[str], BeforeValidator(_documents)] = Field(
-        description='Texts, or objects with one: {"text": ...}.'
+        description='Texts, or objects with one: {"text": ...}.',
+        json_schema_extra={"minItems": 1, "items": {"anyOf": [{"type": "string"}, DocumentText.model_json_schema()]}},
     )
     top_n: int | None = Field(None, ge=0, description="How many of the best are returned; none or 0: all.")
     return_documents: bool = Field(True, description="Repeat the documents in the answer.")
-
-
-class DocumentText(Schema):
-    text: str
 
 
 class RankedDocument(Schema):

@@ -115,11 +115,12 @@ def test_http_listens_where_the_pods_are_asked(file: Path) -> None:
     file.write_text(file.read_text() + "http_options: {port: 9000}\n")
     _, service = yaml.safe_load_all(run(file).stdout)
     content = yaml.safe_load(service["spec"]["serveConfigV2"])
-    pods = [service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]]
-    (port,) = [
-        each["containerPort"] for pod in pods for each in pod["containers"][0]["ports"] if each["name"] == "serve"
-    ]
-    assert content["http_options"]["port"] == port
+    groups = service["spec"]["rayClusterConfig"]
+    pods = [each["template"]["spec"] for each in (groups["headGroupSpec"], *groups["workerGroupSpecs"])]
+    ports = {each["containerPort"] for pod in pods for each in pod["containers"][0]["ports"] if each["name"] == "serve"}
+    assert ports == {content["http_options"]["port"]}
+    file.write_text(file.read_text().replace("grpc_port: 8001", "grpc_port: 8000"))
+    assert "port = 8000: HTTP and gRPC cannot have the same" in str(run(file).exception)
 
 
 def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:

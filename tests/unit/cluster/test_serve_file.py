@@ -20,6 +20,7 @@ from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
     ROOT,
+    check_ports,
     grpc_addresses,
     only,
     serve_file,
@@ -322,7 +323,7 @@ def test_http_and_grpc_have_ports_of_their_own() -> None:
     with pytest.raises(UserError, match="port = 8001: HTTP and gRPC cannot have the same"):
         with_grpc(content, None, 8001, lambda *_: True)
     with pytest.raises(UserError, match="port = 8000: HTTP and gRPC cannot have the same"):
-        beside({"applications": [a("first", "/", grpc_port=8000)]}, [], None)
+        check_ports({"applications": [a("first", "/", grpc_port=8000)]})
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,7 @@ def test_http_and_grpc_have_ports_of_their_own() -> None:
         ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
         (
             [a(name, f"/{name}", CONTROLLER, application="first") for name in ("c", "d")],
-            "args: application = 'first': two applications cannot have the same",
+            "args: application = 'first': two controllers cannot lead one application",
         ),
     ],
 )

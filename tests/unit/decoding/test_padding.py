@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
-from isobatch.deployments.decoding.network import ROW_STEP, UNPADDED
+from isobatch.deployments.decoding.network import MOST_IN_STEPS, ROW_STEP, UNPADDED
 from isobatch.deployments.decoding.sequences import TextRequest
 from tests.helpers.tiny_decoders import decoder, engine, plainly, t5, written_by
 
@@ -24,12 +24,13 @@ SPARE = 5  # added rows
 @pytest.mark.parametrize("project", [False, True])
 def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype, compiles: bool, project: bool) -> None:
     model = deepcopy(decoder(seed=31)).to(dtype)
-    anatomy, sizes, padding = anatomy_of(model), set[int](), set[int]()
+    anatomy, sizes, padding, of_prompts = anatomy_of(model), set[int](), set[int](), set[int]()
     through, make_kv = anatomy.through, anatomy.project
 
     def noted(compute: Callable[..., Any], blocks: range, states: Tensor, view: Any) -> Any:
+        rows = view.positions.shape[1]
         sizes.add(len(states))
-        padding.add(len(states) - view.positions.shape[1])
+        (padding if rows <= MOST_IN_STEPS else of_prompts).add(len(states) - rows)
         return compute(blocks, states, view)
 
     anatomy.through, anatomy.project = partial(noted, through), partial(noted, make_kv)  # type: ignore[method-assign]
@@ -39,6 +40,7 @@ def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype,
     spare = {size % ROW_STEP for size in sizes if size > UNPADDED}
     assert (spare == {0}) == compiles
     assert max(padding) == (ROW_STEP - 1 if compiles else 0)
+    assert max(of_prompts) == (11 if compiles else 0)  # 23 prompts of 3 tokens, in 80 rows
 
 
 @pytest.mark.parametrize("kind", [decoder, t5])

@@ -141,7 +141,7 @@ async def _ask_and_leave(app: Any) -> None:
         sent.append(message)
 
     asking = asyncio.create_task(app(scope, parts.get, send))
-    await asyncio.sleep(0.15)  # of the 0.32 s that the canary has
+    await asyncio.sleep(0.05)  # of the 0.32 s that the canary has
     asking.cancel()
     await asyncio.wait([asking])
     assert not sent

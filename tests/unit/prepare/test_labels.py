@@ -85,7 +85,8 @@ def test_a_list_of_0_and_1_is_no_list_of_labels(tmp_path: Path) -> None:
     for labels in ("[0.0, 1.0, 0.0, 0.0]", "[1, 0, 0, 1]", "[true, true, false, false]", '"0,1,0,0"'):
         with pytest.raises(UserError, match=r"row 1: (has the label [01]|label 'True')"):
             read(tmp_path / "a.jsonl", f'{{"text": "a", "labels": {labels}}}\n')
-    assert read(tmp_path / "b.csv", 'text,labels\na,"art,art"\n') == [[0, 0, 1, 0]]
+    for labels in ("art,art", "art, art", "art,Art"):
+        assert read(tmp_path / "b.csv", f'text,labels\na,"{labels}"\n') == [[0, 0, 1, 0]]
 
 
 def test_rows_that_are_all_alike_show_nothing(tmp_path: Path) -> None:
