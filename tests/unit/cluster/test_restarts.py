@@ -63,16 +63,8 @@ def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_
 @pytest.mark.parametrize(("arrives", "told"), [(True, "rolled out"), (False, "stayed")])
 def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_path: Path, arrives: bool, told: str):
     app = improvable()
-    wanted = []
-
-    async def killed(plan):
-        wanted.append(plan)
-        raise KeyboardInterrupt
-
-    app.roll_out = killed
-    with pytest.raises(KeyboardInterrupt):
-        run(app, control_loop(app, tmp_path), 600)
-    app.running = wanted[0] if arrives else app.running
+    wanted = killed_in_a_roll_out(app, tmp_path)
+    app.running = wanted if arrives else app.running
     after = control_loop(app, tmp_path)
     event = after.controller.record.events.last
     assert (event.what, "was restarted meanwhile" in event.why) == (told, True)
@@ -81,8 +73,20 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
 
 def test_a_plan_that_arrives_after_a_restart_is_on_trial(tmp_path: Path):
     app = improvable()
-    first, wanted, rolls_out = app.running, [], app.roll_out
+    first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+    wanted = killed_in_a_roll_out(app, tmp_path)
+    after = control_loop(app, tmp_path)
+    app.running = wanted  # the deployer has gone on meanwhile
+    run(app, after, 120)
+    arrived, back = moves([*after.controller.record.events.all])
+    assert (arrived.what, arrived.why.endswith("it has arrived since")) == ("rolled out", True)
+    assert (back.what, app.running) == ("rolled back", first)
+
+
+def killed_in_a_roll_out(app: Fluid, folder: Path) -> Plan:
+    """Run until a controller ends in the middle of a roll-out: the plan that it wanted."""
+    wanted, rolls_out = list[Plan](), app.roll_out
 
     async def killed(plan):
         wanted.append(plan)
@@ -90,13 +94,9 @@ def test_a_plan_that_arrives_after_a_restart_is_on_trial(tmp_path: Path):
 
     app.roll_out = killed
     with pytest.raises(KeyboardInterrupt):
-        run(app, control_loop(app, tmp_path), 600)
-    app.roll_out, after = rolls_out, control_loop(app, tmp_path)
-    app.running = wanted[0]  # the deployer has gone on meanwhile
-    run(app, after, 120)
-    arrived, back = moves([*after.controller.record.events.all])
-    assert (arrived.what, arrived.why.endswith("it has arrived since")) == ("rolled out", True)
-    assert (back.what, app.running) == ("rolled back", first)
+        run(app, control_loop(app, folder), 600)
+    app.roll_out = rolls_out
+    return wanted[0]
 
 
 def changed(app: Fluid, folder: Path | None) -> tuple[Plan, ControlLoop]:
