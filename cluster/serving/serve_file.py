@@ -197,8 +197,7 @@ def check_apart(content: ServeFile) -> None:
             raise UserError(f"{named}: clients could not read its answers: give both the same predict_form")
     leads = [(each, checked(ControllerConfig, each.get("args") or {})) for each in controllers(content)]
     led = [config.application for _, config in leads]
-    if twice := next((name for name in led if led.count(name) > 1), None):
-        raise UserError(f"args: application = {twice!r}: two controllers cannot lead one application")
+    _no_two("args: application", led, "two controllers cannot lead one application")
     for controller, config in leads:
         if config.application not in names:
             wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"
@@ -207,10 +206,10 @@ def check_apart(content: ServeFile) -> None:
             raise UserError(f"args: {unused[0]}: {config.application} is a decoder, whose controller has no use for it")
 
 
-def _no_two(field: str, values: list[Any]) -> None:
+def _no_two(field: str, values: list[Any], why: str = "two applications cannot have the same") -> None:
     for value in values:
         if value is not None and values.count(value) > 1:
-            raise UserError(f"{field} = {value!r}: two applications cannot have the same")
+            raise UserError(f"{field} = {value!r}: {why}")
 
 
 def _at(import_path: str, content: ServeFile) -> list[dict[str, Any]]:
