@@ -219,14 +219,6 @@ def fleet(text: str) -> tuple[Device, ...]:
     return devices
 
 
-def as_option(devices: Iterable[Device]) -> str:
-    """
-    >>> as_option(fleet("v100=6@2.10,p100=8"))
-    'v100=6@2.1,p100=8@1.77'
-    """
-    return ",".join(f"{each.kind}={each.count}@{each.price_per_hour!r}" for each in devices)
-
-
 def _device(part: str) -> Device:
     kind, given, amount = part.partition("=")
     if not given:

@@ -27,7 +27,7 @@ from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import plan_for_its_ramps
-from isobatch.profiles.devices import GB, Device, as_option, as_text, fleet, ways_to_share
+from isobatch.profiles.devices import GB, Device, as_text, fleet, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, write_whole
 
@@ -71,7 +71,7 @@ class Planned:
         rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if goal == "cost" else None
         own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if goal == "cost" else None)
         objective = objective_of(own)
-        facts, most = problem_of(own, as_option(here), profile), objective.for_most_goodput
+        facts, most = problem_of(own, here, profile), objective.for_most_goodput
         if facts.exits:
             first = plan_for_its_ramps(facts, most, lambda given: side_by_side(given, most, CANDIDATE_GAP))
             facts = first[1] if first else facts
@@ -86,7 +86,7 @@ class Planned:
         if not devices:
             return None
         with LivePlan(self.options.seconds) as live:
-            return searched(self.options, as_option(devices), self.profile, self.asks.objective, live)
+            return searched(self.options, devices, self.profile, self.asks.objective, live)
 
 
 @dataclass(frozen=True)

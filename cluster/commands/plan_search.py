@@ -39,7 +39,7 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
-from isobatch.profiles.devices import Device, as_option, fleet, links_between, ways_to_share
+from isobatch.profiles.devices import Device, fleet, links_between, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
@@ -167,7 +167,7 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
     for name, way in (("not shared", alone), *(("shared", way) for way in shared)):
         try:
             with LivePlan(seconds) as live:
-                results[name] = searched(replace(options, seconds=seconds), as_option(way), profile, objective, live)
+                results[name] = searched(replace(options, seconds=seconds), way, profile, objective, live)
         except UserError as error:
             errors.append(error)
         if live.is_stopped():
@@ -193,7 +193,7 @@ def most_promising(
     values = dict[tuple[Device, ...], float]()
     for way in ways:
         with suppress(UserError):  # no times of the backend, for example
-            facts = problem_of(options, as_option(way), profile)
+            facts = problem_of(options, way, profile)
             values[way] = _value(found_in_time(live, facts, within, max(options.gap, choice.CANDIDATE_GAP)), objective)
         if live.is_over():
             break
@@ -209,7 +209,7 @@ def _value(plan: Plan | None, objective: Objective) -> float:
 
 
 def searched(
-    options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective, live: LivePlan
+    options: "ClassifierPlanOptions", devices: Sequence[Device], profile: Profile, objective: Objective, live: LivePlan
 ) -> PlanResult:
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
     facts = problem_of(options, devices, profile)
@@ -286,17 +286,17 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
     )
 
 
-def problem_of(options: "ClassifierPlanOptions", devices: str, profile: Profile) -> Problem:
+def problem_of(options: "ClassifierPlanOptions", devices: Sequence[Device], profile: Profile) -> Problem:
     """The planning problem while all ramps are open."""
     backend, dtype = options.backend, options.dtype or ""
     if backend not in ("", *PUBLISHED_BACKENDS):
         known_backend(backend)
-    kinds, measured = fleet(devices), profile.on(backend, dtype)
-    for device in kinds:
+    measured = profile.on(backend, dtype)
+    for device in devices:
         measured.check_has(device.kind, backend, dtype)
-    links = links_between(kinds, one_machine=options.one_machine, measured=profile.links)
+    links = links_between(devices, one_machine=options.one_machine, measured=profile.links)
     exits = measured.exits_of(measured.length)
-    return problem(measured, kinds, links, exits.survival, measured.length, exits)
+    return problem(measured, devices, links, exits.survival, measured.length, exits)
 
 
 def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:

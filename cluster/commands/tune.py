@@ -9,6 +9,7 @@ from rich.console import Console
 
 from isobatch.cluster.commands import METRICS, Metric, above_0, number_text
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
+from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load, save, write_whole
 
@@ -62,7 +63,7 @@ def tune(
     )  # fmt: skip
     if differ(known.weights, weights_of(model)):
         raise UserError(f"{profile} is of {known.model}, whose weights are others: profile {model} first")
-    facts = problem_of(options, devices, known)
+    facts = problem_of(options, fleet(devices), known)
     if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
         raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
     result = tuned_with(options, facts, evidence)
