@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -87,7 +88,7 @@ class ExportedRanges:
     def __init__(self, compute: Compute, source: GraphSource, cache: Path, records: bool = False) -> None:
         self._compute, self.source, self.cache, self._records = compute, source, cache, records
         self._ready: dict[BlockRange, Session] = {}
-        self._exports: dict[BlockRange, Future[None]] = {}
+        self.requested: dict[BlockRange, Future[None]] = {}  # those that were needed before they were exported
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
 
     def get(self, block_range: BlockRange) -> Session | None:
@@ -104,26 +105,16 @@ class ExportedRanges:
         if block_range not in self._ready:
             if len(self._ready) >= MAX_SESSIONS:  # the oldest session goes, and may be requested again
                 first = next(iter(self._ready))
-                self._exports.pop(first, None)
+                self.requested.pop(first, None)
                 del self._ready[first]
             with EXCLUSIVE:
                 self._ready[block_range] = Session(self._file(block_range, inputs), self.source.device, self._records)
 
     def request(self, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         """Export a block range in the background, once. Torch runs the range until then, or for good if this fails."""
-        if block_range not in self._exports:
+        if block_range not in self.requested:
             example = {name: tensor[:1].clone() for name, tensor in inputs.items()}
-            self._exports[block_range] = self._thread.submit(self._try, block_range, example)
-
-    @property
-    def requested(self) -> frozenset[BlockRange]:
-        """The block ranges that were needed before they were exported."""
-        return frozenset(self._exports)
-
-    def wait(self) -> None:
-        """Return when all requested exports have finished or failed."""
-        for pending in list(self._exports.values()):
-            pending.result()
+            self.requested[block_range] = self._thread.submit(self._try, block_range, example)
 
     def _try(self, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         try:
@@ -235,35 +226,30 @@ def _hidden(output: RangeOutput) -> Mapping[str, Tensor]:
     return {} if output.hidden is None else {HIDDEN: output.hidden}
 
 
-class OnnxRecorder:
-    """Records a block range as soon as it is exported, on a session that is bound to fixed memory and replayed there.
+def record_exported(model: OnnxModel, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording | None:
+    """Record a block range as soon as it is exported, on a session that is bound to fixed memory and replayed there.
     Until then the model serves it unrecorded."""
-
-    def __init__(self, model: OnnxModel) -> None:
-        self._model = model
-
-    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording | None:
-        session = self._model.exported.get(block_range)
-        if session is None or not EXCLUSIVE.acquire(blocking=False):
-            return None
-        try:
-            if not session.records:
-                raise RuntimeError("ONNX Runtime cannot record it: part of it runs on the host")
-            range_inputs = buffers()
-            inputs = graph_inputs(range_inputs.arrays, range_inputs.spans)
-            fixed = session.fixed(inputs)
-        finally:
-            EXCLUSIVE.release()
-        return Recording(
-            RangeInputs(*split_graph_inputs({**inputs, **fixed.inputs})),
-            range_output(fixed.outputs, block_range),
-            fixed.replay,
-        )
+    session = model.exported.get(block_range)
+    if session is None or not EXCLUSIVE.acquire(blocking=False):
+        return None
+    try:
+        if not session.records:
+            raise RuntimeError("ONNX Runtime cannot record it: part of it runs on the host")
+        range_inputs = buffers()
+        inputs = graph_inputs(range_inputs.arrays, range_inputs.spans)
+        fixed = session.fixed(inputs)
+    finally:
+        EXCLUSIVE.release()
+    return Recording(
+        RangeInputs(*split_graph_inputs({**inputs, **fixed.inputs})),
+        range_output(fixed.outputs, block_range),
+        fixed.replay,
+    )
 
 
 def _serve(model: TorchModel, fingerprint: Fingerprint, int8: bool) -> GraphModel:
     exported = OnnxModel(model, fingerprint(model), int8, records=True)
-    return GraphModel(exported, OnnxRecorder(exported))
+    return GraphModel(exported, partial(record_exported, exported))
 
 
 ONNX_GRAPHS = Backend(

@@ -3,6 +3,7 @@ torch by a fake recorder, ONNX Runtime from and into fixed memory as on a GPU.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.models import cuda_graphs as graphs
 from isobatch.deployments.models.cuda_graphs import GraphModel, Recording
-from isobatch.deployments.models.onnx_model import OnnxModel, OnnxRecorder
+from isobatch.deployments.models.onnx_model import OnnxModel, record_exported
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import Recorder, assert_same, batch_for, check_cuts
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
@@ -97,7 +98,7 @@ def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache:
     def forbid() -> None:
         inner.through = onnx.through = lambda *_: pytest.fail("it was not recorded")
 
-    check_cuts(GraphModel(onnx, OnnxRecorder(onnx)), plain, name, dict(enumerate([9, 2, 7, 9])), forbid)
+    check_cuts(GraphModel(onnx, partial(record_exported, onnx)), plain, name, dict(enumerate([9, 2, 7, 9])), forbid)
 
 
 def test_ramps_are_made_from_what_the_inner_network_gives() -> None:

@@ -63,7 +63,7 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     wanted = BlockRange(0, 2, (0, 1))
     expected = exact.run(batch, 2, exact.ramp_blocks)
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
-    served.exported.wait()
+    served.exported.requested[wanted].result()
     assert served.exported.get(wanted)
     served.inner.through = lambda *_: pytest.fail("torch was asked")
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
@@ -113,7 +113,7 @@ def test_some_stay_on_torch(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog
     with caplog.at_level(logging.ERROR):
         for _ in range(2):
             assert_same(model.run(batch, 1, ()), served.run(batch, 1, ()))
-            served.exported.wait()
+            served.exported.requested[BlockRange(0, 1)].result()
     assert caplog.text.count("blocks 0-1 stay on torch") == 1
 
 
