@@ -209,7 +209,8 @@ class _Generation(_RequestFields):
             self._alternatives,
             self.response_format.grammar if self.response_format else "",
         )
-        return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos, self._usual_tokens)
+        most, usual = self._limits
+        return TextTerms(most, sampling, self.min_tokens, self.ignore_eos, usual)
 
     @field_validator("response_format")
     @classmethod
@@ -219,13 +220,10 @@ class _Generation(_RequestFields):
         return value
 
     @property
-    def _most_tokens(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def _usual_tokens(self) -> int | None:
-        """The most tokens where the client says nothing, and there is room for them; None: there is no such limit."""
-        return None
+    def _limits(self) -> tuple[int | None, int | None]:
+        """The most tokens that the client allows, and those where it says nothing, if there is room for them; None: no
+        such limit."""
+        raise NotImplementedError
 
     @property
     def echoed(self) -> Sequence[str | tuple[int, ...]]:
@@ -251,12 +249,8 @@ class CompletionRequest(_Generation):
     suffix: None = Field(None, description=_NEUTRAL)
 
     @property
-    def _most_tokens(self) -> int | None:
-        return None if self._usual_tokens else self.max_tokens
-
-    @property
-    def _usual_tokens(self) -> int | None:
-        return None if "max_tokens" in self.model_fields_set else self.max_tokens
+    def _limits(self) -> tuple[int | None, int | None]:
+        return (self.max_tokens, None) if "max_tokens" in self.model_fields_set else (None, self.max_tokens)
 
     @property
     def echoed(self) -> Sequence[str | tuple[int, ...]]:
@@ -308,8 +302,8 @@ class ChatRequest(_Generation):
     tool_choice: Literal["none", None] = Field(None, description=_NEUTRAL)
 
     @property
-    def _most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+    def _limits(self) -> tuple[int | None, int | None]:
+        return self.max_completion_tokens or self.max_tokens, None
 
     @property
     def _alternatives(self) -> int | None:
