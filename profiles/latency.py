@@ -121,20 +121,14 @@ class LatencyTable:
         """The table if all times are at the short end (0) or the long end (1) of their interval."""
         if not self.interval:
             return self
-        block_s, ramp_s = (
-            tuple(tuple(factors[end] * each for each in row) for factors, row in zip(self.interval, rows, strict=True))
-            for rows in (self.block_s, self.ramp_s)
-        )
+        block_s, ramp_s = (_longer(rows, [row[end] for row in self.interval]) for rows in (self.block_s, self.ramp_s))
         return replace(self, block_s=block_s, ramp_s=ramp_s, block_p95_s=(), interval=())
 
     def shared_by(self, sharers: int, factors: Sequence[float]) -> "LatencyTable":
         """The table of one of several replicas that launch on one device at the same time. `factors`: by how much a
         launch of each batch size then takes longer; what every launch costs grows as the smallest one."""
         block_s, ramp_s, p95_s = (
-            tuple(tuple(factor * each for each in row) for factor, row in zip(factors, rows, strict=True))
-            if rows
-            else ()
-            for rows in (self.block_s, self.ramp_s, self.block_p95_s)
+            rows and _longer(rows, factors) for rows in (self.block_s, self.ramp_s, self.block_p95_s)
         )
         launch_s, stop_s, launch_p95_s = (
             each and factors[0] * each for each in (self.launch_s, self.stop_s, self.launch_p95_s)
@@ -215,6 +209,11 @@ class LatencyTable:
         for block, value in enumerate(values):
             if value < 0:
                 raise ValueError(f"{name}[{block}] = {value} must be 0 or more")
+
+
+def _longer(rows: Rows, factors: Sequence[float]) -> Rows:
+    """Rows whose times are longer by a factor for each batch size."""
+    return tuple(tuple(factor * each for each in row) for factor, row in zip(factors, rows, strict=True))
 
 
 def mixed_backends_warning(tables: Sequence[LatencyTable]) -> str | None:
