@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from isobatch.deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
+Network = TypeVar("Network", BackedModel, ServedModel, SplitModel)
 
 # A replica starts no further compilation after this many seconds: shapes left over are compiled when they occur.
 COMPILE_WITHIN_S = 10.0
@@ -34,24 +35,12 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 
 
-@overload
-def on_backend(model: BackedModel, directory: str | Path, backend: str, *, int8: bool = False) -> BackedModel: ...
-
-
-@overload
-def on_backend(model: ServedModel, directory: str | Path, backend: str, *, int8: bool = False) -> ServedModel: ...
-
-
-@overload
-def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel: ...
-
-
-def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
+def on_backend(model: Network, directory: str | Path, backend: str, *, int8: bool = False) -> Network:
     """The network on this backend. `directory` is the one that it was loaded from."""
     if isinstance(model, ServedModel) and model.ramp_blocks:
         dtype = INT8 if int8 else str(model.dtype).removeprefix("torch.")
         warn_of_ramp_dtype(directory, model.ramps.rules.dtype, dtype, prepared=isinstance(model, BackedModel))
-    return _moved(model, directory, backend, int8)
+    return cast(Network, _moved(model, directory, backend, int8))
 
 
 def weights_dtype(dtype: str) -> str:
