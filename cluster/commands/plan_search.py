@@ -55,7 +55,7 @@ class LivePlan:
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._seconds, self._began_s = clock, inf if seconds is None else seconds, clock()
-        self._until_share, self._stopped, self._confirming = SEARCHING, False, False
+        self._until_share, self.stopped, self._confirming = SEARCHING, False, False
         console = Console(stderr=True)
         # A status renders this object again and again.
         self._status: Status | None = console.status(self) if console.is_terminal else None
@@ -79,16 +79,13 @@ class LivePlan:
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""
         self._show()
-        self._confirming = self._stopped or self._clock() - self._began_s >= self._until_share * self._seconds
+        self._confirming = self.stopped or self._clock() - self._began_s >= self._until_share * self._seconds
         return self._confirming
-
-    def is_stopped(self) -> bool:
-        return self._stopped
 
     @property
     def left_s(self) -> float | None:
         """The seconds that are left, 0 after Ctrl-C; None: there is no limit."""
-        if self._stopped:
+        if self.stopped:
             return 0.0
         return None if self._seconds == inf else max(0.0, self._seconds - (self._clock() - self._began_s))
 
@@ -104,7 +101,7 @@ class LivePlan:
 
     def allow(self, share: float) -> None:
         """Let the next phase go on until this share of `seconds` is over."""
-        self._until_share, self._confirming = share, self._stopped
+        self._until_share, self._confirming = share, self.stopped
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
         """A plan that sustains more in the simulator than all before."""
@@ -125,9 +122,9 @@ class LivePlan:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""
-        if self._stopped:
+        if self.stopped:
             raise KeyboardInterrupt
-        self._stopped = self._confirming = True
+        self.stopped = self._confirming = True
 
 
 def _splits(plan: Plan) -> str:
@@ -170,7 +167,7 @@ def planned(options: "ClassifierPlanOptions", devices: str, profile: Profile, ob
                 results[name] = searched(replace(options, seconds=seconds), way, profile, objective, live)
         except UserError as error:
             errors.append(error)
-        if live.is_stopped():
+        if live.stopped:
             break
     if not results:
         raise errors[0]
