@@ -6,20 +6,17 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
+from isobatch.deployments.named import Dtype as Dtype
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import Metric as Metric
 
 Number = TypeVar("Number", int, float)
 
-# Defined in profiles/losses.py.
-Metric = Literal[
-    "accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "mean-iou", "absolute-error", "ndcg@10"
-]
-Dtype = Literal["float32", "float16", "bfloat16", "int8"]  # int8 is for CPUs, on ONNX Runtime
 METRICS = (
     "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC; where an "
     "input has several labels, micro-F1; where its pixels have labels, mean IoU; where it has a score, the absolute "
