@@ -167,9 +167,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
     if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]):
         rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
-    if not (chosen := sampled(rows, options.max_rows)):
-        raise UserError(f"{data} holds no inputs")
-    return chosen, origin
+    return sampled(rows, options.max_rows), origin
 
 
 def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
