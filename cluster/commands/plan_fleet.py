@@ -4,13 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable, number_text
 from isobatch.cluster.commands.fleet_file import FleetEntry, read_fleet
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
@@ -31,9 +32,6 @@ from isobatch.profiles.devices import GB, Device, as_text, fleet, ways_to_share
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, write_whole
 
-if TYPE_CHECKING:
-    from isobatch.cluster.commands.plan import ClassifierPlanOptions
-
 # Options that a fleet's file names for each application, or that a division does not support.
 OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
@@ -51,13 +49,13 @@ class Planned:
     entry: FleetEntry
     path: Path
     profile: Profile
-    options: "ClassifierPlanOptions"
+    options: ClassifierPlanOptions
     asks: FleetApplication
 
     @classmethod
     def of(
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
-        options: "ClassifierPlanOptions",
+        options: ClassifierPlanOptions,
     ) -> Self:  # fmt: skip
         computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
         if computed.get("backend") in (AUTO, VIRTUAL):
@@ -128,7 +126,7 @@ class PlannedFleet:
         }
 
 
-def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
+def plan_fleet(file: Path, options: ClassifierPlanOptions) -> None:
     content, out = read_fleet(file), options.out
     devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
     check_writable(out or Path("plan.json"))

@@ -5,19 +5,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from math import ceil
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from isobatch.cluster.commands import number_text
+from isobatch.cluster.simulator.plan_choice import SimulatedChoice
 from isobatch.optimizer import Objective, Placement, Plan, Problem, Score
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import SimulatedTimes, blocks_text
 from isobatch.profiles.latency import ESTIMATED, PUBLISHED, mixed_backends_warning
-
-if TYPE_CHECKING:
-    from isobatch.cluster.simulator.plan_choice import SimulatedChoice
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    simulated: "SimulatedChoice | None" = None  # the result of the simulation
+    simulated: SimulatedChoice | None = None  # the result of the simulation
     not_simulated: str = ""  # why it was not simulated
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
     # What the plan sustains if all estimated times are too short, and too long; None where no time is estimated.

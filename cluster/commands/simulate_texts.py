@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from isobatch.cluster.commands.plan_texts import profile_for
+from isobatch.cluster.commands.simulate import TextSimulationOptions
 from isobatch.cluster.commands.simulate_run import NO_INPUTS, single_application
 from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
@@ -20,11 +21,8 @@ from isobatch.optimizer.plan import read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.profiles.errors import UserError
 
-if TYPE_CHECKING:
-    from isobatch.cluster.commands.simulate import TextSimulationOptions
 
-
-def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str, Any]]) -> None:
+def rehearse_texts(options: TextSimulationOptions, applications: list[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
     options.check_read()
     config = checked(DecoderConfig, single_application(applications, "decoders")["args"])

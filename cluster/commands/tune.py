@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import METRICS, Metric, above_0, number_text
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load, save, write_whole
 
 if TYPE_CHECKING:
-    from isobatch.cluster.commands.plan import ClassifierPlanOptions
     from isobatch.optimizer import Plan, Problem
     from isobatch.optimizer.tuning import Tuned
     from isobatch.profiles.evidence import Evidence
@@ -43,7 +43,6 @@ def tune(
 
     Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
     """
-    from isobatch.cluster.commands.plan import ClassifierPlanOptions
     from isobatch.cluster.commands.plan_search import named, problem_of
     from isobatch.deployments.prepare.pipeline import check_free
     from isobatch.optimizer.goals import GOALS
@@ -77,7 +76,7 @@ def tune(
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
 
-def tuned_with(options: "ClassifierPlanOptions", facts: "Problem", evidence: "Evidence") -> "Tuned | None":
+def tuned_with(options: ClassifierPlanOptions, facts: "Problem", evidence: "Evidence") -> "Tuned | None":
     """Thresholds and a plan for these options of `isobatch plan`."""
     from functools import partial
 
