@@ -218,15 +218,14 @@ def fleet(text: str) -> tuple[Device, ...]:
 
 
 def _device(part: str) -> Device:
-    kind, given, amount = part.partition("=")
-    if not given:
-        raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6")
+    kind, _, amount = part.partition("=")
     count, _, price = amount.partition("@")
-    entry = known_kind(kind.strip())
     try:
-        number, price_per_hour = int(count), float(price) if price else entry.price_per_hour
+        number, own_price = int(count), float(price) if price else None
     except ValueError:
         raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+    entry = known_kind(kind.strip())
+    price_per_hour = entry.price_per_hour if own_price is None else own_price
     return Device(kind.strip().lower(), number, entry.memory_bytes, price_per_hour)
 
 
