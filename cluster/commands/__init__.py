@@ -101,6 +101,15 @@ def check_picture(out: Path) -> None:
     check_writable(out)
 
 
+def policy_path(policy: str) -> str:
+    """The import path of a policy, by its name or by this path itself.
+
+    >>> policy_path("entropy"), policy_path("mine:unsure")
+    ('isobatch.deployments.exits:entropy', 'mine:unsure')
+    """
+    return policy if ":" in policy else f"isobatch.deployments.exits:{policy}"
+
+
 def share(text: str) -> float:
     """
     >>> share("1%"), share("0.02")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
-from isobatch.cluster.commands import Metric, number_text, share
+from isobatch.cluster.commands import Metric, number_text, policy_path, share
 from isobatch.cluster.commands.cascade import CascadeOptions
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
@@ -41,7 +41,7 @@ LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 
 def run(options: CascadeOptions, reading: ReadingOptions) -> None:
-    policy = options.policy if ":" in options.policy else f"isobatch.deployments.exits:{options.policy}"
+    policy = policy_path(options.policy)
     check_policy(Ramps(ExitRules(policy=policy)), "--policy")
     metric: Metric = options.metric or "accuracy"
     if metric not in CLASSIFICATION.metrics:

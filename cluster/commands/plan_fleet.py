@@ -101,10 +101,6 @@ class PlannedFleet:
         return [promise.goodput_per_s if promise else 0.0 for promise in promises]
 
     @property
-    def dollars(self) -> list[float]:
-        return [result.score.cost_per_hour if result else 0.0 for result in self.results]
-
-    @property
     def left(self) -> dict[str, int]:
         """The devices that no plan uses."""
         used = [result.plan.devices() for result in self.results if result]
@@ -113,7 +109,8 @@ class PlannedFleet:
 
     @property
     def value(self) -> float:
-        rows = zip(self.applications, self.goodputs_per_s, self.dollars, strict=True)
+        dollars = [result.score.cost_per_hour if result else 0.0 for result in self.results]
+        rows = zip(self.applications, self.goodputs_per_s, dollars, strict=True)
         return abs(value_of(self.goal, [each.asks.worth(self.goal, *figures) for each, *figures in rows])[0])
 
     @property

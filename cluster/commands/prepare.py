@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Dtype, Metric, share
+from isobatch.cluster.commands import METRICS, Dtype, Metric, policy_path, share
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
@@ -88,10 +88,6 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ] = 0.05
     labels: Labels = None
     seed: Annotated[int, "For the sample, its parts and the training."] = 0
-
-    def policy_path(self, task: "Task") -> str:
-        policy = self.policy or task.policy
-        return policy if ":" in policy else f"isobatch.deployments.exits:{policy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +179,7 @@ def _prepare_classifier(
     data, out = options.data, options.out
     checkpoint.check(source)
     task = checkpoint.task_at(source)
-    policy = options.policy_path(task)
+    policy = policy_path(options.policy or task.policy)
     rule = policy_at(policy)
     _check_scores(options, task)
     metric = options.metric or (NDCG if options.queries else task.metrics[0])

@@ -237,10 +237,6 @@ def _front_texts_per_s(profile: DecoderProfile) -> float:
 
 def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, DecodingTrial]:
     """The plan on the cheapest devices that sustain the goal's rate."""
-
-    def cost_per_hour(counts: Sequence[int]) -> float:
-        return sum(count * best.facts.device.price_per_hour for best, count in zip(bests, counts, strict=True))
-
     if goal.texts_per_s > (most := _front_texts_per_s(bests[0].facts.profile)):
         raise UserError(
             f"{goal.texts_per_s:.4g} texts per second: one front can pass on the tokens of at most {most:.4g}"
@@ -255,8 +251,9 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         return (plan, trial) if trial.keeps(goal) else None
 
     def cost(counts: Sequence[int]) -> tuple[float, int]:
-        """Of devices that cost the same, such as free ones, fewer are better."""
-        return cost_per_hour(counts), sum(counts)
+        """Dollars per hour; of devices that cost the same, such as free ones, fewer are better."""
+        dollars = sum(count * best.facts.device.price_per_hour for best, count in zip(bests, counts, strict=True))
+        return dollars, sum(counts)
 
     possible = sorted(_possible_counts(bests, goal.texts_per_s), key=lambda counts: (cost(counts), counts))
     expected = sum(sustained(counts) < goal.texts_per_s for counts in possible)
