@@ -327,9 +327,10 @@ class _Writers:
                 front.request(prompt, body.terms(front.defaults, number))
                 for prompt in prompts for number in range(body.n)
             ]  # fmt: skip
+            echoed = body.prompt if isinstance(body, CompletionRequest) and body.echo else ()
             echoes = [
                 prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
-                for prompt in body.echoed for _ in range(body.n)
+                for prompt in echoed for _ in range(body.n)
             ]  # fmt: skip
             reply = TextReply(shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes)
             return await self._answer(reply, body)

@@ -1,6 +1,6 @@
 """The fields of OpenAI's requests that are served. Other fields are refused by name, in one sentence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from secrets import randbits
 from typing import Annotated, Any, Literal, TypeVar
@@ -226,11 +226,6 @@ class _Generation(_RequestFields):
         raise NotImplementedError
 
     @property
-    def echoed(self) -> Sequence[str | tuple[int, ...]]:
-        """The prompts that the texts begin with."""
-        return ()
-
-    @property
     def _alternatives(self) -> int | None:
         """The most probable tokens whose log probabilities are returned; None: no log probabilities are."""
         raise NotImplementedError
@@ -251,10 +246,6 @@ class CompletionRequest(_Generation):
     @property
     def _limits(self) -> tuple[int | None, int | None]:
         return (self.max_tokens, None) if "max_tokens" in self.model_fields_set else (None, self.max_tokens)
-
-    @property
-    def echoed(self) -> Sequence[str | tuple[int, ...]]:
-        return self.prompt if self.echo else ()
 
     @field_validator("logprobs")
     @classmethod
