@@ -355,8 +355,7 @@ def _block(config: Any) -> tuple[int, int, int]:
         heads = config.num_heads * config.d_kv
         return 6 * config.d_model * heads + _t5_inner(config), heads, config.d_model
     width, shape = config.hidden_size, shape_of(config)
-    head = getattr(config, "head_dim", None) or width // config.num_attention_heads
-    heads = config.num_attention_heads * head
+    heads = config.num_attention_heads * shape.width
     return 2 * width * (heads + shape.kv_width) + 3 * width * config.intermediate_size, heads, width
 
 
