@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
@@ -40,7 +40,8 @@ def on_backend(model: Network, directory: str | Path, backend: str, *, int8: boo
     if isinstance(model, ServedModel) and model.ramp_blocks:
         dtype = INT8 if int8 else str(model.dtype).removeprefix("torch.")
         warn_of_ramp_dtype(directory, model.ramps.rules.dtype, dtype, prepared=isinstance(model, BackedModel))
-    return cast(Network, _moved(model, directory, backend, int8))
+    moved: Network = _moved(model, directory, backend, int8)
+    return moved
 
 
 def weights_dtype(dtype: str) -> str:
@@ -52,14 +53,13 @@ def weights_dtype(dtype: str) -> str:
     return "float32" if dtype == INT8 else dtype
 
 
-def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
+def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> Any:
+    """A network of the same kind."""
     if isinstance(model, ServedModel):
         from isobatch.deployments.models.cascade import Cascade
 
         if isinstance(model, Cascade):
-            return model.on_backend(
-                backend, lambda level, folder: cast(BackedModel, _moved(level, folder, backend, int8))
-            )
+            return model.on_backend(backend, lambda level, folder: _moved(level, folder, backend, int8))
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
     name = "onnx" if int8 else backend
