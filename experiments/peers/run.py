@@ -9,6 +9,7 @@ and at the end.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def _compared(
 ) -> dict[str, float]:
     """Every other round has the opposite order, so that a machine that slows down favours no server."""
     result: defaultdict[str, list[PeerRound]] = defaultdict(list)
-    _plan(workload.folder, folder)
+    _plan(workload, folder)
     for number in range(rounds):
         for system in systems if number % 2 == 0 else systems[::-1]:
             seen = _seen(workload, system, folder, seconds)
@@ -167,11 +168,15 @@ def over_best(goodput: Mapping[str, float]) -> dict[str, float]:
     return {name: best[above] / best[below] for name, (above, below) in ratios.items() if {above, below} <= best.keys()}
 
 
-def _plan(network: str, folder: Path) -> None:
-    """Write the profile of this machine and the plan for two replicas."""
-    profile, kind = folder / "profile.json", ("--kind", "cpu", "--backend", "onnx")
+def _plan(workload: PeerWorkload, folder: Path) -> None:
+    """Write the profile of this machine, with the exits of other inputs, and the plan for two replicas."""
+    data, profile = folder / "inputs.jsonl", folder / "profile.json"
+    data.write_text("".join(json.dumps({workload.column: each}) + "\n" for each in workload.recorded))
     profile.unlink(missing_ok=True)
-    run_isobatch("profile", network, "--out", profile, "--largest", BATCH, "--budget", PROFILED_S, *kind)
+    run_isobatch(
+        "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--kind", "cpu",
+        "--largest", BATCH, "--budget", PROFILED_S,
+    )  # fmt: skip
     limits = ("--devices", "cpu=2", "--slo-ms", SLO_MS, "--backend", "onnx", "--max-batch", BATCH)
     run_isobatch("plan", "--profile", profile, "--out", folder / "plan.json", *limits)
 

@@ -18,11 +18,13 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """A network, and inputs for it."""
+    """A network, inputs for it, and other inputs for its profile, in a column of this name."""
 
     name: str
     folder: str
     inputs: Sequence[Any]
+    recorded: Sequence[Any]
+    column: str
 
     def body(self, value: Any, listed: bool) -> bytes:
         return json.dumps({"inputs": [value] if listed else value}).encode()
@@ -33,8 +35,10 @@ class PeerWorkload:
 
 def workloads() -> Iterator[PeerWorkload]:
     """The demo, and MiniLM on SST-2 with exits if its weights are at hand."""
-    yield PeerWorkload("demo", str(demo_directory()), [digit.tolist() for digit in demo_inputs(INPUTS)])
+    digits = [digit.tolist() for digit in demo_inputs(2 * INPUTS)]
+    yield PeerWorkload("demo", str(demo_directory()), digits[:INPUTS], digits[INPUTS:], "image")
     try:
-        yield PeerWorkload("minilm", str(minilm.prepared()), minilm.sentences("test", INPUTS)[0])
+        texts = minilm.sentences("test", 2 * INPUTS)[0]
+        yield PeerWorkload("minilm", str(minilm.prepared()), texts[:INPUTS], texts[INPUTS:], "text")
     except UserError as error:
         console.print(f"[bold red]minilm IS NOT MEASURED[/] ({error}): it needs {minilm.NEEDS}", soft_wrap=True)
