@@ -21,21 +21,26 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 from experiments.peers.network import BATCH, ONNX, READY
-from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.fleet import serve_file_of
 from experiments.serve.servers import isobatch, running
+from experiments.shared import minilm
 from experiments.shared.commands import run_isobatch
 from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256, 512)
+INPUTS = 256  # that are sent, and as many others for the profile
 LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
 console = Console(stderr=True)
@@ -72,6 +77,34 @@ PEERS = (*FULL, *WITH_EXITS)
 OURS = (Peer("isobatch", "ray"), Peer("isobatch_2", "ray", workers=2))
 OURS_FULL = tuple(replace(own, name=f"{own.name}_full", headers="X-Full: 1\r\n") for own in OURS)
 PROFILED_S = 30  # seconds of timing, by which the plan for two replicas is made
+
+
+@dataclass(frozen=True)
+class PeerWorkload:
+    """A network, inputs for it, and other inputs for its profile, in a column of this name."""
+
+    name: str
+    folder: str
+    inputs: Sequence[Any]
+    recorded: Sequence[Any]
+    column: str
+
+    def body(self, value: Any, listed: bool) -> bytes:
+        return json.dumps({"inputs": [value] if listed else value}).encode()
+
+    def bodies(self, listed: bool) -> list[bytes]:
+        return [self.body(value, listed) for value in self.inputs]
+
+
+def workloads() -> Iterator[PeerWorkload]:
+    """The demo, and MiniLM on SST-2 with exits if its weights are at hand."""
+    digits = [digit.tolist() for digit in demo_inputs(2 * INPUTS)]
+    yield PeerWorkload("demo", str(demo_directory()), digits[:INPUTS], digits[INPUTS:], "image")
+    try:
+        texts = minilm.sentences("test", 2 * INPUTS)[0]
+        yield PeerWorkload("minilm", str(minilm.prepared()), texts[:INPUTS], texts[INPUTS:], "text")
+    except UserError as error:
+        console.print(f"[bold red]minilm IS NOT MEASURED[/] ({error}): it needs {minilm.NEEDS}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
