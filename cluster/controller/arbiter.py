@@ -226,7 +226,8 @@ class Arbiter:
             decision = FleetDecision(now.at_s, "; ".join([self._why, *filter(None, changes)]), aims)
         self._held = {name: replace(each, aim=aims[name]) for name, each in self._held.items()}
         # A controller that only has no devices keeps the plan that runs, on devices that others should get.
-        self._park(standings, now.present, (), [name for name in standings if not any(aims[name].values())])
+        left = [name for name in standings if any(held[name].values()) and not any(aims[name].values())]
+        self._park(standings, now.present, (), left)
         moved = [each for each in self.decisions if each.budgets]  # many others would push these out
         self.decisions = [*moved, decision][-KEEP:]
 
