@@ -71,7 +71,7 @@ def evaluate(
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
-    names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
+    names, task = label_names(located, labels, reading.label_separator), task_of(network)
     if queries and not task.by_score:
         raise UserError(f"--queries is for networks with one output: {model} gives labels")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]

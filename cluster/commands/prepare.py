@@ -195,7 +195,7 @@ def _prepare_classifier(
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):
         raise UserError("--ramp and --own-exits are not for a network whose answers are maps: its exits have bridges")
-    names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
+    names = label_names(source, options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)

@@ -109,11 +109,14 @@ def check_no_file(options: ReadingOptions) -> None:
     check_not_given(options, (each.name for each in fields(ReadingOptions)), "is for --data: name a file")
 
 
-def label_names(names: Sequence[str], labels: str | None, separator: str = ",") -> LabelNames:
+def label_names(folder: Path, labels: str | None, separator: str = ",") -> LabelNames:
     """The names of labels: the head's, and those in --labels. `separator`: between several labels of an input."""
+    from isobatch.deployments.models import checkpoint
+
     if not separator:
         raise UserError("--label-separator '' is empty: give the sign between labels, as in --label-separator ';'")
-    return LabelNames(names, pairs_of(labels), separator)
+    names, reduced = checkpoint.label_names(folder), checkpoint.reduces_labels(folder)
+    return LabelNames(names, pairs_of(labels), separator, reduced)
 
 
 def pairs_of(labels: str | None) -> Mapping[str, str]:
