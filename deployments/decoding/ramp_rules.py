@@ -123,7 +123,7 @@ class _DecoderConfig(BaseModel):
 class GenerationDefaults(BaseModel):
     """generation_config.json: the values of fields that requests leave out."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     do_sample: bool | None = None
     temperature: float | None = Field(None, ge=0)
@@ -143,8 +143,13 @@ class GenerationDefaults(BaseModel):
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults | None:
+    """The values in generation_config.json; config.json has the tokens that end a text if that file has none."""
     path = folder / "generation_config.json"
-    return read_model(path, GenerationDefaults) if path.exists() else None
+    if not path.exists():
+        return None
+    own = read_model(path, GenerationDefaults)
+    ends = own.eos_token_id or read_model(folder / "config.json", _DecoderConfig).eos_token_id
+    return own.model_copy(update={"eos_token_id": ends})
 
 
 def is_decoder(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from openai import OpenAI
 from tokenizers import decoders
 
 from experiments.demos.sums import END, tokenizer
+from isobatch.deployments.decoding.engine_setup import stop_tokens
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
@@ -34,6 +35,8 @@ from tests.helpers.tiny_decoders import VOCABULARY, plain_logprobs, plainly
         ({"prompt": "1+1=", "logprobs": 21}, 400, "logprobs = 21: Input should be less than or equal to 20"),
         ({"prompt": "1+1=", "logprobs": 1, "echo": True}, 400, "logprobs = 1: with echo, they would be missing for"),
         ({"prompt": "1+1=", "temperature": -1}, 400, "temperature = -1: "),
+        ({"prompt": "1+1=", "temperature": "nan"}, 400, "temperature = 'nan': Input should be a finite number"),
+        ({"prompt": "1+1=", "logit_bias": {"1": "nan"}}, 400, "logit_bias.1 = 'nan': Input should be a finite number"),
         ({"prompt": "1+1=", "top_p": 0}, 400, "top_p = 0: "),
         ({"prompt": "1+1=", "max_tokens": 0}, 400, "max_tokens = 0: "),
         ({"prompt": "1+1=", "max_tokens": 41}, 400, "max_tokens = 41: 40 are allowed"),
@@ -270,6 +273,13 @@ def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_
     assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
     asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
     assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_text_ends_as_config_json_says_where_the_generation_config_does_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
+    for generation, ends in (('{"temperature": 0.5}', {7, 8}), ('{"eos_token_id": 0}', {0})):
+        (tmp_path / "generation_config.json").write_text(generation)
+        assert stop_tokens(tmp_path) == ends
 
 
 def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path) -> None:
