@@ -1,8 +1,9 @@
 """`isobatch load` as a user types it: its requests, its output, and its exit code."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -18,6 +19,9 @@ from isobatch.cluster.load.request_bodies import accepted_at, predicts_at, promi
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import ran
 from tests.helpers.grpc_client import grpc_port
+
+
+WRITTEN = {"choices": [{"text": "ab", "exit_blocks": [1, 5]}]}
 
 
 class Served:
@@ -48,6 +52,8 @@ class Served:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if served.decodes:
+                    return self._reply(200, f"data: {json.dumps(WRITTEN)}\n\ndata: [DONE]\n\n")
                 (one,) = body["inputs"]
                 served.seen.append(one)
                 served.deadlines.add(self.headers["X-Deadline-Ms"])
@@ -58,7 +64,7 @@ class Served:
             def _reply(self, status: int, content: Any) -> None:
                 if key and self.headers["X-API-Key"] != key:
                     status, content = 401, {"error": "no key"}
-                body = json.dumps(content).encode()
+                body = (content if isinstance(content, str) else json.dumps(content)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -194,6 +200,34 @@ def test_a_key_with_other_letters_is_sent_as_the_server_reads_it(
     assert load(serve("BYTES", "schl\u00fcssel".encode().decode("latin-1")).url, "--api-key-variable", "MY_KEY") == 0
 
 
+@pytest.mark.parametrize("arriving", [("--clients", "1"), ("--rate", "100")])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_ctrl_c_shows_what_was_measured_until_then(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arriving: tuple[str, str], decodes: bool,
+) -> None:  # fmt: skip
+    def cut_off(work: Coroutine[Any, Any, LoadRecord]) -> LoadRecord:
+        try:
+            return asyncio.run(asyncio.wait_for(work, 0.2))
+        except TimeoutError:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("isobatch.cluster.commands.load.run_noting_polls", cut_off)
+    served, out, prompts = serve("BYTES"), tmp_path / "load.json", tmp_path / "prompts.txt"
+    served.decodes = decodes
+    prompts.write_text("1+1=\n")
+    sent = ("--prompts", str(prompts)) if decodes else ()
+    words = ("load", served.url, *arriving, *sent, "--seconds", "60", "--out", str(out))
+    monkeypatch.setattr(sys, "argv", ["isobatch", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    figures = json.loads(out.read_text())
+    assert (stopped.value.code, figures["outcomes"]) == (130, {"answered": figures["requests"]})
+    assert figures["requests"] > 2
+    assert figures["seconds"] < 10
+    assert "interrupted: these are the figures of the requests that had ended" in capsys.readouterr().out
+
+
 def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
     served = serve("BYTES")
     (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
@@ -259,6 +293,7 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
         (("--trace", "t.csv", "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),
         (("--clients", "1", "--seed", "5"), "--seed is for --rate and --trace, not for --clients"),
         (("--rate", "1", "--text-column", "text"), "--text-column is for --data: name a file"),
+        (("--rate", "1", "--max-rows", "5"), "--max-rows is for --data: name a file"),
         (("--rate", "1", "--max-tokens", "5"), "--max-tokens is for --prompts: name their file"),
     ],
 )
