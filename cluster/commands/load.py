@@ -123,10 +123,8 @@ def load(
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
     if prompts:
-        return _load_prompts(
-            _KeptPromptLoad(url, prompts_in(prompts), max_tokens, _lines(key)), run, slo_ms or DEFAULT_SLO_MS, out,
-            console,
-        )
+        prompting = _KeptPromptLoad(url, prompts_in(prompts), max_tokens, _lines(key))
+        return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     headers = _lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))

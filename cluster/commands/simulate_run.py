@@ -198,7 +198,9 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> di
         given[name] = float(rate), Path(trace[1:]) if trace else None
     lacks = next((name for name in names if name not in given), None)
     if lacks is None:
-        check_not_given(options, ("rate", "trace"), "is for applications without --load, and each has one: leave it out")
+        check_not_given(
+            options, ("rate", "trace"), "is for applications without --load, and each has one: leave it out"
+        )
     elif not options.given:
         raise UserError(f"{lacks} has no load: add --load {lacks}=RATE, or --rate for all that --load does not name")
     shared = options.rate, options.trace

@@ -10,8 +10,8 @@ from isobatch.deployments.front.answers import RefusedError
 UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
-# Additions that end inside a character, one after the other. Of real texts hardly any end there so often, and all tokens
-# since then are decoded again with each.
+# Additions that end inside a character, one after the other. Real texts hardly end there so often, and all tokens since
+# then are decoded again with each.
 _MOST_UNFINISHED = 32
 SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
 TYPICAL_TOKEN = 4  # characters
