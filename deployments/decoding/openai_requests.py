@@ -92,7 +92,7 @@ Prompts = Annotated[
 class _RequestFields(BaseModel):
     """Fields with a default may be null, as with OpenAI: some clients send null for fields that are not set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # as in "temperature": "nan"
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator(*_WITH_DEFAULTS, mode="before", check_fields=False)
     @classmethod

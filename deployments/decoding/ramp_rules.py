@@ -123,7 +123,7 @@ class _DecoderConfig(BaseModel):
 class GenerationDefaults(BaseModel):
     """generation_config.json: the values of fields that requests leave out."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True)
 
     do_sample: bool | None = None
     temperature: float | None = Field(None, ge=0)

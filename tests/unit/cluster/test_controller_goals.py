@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from shutil import copytree
 
@@ -28,11 +28,10 @@ def latency_ms(app, plan):
 
 
 @pytest.mark.parametrize("name", ["replan_every_s", "react_every_s", "start_s", "reserve", "gap", "slo_ms"])
-@pytest.mark.parametrize("number", [inf, nan])
-def test_a_number_that_is_not_finite_is_refused(name: str, number: float) -> None:
-    """YAML has .inf and .nan."""
-    with pytest.raises(UserError, match=f"args: {name} = {number}: Input should be a finite number"):
-        checked(ControllerConfig, {name: number})
+def test_a_number_that_is_not_finite_is_refused(name: str) -> None:
+    """YAML has .inf."""
+    with pytest.raises(UserError, match=f"args: {name} = inf: Input should be a finite number"):
+        checked(ControllerConfig, {name: inf})
 
 
 @pytest.mark.parametrize(("survival", "rate"), [(EASY, 100.0), (MEDIUM, 0.5), (HARD, 8.0)])
