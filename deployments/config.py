@@ -31,6 +31,7 @@ from isobatch.profiles.promise import RULES, tolerance_in
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 MOST_INSIDE = 2**20  # inputs: Serve counts requests in 32 bits
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
+A_FRONT_PER_S = 2_500  # requests that a front on a core of its own passes on, about, by `make bench-serve`
 
 
 def _known_backend_or_virtual(name: str) -> str:

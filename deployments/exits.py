@@ -13,7 +13,7 @@ and an input leaves with all of them.
 - Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
 
 Your own policy is a function with this signature anywhere on the import path. Decorate it with `remembers` if it has a
-memory, and with `takes` so that thresholds are searched in its range (example: tests/unit/prepare/test_toy_policy.py).
+memory, and with `takes` so that thresholds are searched in its range (example: examples/own_policy.py).
 """
 
 import math

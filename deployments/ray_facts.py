@@ -333,8 +333,11 @@ def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[st
         raise RuntimeError("Ray's autoscaler ignores labels here: set RAY_enable_autoscaler_v2=1 before Ray starts")
     key = f"{_REQUESTED}{application}"
     remember(key, json.dumps(rooms)) if rooms else forget(key)
-    known = internal_kv._internal_kv_list(_REQUESTED, namespace=_NAMESPACE)
-    requested = [room for each in known for room in json.loads(recall(bytes(each).decode()) or "[]")]
+    known = [bytes(each).decode() for each in internal_kv._internal_kv_list(_REQUESTED, namespace=_NAMESPACE)]
+    if application in (running := _applications()):  # else Serve may be starting, and know no application yet
+        for gone in (each for each in known if each.removeprefix(_REQUESTED) not in running):
+            forget(gone)  # its controller was killed
+    requested = [room for each in known for room in json.loads(recall(each) or "[]")]
     request_resources(
         bundles=[needs for needs, _ in requested], bundle_label_selectors=[labels for _, labels in requested]
     )

@@ -1,10 +1,10 @@
 """How sure one can be that new inputs lose no more than is allowed, given the losses of tested inputs.
 
-Every input wins (-1), loses (1) or neither. The test is the usual one: the mean loss plus `margin` standard errors must
-be within the allowed loss. The margin is not the usual one: it is the least margin with which chance passes the test in
-at most 1 - confidence of cases, whatever the shares of winning and losing inputs, if the true loss is the allowed one.
-That chance is a sum over all outcomes, so it is valid for few inputs as well as for many. Only the share of inputs that
-win or lose is not covered in full: it is tried at TRIED_SHARES places between its least and greatest value.
+Every input wins (-1), loses (1) or neither. The mean loss plus `margin` standard errors must be within the allowed
+loss, as in the usual test. But the margin is the least one with which chance passes the test in at most 1 - confidence
+of cases if the true loss is the allowed one, whatever the shares of winning and losing inputs. That chance is a sum
+over all outcomes, so it is valid for few inputs, too. Only the share of inputs that win or lose is not covered in full:
+it is tried at TRIED_SHARES places between its least and greatest value.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Latency tables from datasheets alone, by a roofline per kernel, for devices without any measurement.
 
 A kernel has three times: its share of a launch, its arithmetic at the device's peak rate, and its traffic at the
-memory's bandwidth. They overlap in part. The constants below were fitted to one device (an A100) and are checked on
-others in docs/profiles.md. A measured table beats all of this.
+memory's bandwidth. They overlap in part. The constants below were fitted to one device (an A100). A measured table
+beats all of this.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,8 @@
 """The forecast of the next window: the survival at each block, the rate of arrivals, and the length of texts.
 
 The survival at each ramp is forecast by itself; then the curve is made non-increasing. Arrivals and lengths are
-forecast as logarithms, so they cannot become negative. The methods are in profiles/series.py, and their errors in
-docs/profiles.md.
+forecast as logarithms, so they cannot become negative. The methods are in profiles/series.py; `make bench-forecast`
+measures their errors.
 """
 
 from collections import Counter

@@ -22,6 +22,7 @@ METRICS = (
     "input has several labels, micro-F1; where its pixels have labels, mean IoU; where it has a score, the absolute "
     "error, or with --queries NDCG@10"
 )
+INTERRUPTED = 130  # the exit code after Ctrl-C
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
 

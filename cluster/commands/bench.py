@@ -13,10 +13,14 @@ from isobatch.cluster.commands.shared_options import (
     Labels,
     ReadingOptions,
     check_no_file,
+    check_unread,
     pairs_of,
     with_options,
 )
-from isobatch.deployments.named import known_backend
+from isobatch.deployments.named import DEMO_NAME, known_backend
+
+LENGTH = 32  # tokens: the default of --length
+MAX_ROWS = 1000  # the default of --max-rows
 
 
 @with_options(reading=ReadingOptions)
@@ -32,11 +36,11 @@ def bench(
     device: DeviceHere = "auto",
     dtype: Annotated[Dtype | None, "Precision of the network; int8 on CPUs only. None: as isobatch profile."] = None,
     backend: Annotated[str, "As `backend:` of `isobatch serve`. auto: the fastest here."] = "auto",
-    length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = LENGTH,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
-    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = MAX_ROWS,
     as_json: Annotated[bool, "Print only the result, as JSON."] = False,
     out: Annotated[Path, "File for the same result."] = Path("bench.json"),
 ) -> None:
@@ -54,8 +58,9 @@ def bench(
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
-    if data is None:
-        check_no_file(reading)
+    check_unread({"--length": data and length != LENGTH}, "is for texts that are made up: leave it out with --data")
+    if data is None:  # the demo has inputs of its own
+        check_no_file(reading, labels=labels, max_rows=model != DEMO_NAME and max_rows != MAX_ROWS)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     with console.status("loading") as status:

@@ -50,7 +50,7 @@ def run(options: CascadeOptions, reading: ReadingOptions) -> None:
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
     rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
-    names = label_names(checkpoint.label_names(folders[-1]), options.labels)
+    names = label_names(folders[-1], options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
     if sample.labels is None:
         if options.metric not in (None, "agreement"):

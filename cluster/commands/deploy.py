@@ -1,5 +1,6 @@
 """What a cluster needs: `isobatch deploy`, `environment`, `kubernetes` and `dashboards`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
 from typing import Annotated, Any, Literal
@@ -7,10 +8,13 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.profiles.errors import UserError
 
 LONGEST = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
 OTHERS = 0o077  # the rights of other users in a folder's mode
+PATIENCE_S = 600.0  # the default of --patience-s
+STAYS = "its plan or profile has new content, but the plan of before runs on: give the new file another name"
 DASHBOARDS = Path(__file__).parents[1] / "grafana"
 
 
@@ -24,7 +28,7 @@ def deploy(
         Literal["keep", "end"] | None,
         "Keep or end applications that run there and are not in FILE. Required if there are any.",
     ] = None,
-    patience_s: Annotated[float, "Seconds that the start may take."] = 600.0,
+    patience_s: Annotated[float, "Seconds that the start may take."] = PATIENCE_S,
 ) -> None:
     """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
 
@@ -32,6 +36,7 @@ def deploy(
     """
     from isobatch.cluster.serving.serve_file import serve_file
 
+    check_unread({"--patience-s": check and patience_s != PATIENCE_S}, "is for a start: leave it out with --check")
     run(serve_file(file, {}), address, check, others, patience_s)
 
 
@@ -58,8 +63,23 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
         check_capacity(complete, nodes())
         if not check:
             applications.deploy(serving(complete["http_options"]), complete, patience_s, show_progress)
+            for name in kept_plans(requested):
+                aside.print(f"{name}: {STAYS}")
     base = url(requested["http_options"])
     console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")
+
+
+def kept_plans(content: dict[str, Any]) -> Iterator[str]:
+    """The applications whose plan is of other content of their files: Serve starts nothing anew while `args:` stay."""
+    from isobatch.cluster.serving.serve_file import classifiers, name_of
+    from isobatch.deployments.config import AppConfig, checked
+    from isobatch.deployments.graph import origin_of
+    from isobatch.deployments.ray_facts import stored_plan
+
+    for application in classifiers(content):
+        config, running = checked(AppConfig, application["args"]), stored_plan(name_of(application))
+        if config.planned and running and running.origin != origin_of(config):
+            yield name_of(application)
 
 
 def environment(

@@ -16,6 +16,7 @@ from isobatch.cluster.commands.shared_options import (
     Labels,
     Queries,
     ReadingOptions,
+    check_unread,
     label_names,
     with_options,
 )
@@ -59,6 +60,7 @@ def evaluate(
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare.report import class_table, warnings
 
+    check_unread({"--api-key-variable": api_key_variable and not url}, "is for --url: leave it out")
     key = key_headers(api_key_variable)
     server = predicts_at(server_at(url), key) if url else None
     located = checkpoint.locate(model)
@@ -71,9 +73,9 @@ def evaluate(
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
-    names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
-    if queries and not task.by_score:
-        raise UserError(f"--queries is for networks with one output: {model} gives labels")
+    names, task = label_names(located, labels, reading.label_separator), task_of(network)
+    check_unread({"--queries": queries and not task.by_score}, f"is for networks with one output: {model} gives labels")
+    check_unread({"--labels": labels and task.by_score}, f"is for networks that give labels: {model} gives a score")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
     with naming_rows(data, sample):
         if server:  # the server comes first, so that a wrong URL is reported before anything is computed

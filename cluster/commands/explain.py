@@ -1,4 +1,4 @@
-"""isobatch explain: what each mechanism of a plan brings, and what would bring more."""
+"""`isobatch explain`: what each mechanism of a plan brings, and what would bring more."""
 
 import json
 from dataclasses import asdict

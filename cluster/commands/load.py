@@ -1,25 +1,27 @@
 """`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import KeyVariable, above_0, check_writable, key_headers, server_at
+from isobatch.cluster.commands import INTERRUPTED, KeyVariable, above_0, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import (
     READS,
     ArrivalOptions,
     ReadingOptions,
     check_no_file,
     check_not_given,
+    check_unread,
     with_options,
 )
-from isobatch.cluster.load import generator, prompts, report
-from isobatch.cluster.load.generator import run_noting_polls
+from isobatch.cluster.load import prompts, report
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord, run_noting_polls
 from isobatch.cluster.load.prompts import PromptLoad, prompts_in
 from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
 from isobatch.deployments.prepare.sample import sampled
@@ -29,8 +31,29 @@ from isobatch.profiles.lengths import read_lengths, text_of
 DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
 CONNECTIONS = 512  # at most, unless there are more clients
 ARRIVALS = ("trace_each_s", "arrivals", "cv", "seed")  # options for when inputs arrive, which --clients do not read
+MAX_ROWS = 10_000  # the default of --max-rows
 MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
 SHOWN_BYTES = 300  # of an answer with another status than 200
+
+
+class _KeptLoad(LoadGenerator):
+    """Keeps what was measured before Ctrl-C."""
+
+    interrupted = False
+
+    def record(self, work: Coroutine[Any, Any, LoadRecord]) -> LoadRecord:
+        """The record of a load; after Ctrl-C, of the requests that were sent before it."""
+        try:
+            return run_noting_polls(work)
+        except KeyboardInterrupt:
+            if np.isnan(self._rows["ended_s"]).all():
+                raise
+            self.interrupted, self._sent = True, int(np.isfinite(self._rows["reached_s"]).sum())
+            return replace(self.so_far(), duration_s=self.now_s())
+
+
+class _KeptPromptLoad(_KeptLoad, PromptLoad):
+    """The same for prompts."""
 
 
 @with_options(reading=ReadingOptions, arriving=ArrivalOptions)
@@ -66,7 +89,7 @@ def load(
             show_default=False,
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = MAX_ROWS,
     api_key_variable: KeyVariable = None,
     out: Annotated[Path, "File for the figures; a picture is written beside it."] = Path("load.json"),
 ) -> None:
@@ -87,9 +110,8 @@ def load(
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
     _check_read(arriving, clients)
     if data is None:
-        check_no_file(reading)
-    if max_tokens and not prompts:
-        raise UserError("--max-tokens is for --prompts: name their file")
+        check_no_file(reading, max_rows=max_rows != MAX_ROWS)
+    check_unread({"--max-tokens": max_tokens and not prompts}, "is for --prompts: name their file")
     above_0("--slo-ms", slo_ms)
     above_0("--rate", arriving.rate)
     url = server_at(url)
@@ -101,9 +123,8 @@ def load(
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
     if prompts:
-        return _load_prompts(
-            PromptLoad(url, prompts_in(prompts), max_tokens, _lines(key)), run, slo_ms or DEFAULT_SLO_MS, out, console
-        )
+        prompting = _KeptPromptLoad(url, prompts_in(prompts), max_tokens, _lines(key))
+        return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     headers = _lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
@@ -112,9 +133,10 @@ def load(
         contents = bodies_of(map(text_of, tokens))
     else:
         contents = _bodies(url, key, data, reading, max_rows, bodies, console)
-    source = generator.LoadGenerator(url, contents, max(CONNECTIONS, clients or 0), headers)
+    source = _KeptLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
-        record = replace(run_noting_polls(run(source)), duration_s=seconds)
+        record = source.record(run(source))
+    record = _ended(record) if source.interrupted else replace(record, duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(summary, slo_ms))
@@ -134,16 +156,25 @@ def _lines(headers: dict[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
+def _ended(record: LoadRecord) -> LoadRecord:
+    """The record of the requests that have ended."""
+    ended = np.isfinite(record.ended_s)
+    columns = {name: values[ended] for name, values in vars(record).items() if name != "duration_s"}
+    return replace(record, **columns)
+
+
 def _end(
-    summary: report.Summary | prompts.TextSummary, source: generator.LoadGenerator, out: Path, written: str,
-    console: Console,
-) -> None:  # fmt: skip
+    summary: report.Summary | prompts.TextSummary, source: _KeptLoad, out: Path, written: str, console: Console
+) -> None:
     """Write the figures, and print what the server said of requests without an answer."""
     report.write(summary, out)
     for status, body in sorted(source.errors.items()):
         if body:
             console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
     console.print(written)
+    if source.interrupted:
+        console.print("interrupted: these are the figures of the requests that had ended")
+        raise typer.Exit(INTERRUPTED)
     if report.is_failure(summary.outcomes):
         raise typer.Exit(1)
 
@@ -156,10 +187,13 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
     return source.at(arriving.times_s(seconds))
 
 
-def _load_prompts(source: PromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
+def _load_prompts(
+    source: _KeptPromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
+) -> None:
     with console.status("sending prompts"):
-        record = run_noting_polls(run(source))
-    summary = prompts.summed(source.texts(record), slo_ms)
+        record = source.record(run(source))
+    texts = zip(source.texts(record), np.isfinite(record.ended_s), strict=True)
+    summary = prompts.summed([text for text, ended in texts if ended or not source.interrupted], slo_ms)
     console.print(prompts.table(summary, slo_ms))
     _end(summary, source, out, f"written to {out}", console)
 

@@ -1,4 +1,4 @@
-"""isobatch plan: which blocks run where, in how many replicas, at what batch size, and what that promises."""
+"""`isobatch plan`: which blocks run where, in how many replicas, at what batch size, and what that promises."""
 
 import json
 from dataclasses import dataclass, replace

@@ -82,14 +82,16 @@ def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
 
 
 def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
-    """Say how many fronts the promise needs, where one holds too few inputs at once."""
-    from isobatch.deployments.config import INSIDE_A_FRONT
+    """Say how many fronts the promise needs, if it needs more than one."""
+    from isobatch.deployments.config import A_FRONT_PER_S, INSIDE_A_FRONT
 
-    inside = (result.plan.promise.goodput_per_s if result.plan.promise else 0.0) * (objective.slo_s or 0.0)
-    if inside > INSIDE_A_FRONT:
-        fronts = ceil(inside / INSIDE_A_FRONT)
-        holds = f"a front holds {INSIDE_A_FRONT:,}"
-        yield f"Up to {inside:,.0f} inputs are inside at once, and {holds}: serve with front_replicas: {fronts}."
+    per_s = result.plan.promise.goodput_per_s if result.plan.promise else 0.0
+    fronts = ceil(max(per_s / A_FRONT_PER_S, per_s * (objective.slo_s or 0.0) / INSIDE_A_FRONT))
+    if fronts > 1:
+        yield (
+            f"A front, on a core of its own, passes on some {A_FRONT_PER_S:,} requests per second and holds "
+            f"{INSIDE_A_FRONT:,} inputs: if every request has one input, serve with front_replicas: {fronts}."
+        )
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:

@@ -21,6 +21,7 @@ from rich.status import Status
 from isobatch.cluster.commands import number_text, numbers_in
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
+from isobatch.cluster.commands.shared_options import check_not_given
 from isobatch.cluster.simulator import plan_choice as choice
 from isobatch.cluster.simulator.candidates import Find
 from isobatch.cluster.simulator.cells import world_of
@@ -300,6 +301,7 @@ def simulation(options: ClassifierPlanOptions, live: LivePlan) -> Simulate | Non
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
     if options.believed:
+        check_not_given(options, ("in_time",), "is for plans that are simulated: leave it out with --believed")
         live.allow(1.0)
         return None
 

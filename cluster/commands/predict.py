@@ -10,15 +10,14 @@ from rich.console import Console
 
 from isobatch.cluster.bulk import Answerer, answer_rows, check_out, finish, part_of
 from isobatch.cluster.client import outputs_from
-from isobatch.cluster.commands import Dtype, KeyVariable, check_writable, key_headers, server_at
-from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, with_options
+from isobatch.cluster.commands import INTERRUPTED, Dtype, KeyVariable, check_writable, key_headers, server_at
+from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, check_unread, with_options
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import SCORES, Outputs, are_scores, task_of, top_of
 from isobatch.profiles.errors import UserError
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
 SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
 Listed = str | int  # the labels to list, as in a request
 
@@ -57,13 +56,8 @@ def predict(
     """
     if (model is None) == (url is None):
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
-    unread = {
-        "--device": url and device != "auto",
-        "--dtype": url and dtype,
-        "--api-key-variable": model and api_key_variable,
-    }
-    if wrong := next((name for name, is_given in unread.items() if is_given), None):
-        raise UserError(f"{wrong} is for --{'model' if url else 'url'}: leave it out")
+    check_unread({"--device": url and device != "auto", "--dtype": url and dtype}, "is for --model: leave it out")
+    check_unread({"--api-key-variable": model and api_key_variable}, "is for --url: leave it out")
     check_out(out, force)
     check_writable(out)
     listed = int(scores) if scores.isdecimal() else scores

@@ -18,6 +18,8 @@ from isobatch.cluster.commands.shared_options import (
     Queries,
     ReadingOptions,
     TextFileOptions,
+    check_not_given,
+    check_unread,
     label_names,
     of_kinds,
 )
@@ -139,6 +141,8 @@ def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -
     from isobatch.deployments.prepare.own_exits import OwnExits, heads_of, names_in, without_exits
 
     own = read_model(options.exit_names, OwnExits) if options.exit_names else names_in(source)
+    other = options.ramp == "pooler" and own.kind != "pooler"
+    check_unread({"--ramp pooler": other}, "is not for a network whose own exits are light: leave it out")
     with TemporaryDirectory(prefix="isobatch-exits-") as folder:
         weights = without_exits(source, own, Path(folder))
 
@@ -191,7 +195,7 @@ def _prepare_classifier(
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):
         raise UserError("--ramp and --own-exits are not for a network whose answers are maps: its exits have bridges")
-    names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
+    names = label_names(source, options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)
@@ -230,14 +234,15 @@ def _prepare_classifier(
 def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:
     """Raise UserError for options that do not go with a network that gives a score, or only with one."""
     if not task.by_score:
-        if options.queries:
-            raise UserError("--queries is for networks with one output, the score of a query and a document")
+        of_one = "is for networks with one output, the score of a query and a document"
+        check_unread({"--queries": options.queries}, of_one)
+        if task.name != KEYPOINTS.name:
+            check_not_given(options, ("tolerance",), "is for networks that give scores or points: leave it out")
         return
     own = options.own_exits or options.exit_names is not None
     given = {"--policy": options.policy is not None, "--own-exits": own, "--labels": options.labels is not None}
     given["--ramp pooler"] = options.ramp == "pooler"
-    if wrong := next((name for name, is_given in given.items() if is_given), None):
-        raise UserError(f"{wrong} is for networks that give labels: this one has one output, a score")
+    check_unread(given, "is for networks that give labels: this one has one output, a score")
     if options.metric == NDCG and not options.queries:
         raise UserError(f"--metric {NDCG} needs --queries: data with lists of documents (docs/prepare.md)")
 

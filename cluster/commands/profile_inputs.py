@@ -56,7 +56,7 @@ COUNTED = "exits: counted over "  # begins the note on exits of the user's own i
 def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     model, data, out = options.model, options.data, options.out
     if data is None:
-        check_no_file(options)
+        check_no_file(options, max_rows=options.max_rows != type(options).max_rows)
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)

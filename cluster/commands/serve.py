@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.text import Text
 
 from isobatch.cluster.client import stats_at
-from isobatch.cluster.commands import check_writable, key_headers
+from isobatch.cluster.commands import INTERRUPTED, check_writable, key_headers
+from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.deployments.sources import local
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import write_whole
@@ -32,7 +33,7 @@ SAME_SIGNAL_S = 0.5  # signals within this time count as one: a terminal that cl
 STATS_KEYS = {"requests", "exits"}  # in the statistics of every isobatch application
 SHORTEST_FILE = 600  # characters: a longer example request is written to a file
 STATS_EVERY_S = 0.5
-INTERRUPTED = 130  # the exit code after Ctrl-C
+PATIENCE_S = 300.0  # the default of --patience-s
 OF_PROFILES = {"plan", "devices", "backend"}  # fields of `args:` of which at least one is there if a profile is read
 
 
@@ -67,7 +68,7 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port for Prometheus's /metrics; none: any free port.")
     ] = None,
-    patience_s: Annotated[float, "Seconds that the start may take."] = 300.0,
+    patience_s: Annotated[float, "Seconds that the start may take."] = PATIENCE_S,
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on its own Ray, until Ctrl-C.
 
@@ -87,9 +88,9 @@ def serve(
     content = serve_file(target, overrides)
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, (lambda *_: False) if out else is_free)
-    if out and (dashboard or metrics_port):
-        raise UserError("--dashboard and --metrics-port are for a server that starts here: --out only writes a file")
     if out:
+        starting = {"--dashboard": dashboard, "--metrics-port": metrics_port, "--patience-s": patience_s != PATIENCE_S}
+        check_unread(starting, "is for a server that starts here: --out only writes a file")
         write(content, out)
         return
     if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):

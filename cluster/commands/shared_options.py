@@ -97,23 +97,35 @@ class ReadingOptions(TextFileOptions):
         return replace(columns, pair=self.text_pair_column, image=self.image_column, label=self.label_column)
 
 
+def check_unread(given: Mapping[str, object], why: str) -> None:
+    """Raise UserError if one of these options is given, as nothing would read it.
+
+    >>> check_unread({"--url": None}, "is for a server")
+    """
+    if option := next((option for option, is_given in given.items() if is_given), None):
+        raise UserError(f"{option} {why}")
+
+
 def check_not_given(options: "DataclassInstance", names: Iterable[str], why: str) -> None:
-    """Raise UserError if one of these options does not have its default, as nothing would read it."""
+    """The same for options that do not have their defaults."""
     defaults = {each.name: each.default for each in fields(options)}
-    if name := next((name for name in names if getattr(options, name) != defaults[name]), None):
-        raise UserError(f"{flag(name)} {why}")
+    check_unread({flag(name): getattr(options, name) != defaults[name] for name in names}, why)
 
 
-def check_no_file(options: ReadingOptions) -> None:
-    """Raise UserError if an option of `ReadingOptions` is given, because there is no --data."""
-    check_not_given(options, (each.name for each in fields(ReadingOptions)), "is for --data: name a file")
+def check_no_file(options: ReadingOptions, **others: object) -> None:
+    """Raise UserError if an option of `ReadingOptions` or another one is given that is for --data, as there is none."""
+    check_not_given(options, (each.name for each in fields(ReadingOptions)), why := "is for --data: name a file")
+    check_unread({flag(name): is_given for name, is_given in others.items()}, why)
 
 
-def label_names(names: Sequence[str], labels: str | None, separator: str = ",") -> LabelNames:
+def label_names(folder: Path, labels: str | None, separator: str = ",") -> LabelNames:
     """The names of labels: the head's, and those in --labels. `separator`: between several labels of an input."""
+    from isobatch.deployments.models import checkpoint
+
     if not separator:
         raise UserError("--label-separator '' is empty: give the sign between labels, as in --label-separator ';'")
-    return LabelNames(names, pairs_of(labels), separator)
+    names, reduced = checkpoint.label_names(folder), checkpoint.reduces_labels(folder)
+    return LabelNames(names, pairs_of(labels), separator, reduced)
 
 
 def pairs_of(labels: str | None) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.cluster.commands import number_text
+from isobatch.cluster.commands.shared_options import check_not_given
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
@@ -193,7 +194,12 @@ def loads_of(options: ClassifierSimulationOptions, names: Sequence[str]) -> dict
             wrong = "is given twice" if name in given else f"is none of this fleet: {', '.join(names)}"
             raise UserError(f"--load {written}: {name} {wrong}")
         given[name] = float(rate), Path(trace[1:]) if trace else None
-    if (lacks := next((name for name in names if name not in given), None)) and not options.given:
+    lacks = next((name for name in names if name not in given), None)
+    if lacks is None:
+        check_not_given(
+            options, ("rate", "trace"), "is for applications without --load, and each has one: leave it out"
+        )
+    elif not options.given:
         raise UserError(f"{lacks} has no load: add --load {lacks}=RATE, or --rate for all that --load does not name")
     shared = options.rate, options.trace
     return {

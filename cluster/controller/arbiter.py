@@ -4,9 +4,10 @@ Each application keeps its own controller, which plans on its *budget*: the devi
 budgets only. An application lends devices that it is not expected to need. It keeps the goodput that it asks for, as
 far as its own devices sustain that.
 
-A *parked* application has had no inputs for a while, and others get its devices. Where replicas stand by, its next
-inputs are answered by one of them, on a device of another application, until it has devices of its own again. The two
-applications slow each other there. Without standby its replicas end, and its next inputs wait until others start.
+A *parked* application has had no inputs for a while, or devices are too few, and others get its devices. Where
+replicas stand by, its next inputs are answered by one of them, on a device of another application, until it has devices
+of its own again. The two applications slow each other there. Without standby its replicas end, and its next inputs wait
+until others start.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -224,6 +225,9 @@ class Arbiter:
             changes = [_change(name, held[name], budgets[name]) for name in budgets]
             decision = FleetDecision(now.at_s, "; ".join([self._why, *filter(None, changes)]), aims)
         self._held = {name: replace(each, aim=aims[name]) for name, each in self._held.items()}
+        # A controller that only has no devices keeps the plan that runs, on devices that others should get.
+        left = [name for name in standings if any(held[name].values()) and not any(aims[name].values())]
+        self._park(standings, now.present, (), left)
         moved = [each for each in self.decisions if each.budgets]  # many others would push these out
         self.decisions = [*moved, decision][-KEEP:]
 

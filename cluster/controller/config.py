@@ -15,7 +15,7 @@ GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 class WatcherConfig(BaseModel):
     """An application that answers over HTTP beside the one that it watches."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
     api_key_variable: str | None = Field(
@@ -29,7 +29,7 @@ class WatcherConfig(BaseModel):
 class Patience(BaseModel):
     """When to look, when to change the plan, and when to take a change back."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     replan_every_s: float = Field(120.0, gt=0, description="The length of a window, at whose end a plan is chosen.")
     look_every_s: float = Field(
@@ -171,9 +171,7 @@ class ControllerConfig(WatcherConfig, Patience):
         description="The devices of a fleet whose arbiter says how many of them plans may use, as KIND: COUNT; at "
         "first those of the plan that runs. None: there is no arbiter.",
     )
-    slo_ms: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="The SLO of plans; none: the application's slo_ms."
-    )
+    slo_ms: float | None = Field(None, gt=0, description="The SLO of plans; none: the application's slo_ms.")
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
     max_batch: int = Field(
         64,

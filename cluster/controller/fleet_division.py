@@ -154,7 +154,7 @@ class Asked:
         2. the same, with its least goodput as far as its own devices sustain it
         3. its least goodput, as far as its own devices sustain it
         4. any device, because a controller cannot do without
-        5. nothing
+        5. nothing: it is parked
         """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []

@@ -1,6 +1,6 @@
 """The decisions of a controller as events, and what past events say about plans. A restart reads them again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -162,17 +162,20 @@ class TrackRecord:
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""
-        since_s = now_s - self._patience.hold_s
-        return sum(event.what in CHANGES and not event.forced and event.at_s >= since_s for event in self.events.all)
+        return sum(each.what in CHANGES and not each.forced for each in self._lately(self._patience.hold_s, now_s))
 
     def unchanged_s(self, now_s: float) -> float:
         """How long thresholds have been as they are."""
-        return now_s - max((event.at_s for event in self.events.all if event.what in THRESHOLDS), default=-inf)
+        changes_s = (event.at_s for event in self._lately(inf, now_s) if event.what in THRESHOLDS)
+        return now_s - max(changes_s, default=-inf)
 
     def tightened(self, now_s: float) -> int:
         """How often thresholds were tightened recently."""
-        since_s = now_s - 4 * self._patience.hold_s
-        return sum(event.what == "tightened" and event.at_s >= since_s for event in self.events.all)
+        return sum(each.what == "tightened" for each in self._lately(4 * self._patience.hold_s, now_s))
+
+    def _lately(self, seconds: float, now_s: float) -> Iterator[Event]:
+        """The events of this time. Those of later times came before the clock was set back, perhaps by hours."""
+        return (event for event in self.events.all if now_s - seconds <= event.at_s <= now_s)
 
     def objection(self, plan: Plan, recent_inputs: int, now_s: float) -> str | None:
         """Why not to change to a plan yet, however good it is. `recent_inputs` are those of the latest windows."""
@@ -214,6 +217,8 @@ class TrackRecord:
             arrived = last.after is not None and served_alike(last.after, running)
             if not (arrived or last.what == "rolling out"):  # no other change is noted if it arrives later
                 last = replace(last, after=None)
+                if last.what == "rolling back" and (change := self._latest_change):  # the plan that failed still runs
+                    self.events.add(replace(change, gain_seen=None, judged=False))
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
@@ -228,10 +233,14 @@ class TrackRecord:
 
     def trial(self, running: Plan) -> Trial | None:
         """The trial of the running plan, from its beginning; None: it has ended, or the plan had to run."""
-        change = next((event for event in reversed(self.events.all) if event.what in ("began", *DONE.values())), None)
+        change = self._latest_change
         if not change or not change.after or change.what != "rolled out" or change.forced or change.judged:
             return None
         return Trial(change.number, change.before, change.kept_share) if served_alike(change.after, running) else None
+
+    @property
+    def _latest_change(self) -> Event | None:
+        return next((event for event in reversed(self.events.all) if event.what in ("began", *DONE.values())), None)
 
     def end_trial(self, number: int, gain: float | None) -> None:
         if event := self.events.numbered(number):
@@ -297,7 +306,7 @@ class Barred:
 
     def __init__(self) -> None:
         self._failed = set[Plan]()
-        self._until_s: dict[frozenset[object], float] = {}  # by the shapes of pipelines
+        self._times_s: dict[frozenset[object], tuple[float, float]] = {}  # from when until when, by shapes of pipelines
         self._times: dict[frozenset[object], int] = {}
 
     def bar(self, plan: Plan, other: Plan, now_s: float, seconds: float) -> None:
@@ -307,8 +316,9 @@ class Barred:
         """
         shapes = _shapes(plan) - _shapes(other) or _shapes(plan)
         self._failed.add(plan.unpromised)
-        others = sum(until_s > now_s for each, until_s in self._until_s.items() if each != shapes)
-        self._until_s[shapes] = now_s + seconds * 2 ** min(self._times.get(shapes, 0) + others, MOST_DOUBLINGS)
+        others = sum(until_s > now_s for each, (_, until_s) in self._times_s.items() if each != shapes)
+        doublings = min(self._times.get(shapes, 0) + others, MOST_DOUBLINGS)
+        self._times_s[shapes] = now_s, now_s + seconds * 2**doublings
         self._times[shapes] = self._times.get(shapes, 0) + 1
 
     def has_failed(self, plan: Plan) -> bool:
@@ -316,7 +326,8 @@ class Barred:
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:
         shapes = _shapes(plan)
-        until_s = max((until_s for each, until_s in self._until_s.items() if each & shapes), default=now_s)
+        barred_s = (times_s for each, times_s in self._times_s.items() if each & shapes)
+        until_s = max((until_s for from_s, until_s in barred_s if from_s <= now_s), default=now_s)
         return until_s if until_s > now_s else None
 
 

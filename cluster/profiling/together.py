@@ -1,6 +1,6 @@
 """Measures how much longer launches take while other processes launch on the same device.
 
-One process launches alone, then several launch at once, in turn: what else the machine does then disturbs both alike.
+One process launches alone, then several at once, in turn, so that other work on the machine disturbs both alike.
 A CPU as a device is as many cores as it has threads, which processes that share it divide among them.
 """
 

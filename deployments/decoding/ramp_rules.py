@@ -143,8 +143,13 @@ class GenerationDefaults(BaseModel):
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults | None:
+    """The values in generation_config.json; config.json has the tokens that end a text if that file has none."""
     path = folder / "generation_config.json"
-    return read_model(path, GenerationDefaults) if path.exists() else None
+    if not path.exists():
+        return None
+    own = read_model(path, GenerationDefaults)
+    ends = own.eos_token_id or read_model(folder / "config.json", _DecoderConfig).eos_token_id
+    return own.model_copy(update={"eos_token_id": ends})
 
 
 def is_decoder(folder: Path) -> bool:

@@ -14,17 +14,19 @@ from functools import partial
 from time import monotonic
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding.anatomy import shape_of
+from isobatch.deployments.decoding.anatomy import DecoderShape, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
 from isobatch.deployments.decoding.loop import DecodingError, EngineLoop, TokenAddress, TokenOutlets
+from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import compute_with, warn_of_ramp_dtype
+from isobatch.deployments.models.loading import resolve_dtype
 from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
 from isobatch.deployments.serve_process import ReplicaProcess
@@ -38,6 +40,7 @@ log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a rep
 DECODER = "decoder"  # the name of the deployment, and the `group` of its metrics
 FOLLOW_WITHIN_S = 5.0  # the time for which a switch to another plan waits for all replicas
 LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas
+SHORTEST_TEXT = 2  # tokens: one of a prompt, and one after it
 EXPORT_EVERY_S = 1.0  # Ray exports a gauge only if it was set since the last export
 
 
@@ -154,6 +157,15 @@ class PlanSwitch:
         return None if devices == needed else f"a running decoder has {devices}, and this plan is for {needed}"
 
 
+def check_memory(shape: DecoderShape, config: DecoderConfig, number_bytes: int) -> None:
+    """Raise UserError if the memory for KV is too small for any text: every request would be refused."""
+    position_bytes = 2 * shape.num_blocks * shape.kv_width * number_bytes
+    pages = pages_for(SHORTEST_TEXT, config.page_tokens) * (1 + (shape.start is not None))  # a source has KV, too
+    if config.pages(position_bytes) < pages:
+        least = -(-pages * config.page_tokens * position_bytes // 2**20)
+        raise UserError(f"kv_megabytes = {config.kv_megabytes}: the shortest text needs {least}")
+
+
 class DecoderReplica(ReplicaProcess):
     """Writes texts for fronts. Tokens come in groups: those that were written while the front was busy.
 
@@ -167,8 +179,9 @@ class DecoderReplica(ReplicaProcess):
             compute_with(max(1, round(config.cpus_per_replica)))
         with as_computing():  # libraries start threads as they load
             model = load_decoder(folder, config.device, config.dtype)
-        self._origin, self._kind = origin, kind
-        self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
+        self._origin, self._kind, shape = origin, kind, shape_of(model.config)
+        check_memory(shape, config, resolve_dtype(config.dtype).itemsize)
+        self._config, self._rules = config, rules_of(folder, shape.num_blocks)
         if self._rules.ramps and config.exits != "off":
             warn_of_ramp_dtype(folder, self._rules.dtype, config.dtype)
         engine = engine_of(model, self._rules, config, grammars=grammars_of(folder))

@@ -10,6 +10,9 @@ from isobatch.deployments.front.answers import RefusedError
 UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
+# Additions that end inside a character, one after the other. Real texts hardly end there so often, and all tokens since
+# then are decoded again with each.
+_MOST_UNFINISHED = 32
 SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
 TYPICAL_TOKEN = 4  # characters
 
@@ -94,6 +97,7 @@ class GrowingText:
         if UNFINISHED in self._before:  # these tokens begin or end inside a character
             self._tokens, self._before = [], ""
         self._held_back = ""
+        self._unfinished = 0  # additions since the last one that ended with a character
         self._read = 0  # tokens
         self.stopped = False
 
@@ -134,8 +138,10 @@ class GrowingText:
         """The text of new tokens, decoded after those before them: some tokenizers decode first words differently."""
         self._tokens += tokens
         text: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        if text.endswith(UNFINISHED) and not last:
+        self._unfinished += 1
+        if text.endswith(UNFINISHED) and not last and self._unfinished < _MOST_UNFINISHED:
             return ""
+        self._unfinished = 0
         new = text[len(self._before) :]
         self._before = self._cut(text)
         return new

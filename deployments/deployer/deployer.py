@@ -16,7 +16,7 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_left, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
-from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Undone, most_of, move, start
+from isobatch.deployments.deployer.steps import BLAMELESS, CannotStartError, Moved, Undone, most_of, move, start
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
@@ -64,6 +64,7 @@ class Leadership:
 log = logging.getLogger("ray.serve")
 PATIENCE_S = 600.0  # for the replicas of a plan to start; a large network takes long to load
 FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; one that does not is dropped
+TIDY_EVERY_S = 10.0  # between two tries to end replicas that are left
 COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
 NONE_BENCHED: Mapping[str, str] = {}
 
@@ -155,7 +156,7 @@ class Deployer:
                 standby = self._config.standby
                 return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay, standby)
             except (UserError, CannotStartError) as error:
-                return Undone(str(error), blameless=isinstance(error, NoDevicesError))
+                return Undone(str(error), blameless=isinstance(error, BLAMELESS))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")
@@ -265,7 +266,8 @@ class Deployer:
             StoredPlan(*of_plan, device_ids=ids, wakes_in_s=self._wakes_in_s).store(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
-        """End the replicas that the previous deployer has left, once its fronts have had time to drain.
+        """End the replicas that the previous deployer has left, once its fronts have had time to drain. While Serve or
+        Ray's store is away, this is tried again: the replicas hold devices.
 
         If the next deployer has started meanwhile, it may use any of these replicas, and cleans up itself.
         """
@@ -276,8 +278,13 @@ class Deployer:
                 delete_fleets(left)
 
         await asyncio.sleep(ray_facts.drained_s(self._config.drain_s))
-        async with self._moving:
-            await asyncio.to_thread(tidy)
+        while True:
+            try:
+                async with self._moving:
+                    return await asyncio.to_thread(tidy)
+            except Exception as error:
+                log.warning("replicas of an earlier deployment may still run: %s", error)
+            await asyncio.sleep(TIDY_EVERY_S)
 
     def __del__(self) -> None:
         """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""

@@ -35,7 +35,7 @@ class ServeFleet:
         needs: Callable[[str], resources.Resources],
         leads: Callable[[], bool],
     ) -> None:
-        self.prefix, self._bind, self._needs, self._leads = prefix, bind, needs, leads
+        self.prefix, self._bind, self._needs, self.leads = prefix, bind, needs, leads
 
     def states(self) -> dict[str, ReplicaStates]:
         applications = serve.status().applications
@@ -46,7 +46,7 @@ class ServeFleet:
         }
 
     def scale_to(self, counts: Mapping[str, int]) -> None:
-        if not self._leads():
+        if not self.leads():
             return
         applications = serve.status().applications
         names = {kind: f"{self.prefix}.{kind}" for kind in counts}

@@ -37,6 +37,9 @@ class Fleet(Protocol):
     def scale_to(self, counts: ReplicaCounts) -> None:
         """Request these numbers of replicas, and return at once. Other kinds stay as they are."""
 
+    def leads(self) -> bool:
+        """Whether no other deployer leads these replicas; otherwise `scale_to` changes nothing."""
+
     def has_room(self, more: ReplicaCounts) -> bool:
         """Whether these additional replicas could start now beside the running ones."""
 
@@ -51,6 +54,13 @@ class CannotStartError(Exception):
 
 class NoDevicesError(CannotStartError):
     """No node has the devices that the replicas need."""
+
+
+class ReplacedError(CannotStartError):
+    """Another deployer leads the replicas."""
+
+
+BLAMELESS = (NoDevicesError, ReplacedError)  # they say nothing against a plan
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ async def move(
     `before`: None where no replica runs, as in a parked application. If the new replicas do not fit beside the old
     ones, those that the new plan does not need end first. Until the new ones run, the fronts follow a plan for the
     replicas that remain, to which `meanwhile` leads them. If the new ones do not start, the previous plan is restored
-    and CannotStartError is raised: immediately if no node has their devices. It is also restored if `lead` fails.
+    and CannotStartError is raised: immediately if no node has their devices, or if another deployer leads the replicas.
+    It is also restored if `lead` fails.
     `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
     by kind that run under any plan, also under `before`.
     """
@@ -132,6 +143,8 @@ async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_her
     began_s = count_s = now_s()
     until_s = began_s + patience_s
     while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else (), only_here):
+        if not await asyncio.to_thread(fleet.leads):
+            raise ReplacedError("the application was deployed anew meanwhile")
         if only_here and now_s() >= count_s:
             await _check_devices(fleet, {kind: counts[kind] for kind in late})
             count_s = now_s() + COUNT_EVERY_S
@@ -165,7 +178,7 @@ async def _free(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
     """Scale down to `counts`; returns when the other replicas have ended, or after `patience_s`."""
     await asyncio.to_thread(fleet.scale_to, counts)
     until_s = now_s() + patience_s
-    while now_s() < until_s:
+    while now_s() < until_s and await asyncio.to_thread(fleet.leads):
         states = await asyncio.to_thread(fleet.states)
         left = {kind: states[kind].running + states[kind].stopping for kind in counts if kind in states}
         if all(left.get(kind, 0) <= count for kind, count in counts.items()):

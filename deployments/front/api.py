@@ -39,7 +39,10 @@ try:
 except PackageNotFoundError:  # a checkout that was copied to a node, and not installed there
     VERSION = "unknown"
 _VERSION_HEADER = b"x-isobatch-version", VERSION.encode()
-_CORS: dict[str, Any] = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": ("*",)}
+_CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": ("*",),
+    "allow_private_network": True,  # browsers ask for it where this server's address is not public
+}  # fmt: skip
 
 
 class GuardedNetwork(Protocol):

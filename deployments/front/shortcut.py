@@ -1,5 +1,6 @@
-"""Answers POST /predict, and the paths of other servers' interfaces, without Serve's handling of a request, which would
-add more than half to its processor time (docs/overload.md).
+"""Answers POST /predict, and the paths of other servers' interfaces, without Serve's handling of a request.
+
+That handling would add more than half to the processor time of a request.
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
 `isobatch serve`). This middleware answers the most frequent requests itself; without the variable, only costs change.

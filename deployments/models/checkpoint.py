@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from hashlib import file_digest, sha256
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ log = logging.getLogger(__name__)
 USUAL_SIDE = 224
 WORDS = 32  # words of a made-up text, unless its length is given
 # Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+SENTENCEPIECE = "*.model"
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", SENTENCEPIECE)
 PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
 
 
@@ -95,10 +97,14 @@ def check_level(folder: Path) -> None:
 def check_preprocessor(folder: Path, reads: str) -> None:
     if reads == "image" and not (folder / PROCESSOR).is_file():
         raise UserError(f"{folder}: has no {PROCESSOR}: save the image processor there with save_pretrained()")
-    if reads == "text" and not any(any(folder.glob(name)) for name in VOCABULARIES):
+    vocabularies = [name for name in VOCABULARIES if any(folder.glob(name))]
+    if reads == "text" and not vocabularies:
         raise UserError(
             f"{folder}: has no tokenizer ({', '.join(VOCABULARIES)}): save it there with tokenizer.save_pretrained()"
         )
+    if vocabularies == [SENTENCEPIECE] and not find_spec("sentencepiece"):
+        needed = "pip install sentencepiece, or save a tokenizer.json there"
+        raise UserError(f"{folder}: its tokenizer is a SentencePiece model: {needed}")
 
 
 def check_head(folder: Path, config: Any) -> None:
@@ -201,11 +207,18 @@ def label_names(folder: Path) -> list[str]:
     return [names[number] for number in sorted(names)]
 
 
+def reduces_labels(folder: Path) -> bool:
+    """Whether the preprocessor takes 0 in a map of labels for no label, and counts the head's labels from 1."""
+    settings = checkpoint_json(folder, PROCESSOR)
+    return bool(settings.get("do_reduce_labels", settings.get("reduce_labels")))  # the older name
+
+
 def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder)
+        # Otherwise the library asks whether to run a checkpoint's own code, and waits for an answer.
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises whatever a wrong value leads to, such as errors of types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = " ".join(line.strip() for line in lines[: 1 if isinstance(error, OSError | ValueError) else 2])

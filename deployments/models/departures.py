@@ -1,4 +1,4 @@
-"""Collects on the device which inputs leave during a launch, and copies the result to the host once."""
+"""Collects on the device which inputs leave in a part of a launch, and copies the result to the host once."""
 
 import numpy as np
 import torch

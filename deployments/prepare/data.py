@@ -38,6 +38,7 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y
 DOCUMENTS = "documents"  # the column that holds lists of documents, whose relevance is a list, too
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
 ANY = 0  # the number of channels if it is not known
+PictureCell = str | bytes | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
     named = f"{where}: {name!r}"
     pixels: NDArray[Any]
-    if (isinstance(cell, dict) and cell.get("bytes")) or (isinstance(cell, str) and not cell.lstrip().startswith("[")):
+    if isinstance(cell, dict | bytes) or (isinstance(cell, str) and not cell.lstrip().startswith("[")):
         pixels = _picture(where, path, cell)
     else:
         nested = parsed(named, cell) if isinstance(cell, str) else cell
@@ -317,25 +318,26 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
         raise UserError(f"{where} must be height x width or height x width x {channels}, got {tuple(shape)}")
 
 
-def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
+def _picture(where: str, path: Path, cell: PictureCell) -> NDArray[np.uint8]:
     """The picture as a replica reads it: upright, in 8 bits."""
     with _opened(f"{where}: the picture", path, cell) as picture:
         return pixels_of(picture, "L" if picture.mode == "L" or picture.mode.startswith("I;16") else "RGB")
 
 
-def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:
+def label_picture(where: str, path: Path, cell: PictureCell) -> NDArray[Any]:
     """The labels in a picture whose pixels are labels: those of a palette, or grey values."""
     with _opened(f"{where}: the picture of labels", path, cell) as picture:
         return np.asarray(picture)
 
 
 @contextmanager
-def _opened(what: str, path: Path, cell: str | dict[str, Any]) -> Iterator[Any]:
-    """A picture that the file at `path` names, or that it holds as the library `datasets` stores it."""
+def _opened(what: str, path: Path, cell: PictureCell) -> Iterator[Any]:
+    """A picture that the file at `path` names or holds. The library `datasets` stores its bytes or its path."""
     from PIL import Image
 
     try:
-        with Image.open(path.parent / cell if isinstance(cell, str) else BytesIO(cell["bytes"])) as picture:
+        content = (cell.get("bytes") or cell["path"]) if isinstance(cell, dict) else cell
+        with Image.open(path.parent / content if isinstance(content, str) else BytesIO(content)) as picture:
             yield picture
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, Image.DecompressionBombError) as error:
         named = repr(cell) if isinstance(cell, str) else "in it"

@@ -2,9 +2,10 @@
 
 import csv
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +20,7 @@ TABLES = (".csv", ".tsv")
 CONLL = (".conll", ".iob", ".bio", ".txt")
 TEXTS = (*TABLES, ".jsonl", ".json", *CONLL)
 ARROW = (".parquet", ".arrow")
+WHOLE_ARROW = b"ARROW1"  # with which files begin that end with a list of their parts; `datasets` writes streams
 FORMATS = (*TEXTS, *ARROW, ".npz")
 UTF8 = "utf-8-sig"  # UTF-8 with or without a byte order mark, which some programs write
 
@@ -26,6 +28,7 @@ UTF8 = "utf-8-sig"  # UTF-8 with or without a byte order mark, which some progra
 WORDS = "tokens"
 LABELS = "ner_tags"
 BETWEEN_DOCUMENTS = "-DOCSTART-"  # CoNLL files have this word between documents
+_OF_SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}")  # the name of a file in a data set of the hub: its split, its number
 
 Record = Mapping[Any, Any]
 
@@ -37,6 +40,30 @@ class Layout:
     header: tuple[str, ...] | None = None
     delimiter: str | None = None  # None: commas in csv, tabs in tsv
     encoding: str = UTF8
+
+
+class NamedNumber(int):
+    """A label that a file holds as a number of its own, with the name that the file gives it."""
+
+    name: str
+
+    @classmethod
+    def of(cls, names: Sequence[str], value: Any) -> Any:
+        """Numbers in a cell, or in the list that it holds, with their names; -1, for no label, has none.
+
+        >>> str(NamedNumber.of(["neg", "pos"], 1)), NamedNumber.of(["neg", "pos"], [1, -1])
+        ('pos', [1, -1])
+        """
+        if isinstance(value, list):
+            return [cls.of(names, each) for each in value]
+        if not (isinstance(value, int) and 0 <= value < len(names)):
+            return value
+        number = cls(value)
+        number.name = names[value]
+        return number
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def records(path: Path, layout: Layout) -> Iterator[Record]:
@@ -74,7 +101,7 @@ def check_format(path: Path, layout: Layout = Layout()) -> None:
 
 
 def _of_text(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
-    if suffix_of(path) == ".jsonl":
+    if suffix_of(path) == ".jsonl" or (suffix_of(path) == ".json" and _has_lines(file)):
         return _json_lines(path, file)
     if suffix_of(path) in CONLL:
         return _sentences(path, file)
@@ -116,6 +143,13 @@ def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield _object(f"{path}: line {number}", parsed(f"{path}: line {number}", line))
+
+
+def _has_lines(file: IO[str]) -> bool:
+    """Whether each line is an object, as `datasets` and pandas also write to .json: by the first two lines."""
+    first, second = file.readline().strip(), file.readline().strip()
+    file.seek(0)
+    return first.startswith("{") and first.endswith("}") and second.startswith("{")
 
 
 def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
@@ -163,7 +197,11 @@ def parsed(where: str, text: str) -> Any:
 
 def _parts(folder: Path) -> Sequence[Path]:
     """The files of a split that `datasets` has saved. Of several splits the user must choose one."""
-    if files := sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet")):
+    all_files = sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet"))
+    if files := [file for file in all_files if not file.name.startswith("cache-")]:  # what was computed from the split
+        of_splits = {match[1] for file in files if (match := _OF_SPLIT.match(file.name))}
+        if len(of_splits) > 1:
+            raise UserError(f"{folder}: holds several splits, {', '.join(sorted(of_splits))}: give the file of one")
         return files
     splits = [each.name for each in sorted(folder.iterdir()) if each.is_dir() and any(each.glob("*.arrow"))]
     hint = f"; choose one of its splits: {', '.join(f'{folder}/{name}' for name in splits)}" if splits else ""
@@ -177,14 +215,29 @@ def _arrow(path: Path) -> Iterator[Record]:
         raise UserError(f"{path}: reading it needs pyarrow: pip install 'isobatch[parquet]'") from error
     if suffix_of(path) == ".parquet":
         with parquet.ParquetFile(path) as file:
-            _check_differ(path, file.schema_arrow.names)
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
+            yield from _of_batches(path, file.schema_arrow, file.iter_batches())
         return
-    with ipc.open_stream(path) as stream:
-        _check_differ(path, stream.schema.names)
-        for batch in stream:
-            yield from batch.to_pylist()
+    with path.open("rb") as file:
+        whole = file.read(len(WHOLE_ARROW)) == WHOLE_ARROW
+    with (ipc.open_file if whole else ipc.open_stream)(path) as opened:
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if whole else opened
+        yield from _of_batches(path, opened.schema, batches)
+
+
+def _of_batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Record]:
+    _check_differ(path, schema.names)
+    named = _label_names(schema.metadata or {})
+    for batch in batches:
+        for record in batch.to_pylist():
+            yield record | {name: NamedNumber.of(named[name], record[name]) for name in named if name in record}
+
+
+def _label_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """The names of the labels in each column of numbers for which `datasets` has written some, in their order."""
+    info = json.loads(metadata.get(b"huggingface", b"{}")).get("info") or {}
+    features = {name: each for name, each in (info.get("features") or {}).items() if isinstance(each, dict)}
+    of_cells = {name: each.get("feature", each) for name, each in features.items()}  # or of the lists in cells
+    return {name: each["names"] for name, each in of_cells.items() if "names" in each}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from isobatch.deployments.map_tasks import Keypoints, PixelClassification
 from isobatch.deployments.points import on_maps
 from isobatch.deployments.prepare.data import Row, label_picture
+from isobatch.deployments.prepare.records import NamedNumber
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Sides
@@ -112,7 +113,8 @@ class LabelNames:
     """The meaning of a file's labels: the head's own names and numbers, and other names that the user gives.
 
     If the head's names are numbers of their own ("1" to "5" stars), numbers in a file are names. `separator` stands
-    between the labels of an input that has several.
+    between the labels of an input that has several. `from_one`: in maps of labels 0 is no label, and the head's first
+    label is 1.
 
     >>> LabelNames(("NEGATIVE", "POSITIVE"), {"bad": "negative"}).number("Bad")
     0
@@ -121,6 +123,7 @@ class LabelNames:
     names: Sequence[str]
     others: Mapping[str, str] = field(default_factory=dict)
     separator: str = ","
+    from_one: bool = False
 
     def __post_init__(self) -> None:
         for other, name in self.others.items():
@@ -128,8 +131,14 @@ class LabelNames:
                 raise UserError(f"--labels {other}={name}: the head knows {self.listed}")
 
     def number(self, label: Any) -> int | None:
-        text = str(label).strip()
-        return self._own({other.lower(): name for other, name in self.others.items()}.get(text.lower(), text))
+        """A number that the file names is the label of that name, unless the head's labels have no names."""
+        others, text = {other.lower(): name for other, name in self.others.items()}, str(label).strip()
+        if not isinstance(label, NamedNumber):
+            return self._own(others.get(text.lower(), text))
+        number = str(int(label))
+        given = others.get(text.lower(), others.get(number))
+        nameless = all(name.upper() in (str(place), f"LABEL_{place}") for place, name in enumerate(self.names))
+        return self._named(text) if not (given or nameless or text == number) else self._own(given or number)
 
     @property
     def listed(self) -> str:
@@ -144,16 +153,17 @@ class LabelNames:
         return own or not any(_without_decimals(name).isdecimal() for name in self.names)
 
     def _own(self, text: str) -> int | None:
+        number = _without_decimals(text)
+        if (named := self._named(text)) is not None or not (self._numbered and number.isdecimal()):
+            return named
+        return int(number) if int(number) < len(self.names) else None
+
+    def _named(self, text: str) -> int | None:
         if text in self.names:  # exact matches first, as names may differ only in capitals
             return self.names.index(text)
         folded, number = [name.lower() for name in self.names], _without_decimals(text)
-        if text.lower() in folded:
-            return folded.index(text.lower())
-        if not number.isdecimal():
-            return None
-        if self._numbered:
-            return int(number) if int(number) < len(self.names) else None
-        return folded.index(number) if number in folded else None
+        wanted = number if number.isdecimal() else text.lower()
+        return folded.index(wanted) if wanted in folded else None
 
 
 def _without_decimals(text: str) -> str:
@@ -252,8 +262,10 @@ def draw(
 
 
 def _identity(value: Any) -> Any:
-    """A value that is the same for equal inputs."""
-    return value.tobytes() if isinstance(value, np.ndarray) else tuple(value) if isinstance(value, list) else value
+    """A value that is the same for equal inputs. That of a picture is small, as those of all rows are kept."""
+    if isinstance(value, np.ndarray):
+        return hash((value.shape, value.tobytes()))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def labels_of(
@@ -312,18 +324,25 @@ def _on_grid(row: Row, source: Path, names: LabelNames, grid: tuple[int, int]) -
     A map is an array, or a picture whose pixels are labels: its path, or its bytes as the library `datasets` has them.
     """
     where = f"{source}: row {row.number}"
-    labels = label_picture(where, source, row.label) if isinstance(row.label, str | dict) else np.asarray(row.label)
+    is_picture, sides = isinstance(row.label, str | bytes | dict), np.shape(row.value)[:2]
+    labels = label_picture(where, source, row.label) if is_picture else np.asarray(row.label)
     if labels.ndim != 2 or labels.dtype.kind not in "iu" or not labels.size:
         raise UserError(f"{where}: its labels must be a map of height x width whole numbers, got {labels.shape}")
+    if labels.shape == sides[::-1] != sides:
+        turned = f"its labels are {labels.shape[0]} x {labels.shape[1]}, its picture is {sides[0]} x {sides[1]} upright"
+        raise UserError(f"{where}: {turned}: turn the labels as the picture's EXIF data turn the picture")
     down, across = (
         ((np.arange(wanted) + 0.5) * (side / wanted)).astype(int)
         for wanted, side in zip(grid, labels.shape, strict=True)
     )
     chosen: Indices = labels[down][:, across].astype(np.int64).ravel()
-    wrong = chosen[(chosen != VOID) & ((chosen < 0) | (chosen >= len(names.names)))]
+    none = (chosen == VOID) & (len(names.names) <= VOID)
+    if names.from_one:
+        none, chosen = none | (chosen == 0), chosen - 1
+    wrong = chosen[~none & ((chosen < 0) | (chosen >= len(names.names)))] + names.from_one
     if len(wrong):
         raise UserError(f"{where}: label {wrong[0]} of a pixel does not fit the head; it knows {names.listed}")
-    return np.where(chosen == VOID, NO_LABEL, chosen) if len(names.names) <= VOID else chosen
+    return np.where(none, NO_LABEL, chosen)
 
 
 def _points(row: Row, source: Path, names: LabelNames, task: Keypoints) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """Measures the gain of exits where weights or KV limit decoders, and whether plans keep promises, on virtual devices.
 
 The engine and the scheduler are the product's; launches take the time of a table. Settings are corners of the
-arithmetic (docs/decoding.md), and those of E3 and DREX, on tables that are estimated from datasheets.
+arithmetic, and those of E3 and DREX, on tables that are estimated from datasheets.
 """
 
 from collections.abc import Callable

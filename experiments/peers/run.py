@@ -1,13 +1,15 @@
 """Claim: with real compute, isobatch answers more inputs in time than other servers of the same network.
 
-Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full on one worker and on two, and on one
-worker with the same exits inside a call. isobatch serves it on one replica, with exits, and in full as a control. All
-use ONNX Runtime with one thread a worker and batches of at most 32, on the same cores as the client. The best number of
-clients counts for each. One server runs at a time, since LitServe's idle workers poll; every other round has the
-opposite order. The output names peers that are not installed, at the beginning and at the end.
+Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
+call; the first two on one worker and on two. isobatch serves it in one process, and on two replicas by a plan; each
+with exits, and in full as a control. All use ONNX Runtime with one thread a worker and batches of at most 32, on the
+same cores as the client. The best number of clients counts for each. One server runs at a time, since LitServe's idle
+workers poll; every other round has the opposite order. The output names peers that are not installed, at the beginning
+and at the end.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -19,20 +21,26 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 from experiments.peers.network import BATCH, ONNX, READY
-from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.fleet import serve_file_of
 from experiments.serve.servers import isobatch, running
+from experiments.shared import minilm
+from experiments.shared.commands import run_isobatch
 from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256, 512)
+INPUTS = 256  # that are sent, and as many others for the profile
 LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
 console = Console(stderr=True)
@@ -64,11 +72,39 @@ FULL = (
     Peer("litserve_2", "litserve", workers=2),
     Peer("bentoml", "bentoml", listed=True),
 )
-WITH_EXITS = tuple(
-    replace(peer, name=f"{peer.name}_exits", exits=ONNX) for peer in FULL if peer.name in ("ray", "litserve", "bentoml")
-)
+WITH_EXITS = tuple(replace(peer, name=f"{peer.name}_exits", exits=ONNX) for peer in FULL)
 PEERS = (*FULL, *WITH_EXITS)
-OURS, OURS_FULL = Peer("isobatch", "ray"), Peer("isobatch_full", "ray", headers="X-Full: 1\r\n")
+OURS = (Peer("isobatch", "ray"), Peer("isobatch_2", "ray", workers=2))
+OURS_FULL = tuple(replace(own, name=f"{own.name}_full", headers="X-Full: 1\r\n") for own in OURS)
+PROFILED_S = 30  # seconds of timing, by which the plan for two replicas is made
+
+
+@dataclass(frozen=True)
+class PeerWorkload:
+    """A network, inputs for it, and other inputs for its profile, in a column of this name."""
+
+    name: str
+    folder: str
+    inputs: Sequence[Any]
+    recorded: Sequence[Any]
+    column: str
+
+    def body(self, value: Any, listed: bool) -> bytes:
+        return json.dumps({"inputs": [value] if listed else value}).encode()
+
+    def bodies(self, listed: bool) -> list[bytes]:
+        return [self.body(value, listed) for value in self.inputs]
+
+
+def workloads() -> Iterator[PeerWorkload]:
+    """The demo, and MiniLM on SST-2 with exits if its weights are at hand."""
+    digits = [digit.tolist() for digit in demo_inputs(2 * INPUTS)]
+    yield PeerWorkload("demo", str(demo_directory()), digits[:INPUTS], digits[INPUTS:], "image")
+    try:
+        texts = minilm.sentences("test", 2 * INPUTS)[0]
+        yield PeerWorkload("minilm", str(minilm.prepared()), texts[:INPUTS], texts[INPUTS:], "text")
+    except UserError as error:
+        console.print(f"[bold red]minilm IS NOT MEASURED[/] ({error}): it needs {minilm.NEEDS}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +124,7 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
     with TemporaryDirectory() as folder:
         for workload in workloads():
             if only in ("", workload.name):
-                figures |= _compared(workload, [OURS, OURS_FULL, *there], Path(folder), rounds, float(seconds))
+                figures |= _compared(workload, [*OURS, *OURS_FULL, *there], Path(folder), rounds, float(seconds))
     _tell_missing(missing)
     lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
     return figures | ({"lone_request_over_leanest": max(lone)} if lone else {})
@@ -96,7 +132,7 @@ def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, floa
 
 def python(peer: Peer) -> str:
     """The Python of a peer: this one, or the one in ISOBATCH_PEERS for a peer that is not our dependency."""
-    return sys.executable if peer.needs == OURS.needs else os.environ.get("ISOBATCH_PEERS", sys.executable)
+    return sys.executable if peer.needs == OURS[0].needs else os.environ.get("ISOBATCH_PEERS", sys.executable)
 
 
 def has(peer: Peer) -> bool:
@@ -118,6 +154,7 @@ def _compared(
 ) -> dict[str, float]:
     """Every other round has the opposite order, so that a machine that slows down favours no server."""
     result: defaultdict[str, list[PeerRound]] = defaultdict(list)
+    _plan(workload, folder)
     for number in range(rounds):
         for system in systems if number % 2 == 0 else systems[::-1]:
             seen = _seen(workload, system, folder, seconds)
@@ -134,40 +171,65 @@ def _figures(workload: str, result: Mapping[str, Sequence[PeerRound]]) -> dict[s
     goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in result.items()}
     lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in result.items()}
     for name in result:
-        here = f"{name}_{workload}"
-        figures[f"goodput_per_s_{here}"] = goodput[name]
-        figures[f"lone_ms_{here}"] = lone_ms[name]
-        if name != OURS.name:
-            figures[f"goodput_over_{here}"] = goodput[OURS.name] / goodput[name]
+        figures[f"goodput_per_s_{name}_{workload}"] = goodput[name]
+        figures[f"lone_ms_{name}_{workload}"] = lone_ms[name]
     others = [lone_ms[peer.name] for peer in PEERS if peer.name in lone_ms]
     if others:
-        figures[f"lone_over_leanest_{workload}"] = lone_ms[OURS.name] / min(others)
-    return figures | over_best(goodput, workload)
+        figures[f"lone_over_leanest_{workload}"] = lone_ms[OURS[0].name] / min(others)
+    for name, ratio in over_best(goodput).items():
+        figures[f"{name}_{workload}"] = ratio
+    return figures
 
 
-def over_best(goodput: Mapping[str, float], workload: str) -> dict[str, float]:
-    """Our goodput over that of the best peer, both with exits and both without.
+def over_best(goodput: Mapping[str, float]) -> dict[str, float]:
+    """Our best goodput over that of other servers: with exits, in full, and with exits over in full.
 
-    >>> over_best({"isobatch": 60.0, "isobatch_full": 40.0, "ray": 20.0, "litserve": 30.0, "ray_exits": 40.0}, "demo")
-    {'exits_over_best_exits_demo': 1.5, 'full_over_best_full_demo': 1.3333333333333333}
+    >>> over_best({"isobatch": 45.0, "isobatch_2": 60.0, "ray_exits": 40.0, "ray": 20.0, "ray_2": 30.0})
+    {'exits_over_best_exits': 1.5, 'exits_over_best_full': 2.0}
     """
-    pairs = {"exits": (OURS, WITH_EXITS), "full": (OURS_FULL, FULL)}
-    return {
-        f"{name}_over_best_{name}_{workload}": goodput[ours.name] / max(rates)
-        for name, (ours, peers) in pairs.items()
-        if (rates := [goodput[peer.name] for peer in peers if peer.name in goodput])
+    best = {
+        name: max(rates)
+        for name, group in {"ours": OURS, "ours_full": OURS_FULL, "exits": WITH_EXITS, "full": FULL}.items()
+        if (rates := [goodput[peer.name] for peer in group if peer.name in goodput])
     }
+    ratios = {
+        "exits_over_best_exits": ("ours", "exits"),
+        "full_over_best_full": ("ours_full", "full"),
+        "exits_over_best_full": ("ours", "full"),
+        "exits_over_own_full": ("ours", "ours_full"),
+    }
+    return {name: best[above] / best[below] for name, (above, below) in ratios.items() if {above, below} <= best.keys()}
+
+
+def _plan(workload: PeerWorkload, folder: Path) -> None:
+    """Write the profile of this machine, with the exits of other inputs, and the plan for two replicas."""
+    data, profile = folder / "inputs.jsonl", folder / "profile.json"
+    data.write_text("".join(json.dumps({workload.column: each}) + "\n" for each in workload.recorded))
+    profile.unlink(missing_ok=True)
+    run_isobatch(
+        "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--kind", "cpu",
+        "--largest", BATCH, "--budget", PROFILED_S,
+    )  # fmt: skip
+    limits = ("--devices", "cpu=2", "--slo-ms", SLO_MS, "--backend", "onnx", "--max-batch", BATCH)
+    run_isobatch("plan", "--profile", profile, "--out", folder / "plan.json", *limits)
 
 
 def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) -> PeerRound:
-    served = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
-    own = isobatch(serve_file_of(folder, served)) if system.ours else running_peer(system, workload.folder)
+    own = isobatch(_served(workload, system, folder)) if system.ours else running_peer(system, workload.folder)
     with own as url:
         load = partial(LoadGenerator, url, workload.bodies(system.listed), headers=system.headers)
         _clients(load, WARMS_UP, min(seconds, 2.0))
         lone = asyncio.run(load().at(arrivals("uniform", LONE_PER_S, LONE / LONE_PER_S, seed=1)))
         best = max((_clients(load, count, seconds) for count in CLIENTS), key=lambda run: run.goodput_per_s)
         return PeerRound(summary(lone, SLO_MS).latency_ms["p50"], best)
+
+
+def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
+    fields = {"model": workload.folder, "backend": "onnx", "slo_ms": SLO_MS}
+    if system.workers == 1:
+        return serve_file_of(folder, {**fields, "max_batch": BATCH})
+    files = {name: str(folder / f"{name}.json") for name in ("plan", "profile")}
+    return serve_file_of(folder, {**fields, **files, "cpus_per_replica": 0})
 
 
 @contextmanager

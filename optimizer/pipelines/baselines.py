@@ -1,5 +1,4 @@
-"""Plans without a planner, at the same costs, so that every plan can report its gain over them, and simple plans to
-begin a search with.
+"""Plans without a planner: baselines, over which every plan reports its gain, and simple plans to begin a search with.
 
 Every baseline is an ordinary plan: kinds side by side, each with the whole network at its best batch size, or at the
 batch size that the objective fixes.

@@ -194,8 +194,11 @@ def test_it_prints_json(
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
         ran("bench", checkpoint, "--out", "/nonexistent/bench.json")
-    with pytest.raises(UserError, match="--label-column is for --data: name a file"):
-        ran("bench", checkpoint, "--label-column", "verdict")
+    for option, value in (("--label-column", "verdict"), ("--labels", "yes=1"), ("--max-rows", 50)):
+        with pytest.raises(UserError, match=f"{option} is for --data: name a file"):
+            ran("bench", checkpoint, option, value)
+    with pytest.raises(UserError, match="--length is for texts that are made up: leave it out with --data"):
+        ran("bench", checkpoint, "--data", "reviews.csv", "--length", 8)
     bare = Path(copytree(checkpoint, tmp_path / "bare"))
     (bare / "exits.json").unlink()
     with pytest.raises(UserError, match="give it some with 'isobatch prepare'"):

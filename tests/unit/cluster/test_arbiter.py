@@ -163,6 +163,24 @@ def test_each_keeps_a_device_while_there_is_one_for_each() -> None:
     assert "a may get less than agreed" in fleet.decisions[-1].why
 
 
+def test_the_last_device_is_that_of_the_highest_priority() -> None:
+    """The other application is parked: with no devices alone, its controller would keep the plan that runs."""
+    fleet = arbiter(a={"priority": 1})
+    standings = {name: replace(standing(1.0, OWN[name]), standby=None) for name in OWN}
+    fleet.look(standings, FLEET, 0.0)
+    left, nothing = {"v100": 1, "k80": 0}, {"v100": 0, "k80": 0}
+    grants = fleet.look(standings, left, 5.0)
+    assert grants["b"] == Grant(nothing, "b is parked", parked=True)
+    assert fleet.decisions[-1].budgets == {"a": left, "b": nothing}
+    ended = replace(standings["b"], budget=nothing, uses=nothing, parked=True, refuses=True)
+    standings = {"a": replace(standings["a"], budget=left, uses=left), "b": ended}
+    for at_s in (10.0, WINDOW_S, 2 * WINDOW_S):
+        assert fleet.look(standings, left, at_s) == {}
+    assert (list(fleet.parked), list(fleet.asleep)) == (["b"], []), "it has inputs, and waits for a device"
+    woken = fleet.look(standings, left | {"k80": 1}, 2 * WINDOW_S + 5.0)["b"]
+    assert (woken.budget, woken.parked) == ({"v100": 0, "k80": 1}, False)
+
+
 @pytest.mark.parametrize("seed", [0, 3, 8])
 def test_no_division_of_a_small_fleet_is_better(seed: int) -> None:
     assert agrees(seed)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -11,7 +12,7 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.peeks import PEEKS_PER_HOLD
-from isobatch.cluster.controller.record import Events
+from isobatch.cluster.controller.record import Event, Events, TrackRecord
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer import Objective, Plan
 from isobatch.profiles.exits import carried
@@ -294,6 +295,17 @@ def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_f
     assert not controller.must_look(refused, 10_001.0)
     controller.look(replace(refused, seconds=-3600.0), 6400.0)
     assert controller.must_look(refused, 6401.0)
+
+
+def test_what_was_decided_before_a_clock_was_set_back_is_not_recent_for_hours():
+    worse, other = improvable().running, first_plan(question(MEDIUM))
+    record = TrackRecord(Events(None), Patience())
+    for what in ("rolled out", "rolled back", "tightened"):
+        record.complete(Event(record.number, 0.0, what, "", worse, other), what, None, 10_000.0)
+    for now_s, recent, unchanged_s in ((10_001.0, True, 1.0), (6400.0, False, inf)):
+        assert (record.changes(now_s), record.tightened(now_s)) == (2 * recent, recent)
+        assert record.unchanged_s(now_s) == unchanged_s
+        assert (record.barred.until_s(worse, now_s) is not None) == recent
 
 
 @pytest.mark.parametrize("took_s", [-3600.0, 1e9])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from shutil import copytree
 
@@ -16,6 +17,7 @@ from isobatch.deployments.config import checked
 from isobatch.optimizer import Plan, evaluate
 from isobatch.optimizer.effort import Number
 from isobatch.optimizer.goals import GOALS, Goal, register
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import save
 from tests.helpers.fluid_application import EASY, HARD, MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
@@ -23,6 +25,13 @@ from tests.helpers.fluid_application import EASY, HARD, MEDIUM, Fluid, control_l
 def latency_ms(app, plan):
     """As the cost model has it, of so many inputs as arrive."""
     return 1e3 * evaluate(plan, app.facts()).answer_s(app.rate(app.now_s))
+
+
+@pytest.mark.parametrize("name", ["replan_every_s", "react_every_s", "start_s", "reserve", "gap", "slo_ms"])
+def test_a_number_that_is_not_finite_is_refused(name: str) -> None:
+    """YAML has .inf."""
+    with pytest.raises(UserError, match=f"args: {name} = inf: Input should be a finite number"):
+        checked(ControllerConfig, {name: inf})
 
 
 @pytest.mark.parametrize(("survival", "rate"), [(EASY, 100.0), (MEDIUM, 0.5), (HARD, 8.0)])

@@ -121,6 +121,12 @@ def test_a_server_of_others_is_refused(
         run(place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
 
 
+def test_the_key_of_no_server_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    with pytest.raises(UserError, match="--api-key-variable is for --url: leave it out"):
+        run(place / "my-bert-ee", "--data", place / "others.csv", "--api-key-variable", "KEY")
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [("localhost:8000", "'localhost:8000' must look like http://HOST:PORT"), ("http://127.0.0.1:1", "nobody answers")],

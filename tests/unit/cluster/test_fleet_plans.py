@@ -239,6 +239,7 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch:
         (("--load", "reviews=5", "--load", "reviews=6"), "--load reviews=6: reviews is given twice"),
         (("--load", "reviews"), "'reviews' must look like NAME=RATE or NAME=RATE@TRACE"),
         (("--load", "reviews=5"), "queries has no load: add --load queries=RATE, or --rate for all"),
+        (("--load", "reviews=5", "--load", "queries=6", "--rate", "7"), "--rate is for applications without --load"),
         (("--rate", "5", "--lengths", "l.txt"), "--lengths is for one application: give its name with --application"),
         (("--rate", "5", "--load", "queries=5", "--application", "reviews"), "--load is for the applications of a fle"),
     ],

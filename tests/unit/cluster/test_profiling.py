@@ -190,6 +190,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         (("--devices", "v1000"), "unknown device kind 'v1000'"),
         (("--data", "empty.jsonl"), "holds no inputs"),
         (("--text-column", "text"), "--text-column is for --data: name a file"),
+        (("--max-rows", "50"), "--max-rows is for --data: name a file"),
         *((("--lengths", wrong), "must be numbers of tokens") for wrong in ("0", "many", "32,,64")),
     ],
 )

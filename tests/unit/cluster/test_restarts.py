@@ -116,6 +116,16 @@ def test_a_restart_during_a_trial_begins_it_again(tmp_path: Path):
     assert (event.what, app.running) == ("rolled back", first)
 
 
+def test_a_roll_back_in_which_a_controller_ended_is_decided_again(tmp_path: Path):
+    app = improvable()
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan, first=app.running: 1.0 if plan == first else 0.5
+    first, _ = changed(app, tmp_path)
+    assert killed_in_a_roll_out(app, tmp_path).unpromised == first.unpromised
+    assert app.running != first
+    (back,) = moves(run(app, control_loop(app, tmp_path), 120))
+    assert (back.what, app.running) == ("rolled back", first)
+
+
 def test_a_restart_does_not_repeat_a_trial_that_has_ended(tmp_path: Path):
     _, loop = changed(app := improvable(), tmp_path)
     for tried in (True, False):

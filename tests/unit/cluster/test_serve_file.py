@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
+from isobatch.cluster.commands.deploy import kept_plans
 from isobatch.cluster.commands.serve import example
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
@@ -30,9 +31,11 @@ from isobatch.cluster.serving.serve_file import (
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
+from isobatch.deployments.graph import origin_of
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
 from isobatch.profiles.files import load, save
@@ -154,8 +157,30 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
 
 
 def test_options_of_a_server_are_refused_where_only_a_file_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--dashboard and --metrics-port are for a server that starts here"):
-        ran("serve", "demo", "--dashboard", "--out", tmp_path / "serve.yaml")
+    for option, *value in (["--dashboard"], ["--metrics-port", 9464], ["--patience-s", 60]):
+        with pytest.raises(UserError, match=f"{option} is for a server that starts here: --out only writes a file"):
+            ran("serve", "demo", option, *value, "--out", tmp_path / "serve.yaml")
+    with pytest.raises(UserError, match="--patience-s is for a start: leave it out with --check"):
+        ran("deploy", tmp_path / "serve.yaml", "--check", "--patience-s", 60)
+
+
+def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve starts nothing anew while `args:` stay the same."""
+    from isobatch.deployments import ray_facts
+
+    path = tmp_path / "plan.json"
+    path.write_text((DEMO / "plan.json").read_text())
+    content = serve_file("demo", {"plan": str(path), "profile": str(DEMO / "profile.json")})
+    before = origin_of(AppConfig(**content["applications"][0]["args"]))
+    running = StoredPlan("isobatch.3f9a01", before, 0, path.read_text())
+    monkeypatch.setattr(ray_facts, "stored_plan", {"isobatch": running}.get)
+    assert list(kept_plans(content)) == []
+    path.write_text(path.read_text() + " ")
+    assert list(kept_plans(content)) == ["isobatch"]
+    without_plan = [content["applications"][0] | {"args": {}}]
+    assert list(kept_plans({"applications": without_plan})) == []
 
 
 def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,16 @@ def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
     assert "1.00x, 1.00x per dollar" in other_row
 
 
+@pytest.mark.parametrize(("per_s", "fronts"), [(2_000, 1), (9_000, 4), (400, 1)])
+def test_the_report_says_how_many_fronts_the_promise_needs(per_s: float, fronts: int) -> None:
+    given, options = profile(), ClassifierPlanOptions(slo_ms=100, believed=True)
+    result = planned(options, "v100=2", given, objective_of(options))
+    plan = replace(result.plan, promise=replace(result.plan.promise, goodput_per_s=per_s))
+    lines = map(str, tables(replace(result, plan=plan), objective_of(options)))
+    ends = [line.rpartition(" ")[2] for line in lines if "front_replicas" in line]
+    assert ends == ([f"{fronts}."] if fronts > 1 else [])
+
+
 def test_only_ways_to_share_that_have_a_plan_are_searched() -> None:
     given = profile(replace(shared("v100", 1.2), backend="onnx"))
     ways = ways_to_share(fleet("v100=2"), given.kinds)[1:]

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import VirtualClock, virtual_engine
 from isobatch.deployments.decoding.engine_setup import context_of, engine_for, engine_of, splits_and_limits
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
+from isobatch.deployments.decoding.replica import check_memory
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.profiles.errors import UserError
 from tests.helpers.paper_application import paper_decoder
@@ -43,6 +44,19 @@ def test_without_a_limit_texts_may_be_as_long_as_the_memory_holds() -> None:
     assert context_of(anatomy_of(t5()).shape, config, 8) == 64
     with pytest.raises(UserError, match=r"kv_megabytes = 256: one text of 1048576 tokens needs 768; give more, or"):
         engine_of(WIDE(), DecoderRules(), DecoderConfig(model="", max_context=READS))
+
+
+@pytest.mark.parametrize(("start", "page_tokens", "least"), [(None, 16, 4), (0, 16, 8), (None, 1, 1)])
+def test_a_memory_that_holds_no_text_is_refused_with_the_least_that_does(
+    start: int | None, page_tokens: int, least: int
+) -> None:
+    """A page of 16 positions has 4 MB here."""
+    shape = DecoderShape(num_blocks=32, vocabulary=9, heads=8, width=128, reads=99, start=start)
+    config = DecoderConfig(model="", kv_megabytes=least, page_tokens=page_tokens)
+    check_memory(shape, config, 4)
+    if least > 1:
+        with pytest.raises(UserError, match=f"kv_megabytes = {least - 1}: the shortest text needs {least}"):
+            check_memory(shape, config.model_copy(update={"kv_megabytes": least - 1}), 4)
 
 
 @pytest.mark.parametrize(("cuts", "ends"), [((4, 2), (2, 4, 8)), ((2, 2), (2, 8)), ((), (8,)), (None, (6, 8))])

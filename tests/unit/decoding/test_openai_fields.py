@@ -9,6 +9,7 @@ from openai import OpenAI
 from tokenizers import decoders
 
 from experiments.demos.sums import END, tokenizer
+from isobatch.deployments.decoding.engine_setup import stop_tokens
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
@@ -270,6 +271,13 @@ def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_
     assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
     asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
     assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_text_ends_as_config_json_says_where_the_generation_config_does_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
+    for generation, ends in (('{"temperature": 0.5}', {7, 8}), ('{"eos_token_id": 0}', {0})):
+        (tmp_path / "generation_config.json").write_text(generation)
+        assert stop_tokens(tmp_path) == ends
 
 
 def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path) -> None:

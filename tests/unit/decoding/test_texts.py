@@ -72,6 +72,20 @@ def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
         assert len(speech._tokens) < 12, "few tokens are decoded again with each"
 
 
+@pytest.mark.parametrize("kind", [Bytes, Runs])
+def test_bytes_that_never_become_a_character_are_not_all_decoded_again_with_each(kind: type[Bytes]) -> None:
+    tokenizer, decoded = kind(), list[int]()
+    decode = tokenizer.decode
+    tokenizer.decode = lambda tokens, **options: (decoded.append(len(tokens)), decode(tokens, **options))[1]  # type: ignore[method-assign]
+    text, said = TextTokens(tokenizer, 100).growing_text([]), list[str]()
+    for _ in range(1000):
+        said.append(text.add([0xFF])[0])
+    assert len("".join(said)) > 900, "it comes as it is written"
+    said.append(text.add([], last=True)[0])
+    assert "".join(said) == "\ufffd" * 1000
+    assert max(decoded) < 64
+
+
 @given(
     st.text("abä", max_size=30),
     st.lists(st.integers(0, 200), max_size=30),

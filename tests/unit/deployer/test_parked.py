@@ -237,6 +237,47 @@ async def test_a_roll_out_that_ends_after_the_next_deployment_began_ends_none_of
     front.cancel()
 
 
+async def test_a_roll_out_ends_without_blame_when_the_next_deployment_takes_its_replicas(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    graphs, first = list[Graph](), begin(config)
+    front = asyncio.create_task(followed(first, config, graphs))
+    await until(lambda: graphs)
+    (placement,) = graphs[0].plan.placements
+    replicas.broken = True
+    wanted = replace(graphs[0].plan, placements=(replace(placement, replicas=3),))
+    rolling = asyncio.create_task(first.apply(wanted))
+    await until(lambda: replicas.counts == {"v100": 3})
+    begin(config.model_copy(update={"max_waiting": 9}))
+    undone = await asyncio.wait_for(rolling, PATIENCE_S)
+    assert isinstance(undone, Undone)
+    assert undone.blameless
+    front.cancel()
+
+
+async def test_replicas_that_are_left_end_though_rays_store_was_away_at_first(
+    begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments.deployer import deployer
+
+    ended, tries = list[str](), count()
+
+    def delete(names: list[str]) -> None:
+        if not next(tries):
+            raise ConnectionError("Ray's store is away")
+        ended.extend(names)
+
+    monkeypatch.setattr(deployer.ray_facts, "drained_s", lambda drain_s: 0.01)
+    monkeypatch.setattr(deployer, "TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(deployer, "fleets_of", lambda application, but: ["calm.3f9a01.v100"])
+    monkeypatch.setattr(deployer, "delete_fleets", delete)
+    graphs, one = list[Graph](), begin(config)
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(lambda: ended)
+    assert ended == ["calm.3f9a01.v100"]
+    front.cancel()
+
+
 async def test_a_deployer_answers_while_rays_store_does_not(
     begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

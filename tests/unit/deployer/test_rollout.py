@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from isobatch.deployments.deployer import steps
-from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, ReplicaStates, move
+from isobatch.deployments.deployer.steps import (
+    CannotStartError,
+    Moved,
+    NoDevicesError,
+    ReplacedError,
+    ReplicaStates,
+    move,
+)
 from isobatch.optimizer.plan import Placement, Plan, Split
 
 
@@ -23,6 +30,7 @@ class CountedFleet:
     silent: frozenset[str] = frozenset()  # never start, and nobody says why
     stale: int = 0  # so many looks tell that what was wanted before has failed, though it starts
     gone: frozenset[str] = frozenset()  # whose node vanishes while they start
+    led: bool = True
     log: list[str] = field(default_factory=list)
 
     def states(self) -> dict[str, ReplicaStates]:
@@ -40,6 +48,9 @@ class CountedFleet:
         self.counts |= counts
         if counts:
             self.log.append(" ".join(f"{kind}={count}" for kind, count in counts.items()))
+
+    def leads(self) -> bool:
+        return self.led
 
     def has_room(self, more: Mapping[str, int]) -> bool:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
@@ -113,6 +124,14 @@ def test_where_none_runs_and_none_starts_none_is_left() -> None:
     with pytest.raises(CannotStartError):
         moved(broken, None, devices(a=2), patience_s=0.2)
     assert (broken.counts, broken.log) == ({"a": 0}, ["a=2", "a=0"])
+
+
+@pytest.mark.parametrize("room", [9, 2])
+def test_replicas_that_another_deployer_leads_are_not_waited_for(room: int) -> None:
+    """They follow its plan."""
+    taken = CountedFleet({"a": 2}, room, silent=frozenset("b"), led=False)
+    with pytest.raises(ReplacedError, match="deployed anew meanwhile"):
+        moved(taken, devices(a=2), devices(b=2))
 
 
 def test_without_room_old_replicas_end_first_and_the_gap_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -213,3 +214,29 @@ def test_replicas_request_gpus_by_the_names_that_ray_gives_them(driver: str, kin
         f"accelerator_type:{kind.upper()}",
     }
     assert kind_of(driver) == kind
+
+
+def test_what_an_application_requested_of_the_autoscaler_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its controller was killed: its nodes would be rented for ever."""
+    store, requests, running = dict[str, bytes](), list[object](), {"shop": {}, "news": {}}
+    fakes = {
+        "_internal_kv_put": lambda key, value, **_: store.update({key: value.encode()}),
+        "_internal_kv_get": lambda key, **_: store.get(key),
+        "_internal_kv_del": lambda key, **_: store.pop(key, None),
+        "_internal_kv_list": lambda prefix, **_: [key.encode() for key in store if key.startswith(prefix)],
+    }
+    for name, function in fakes.items():
+        monkeypatch.setattr(f"ray.experimental.internal_kv.{name}", function)
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles, **_: requests.append(bundles))
+    client = SimpleNamespace(get_serve_details=lambda: {"applications": running})
+    monkeypatch.setattr(ray_facts, "serve_client", lambda: client)
+    shop, news = {"v100": 1.0}, {"k80": 1.0}
+    ray_facts.ask_autoscaler("shop", [(shop, {})])
+    ray_facts.ask_autoscaler("news", [(news, {})])
+    assert requests[-1] == [shop, news]
+    running.clear()
+    ray_facts.ask_autoscaler("news", [(news, {})])
+    assert requests[-1] == [shop, news], "Serve is starting again"
+    running["news"] = {}
+    ray_facts.ask_autoscaler("news", [(news, {})])
+    assert requests[-1] == [news]

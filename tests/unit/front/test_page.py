@@ -106,6 +106,8 @@ def test_an_allowed_page_sends_requests_and_reads_answers(allowing: TestClient) 
     before = allowing.options("/predict", headers=SHOP | wanted)
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
     assert "x-deadline-ms" in before.headers["access-control-allow-headers"].lower()
+    near = allowing.options("/predict", headers=SHOP | wanted | {"Access-Control-Request-Private-Network": "true"})
+    assert (near.status_code, near.headers["access-control-allow-private-network"]) == (200, "true")
     for header in ("x-priority", "content-encoding", "inference-header-content-length", "x-stainless-lang"):
         before = allowing.options("/predict", headers=SHOP | wanted | {"Access-Control-Request-Headers": header})
         assert (header, before.status_code, before.headers["access-control-allow-headers"]) == (header, 200, header)

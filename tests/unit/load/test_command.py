@@ -1,8 +1,9 @@
 """`isobatch load` as a user types it: its requests, its output, and its exit code."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,6 +20,8 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.commands import ran
 from tests.helpers.grpc_client import grpc_port
 
+WRITTEN = {"choices": [{"text": "ab", "exit_blocks": [1, 5]}]}
+
 
 class Served:
     """A server that accepts inputs of one kind and records them."""
@@ -30,6 +33,7 @@ class Served:
         self.deadlines: set[str] = set()
         self.of_every_path: dict[str, Any] | None = None
         self.paths: list[str] = []  # of the GET requests
+        self.posts = 0  # that were answered
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +52,9 @@ class Served:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if served.decodes:
+                    self._reply(200, f"data: {json.dumps(WRITTEN)}\n\ndata: [DONE]\n\n")
+                    return
                 (one,) = body["inputs"]
                 served.seen.append(one)
                 served.deadlines.add(self.headers["X-Deadline-Ms"])
@@ -58,11 +65,12 @@ class Served:
             def _reply(self, status: int, content: Any) -> None:
                 if key and self.headers["X-API-Key"] != key:
                     status, content = 401, {"error": "no key"}
-                body = json.dumps(content).encode()
+                body = (content if isinstance(content, str) else json.dumps(content)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+                served.posts += self.command == "POST"
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -194,6 +202,36 @@ def test_a_key_with_other_letters_is_sent_as_the_server_reads_it(
     assert load(serve("BYTES", "schl\u00fcssel".encode().decode("latin-1")).url, "--api-key-variable", "MY_KEY") == 0
 
 
+@pytest.mark.parametrize("arriving", [("--clients", "1"), ("--rate", "100")])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_ctrl_c_shows_what_was_measured_until_then(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arriving: tuple[str, str], decodes: bool,
+) -> None:  # fmt: skip
+    async def cut_off(work: Coroutine[Any, Any, LoadRecord]) -> None:
+        sending = asyncio.create_task(work)
+        while served.posts < 6:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait([sending])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("isobatch.cluster.commands.load.run_noting_polls", lambda work: asyncio.run(cut_off(work)))
+    served, out, prompts = serve("BYTES"), tmp_path / "load.json", tmp_path / "prompts.txt"
+    served.decodes = decodes
+    prompts.write_text("1+1=\n")
+    sent = ("--prompts", str(prompts)) if decodes else ()
+    words = ("load", served.url, *arriving, *sent, "--seconds", "60", "--out", str(out))
+    monkeypatch.setattr(sys, "argv", ["isobatch", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    figures = json.loads(out.read_text())
+    assert (stopped.value.code, figures["outcomes"]) == (130, {"answered": figures["requests"]})
+    assert figures["requests"] > 2
+    assert figures["seconds"] < 60
+    assert "interrupted: these are the figures of the requests that had ended" in capsys.readouterr().out
+
+
 def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
     served = serve("BYTES")
     (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
@@ -259,6 +297,7 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
         (("--trace", "t.csv", "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),
         (("--clients", "1", "--seed", "5"), "--seed is for --rate and --trace, not for --clients"),
         (("--rate", "1", "--text-column", "text"), "--text-column is for --data: name a file"),
+        (("--rate", "1", "--max-rows", "5"), "--max-rows is for --data: name a file"),
         (("--rate", "1", "--max-tokens", "5"), "--max-tokens is for --prompts: name their file"),
     ],
 )

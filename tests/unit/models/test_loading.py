@@ -180,6 +180,27 @@ def test_a_checkpoint_without_what_reads_its_inputs_is_refused(
         load_or_check(images)
 
 
+def test_a_sentencepiece_model_without_its_library_is_refused(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hugging Face would ask for another library, which cannot read it."""
+    (text_checkpoint / "tokenizer.json").rename(text_checkpoint / "spiece.model")
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"its tokenizer is a SentencePiece model: pip install sentencepiece"):
+        load(text_checkpoint)
+
+
+def test_nobody_is_asked_whether_a_checkpoints_own_code_may_run(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = list[str]()
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or "n")
+    edit(text_checkpoint / "config.json", model_type="of_its_own", auto_map={"AutoConfig": "code.OwnConfig"})
+    with pytest.raises(UserError, match=r"contains custom code which must be executed"):
+        checkpoint.check(text_checkpoint)
+    assert questions == []
+
+
 @pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
 def test_a_configuration_that_does_not_fit_is_refused(text_checkpoint: Path, load_or_check: Any) -> None:
     for problem in ("single_label_classification", "multi_label_classification"):

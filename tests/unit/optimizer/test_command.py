@@ -120,6 +120,7 @@ def test_where_the_longest_texts_take_longer_than_the_slo_that_is_the_reason(
     ("options", "sentence"),
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
+        (["--in-time", "0.9", "--believed"], "--in-time is for plans that are simulated: leave it out with --believed"),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--out", "."], "cannot write .: it is a directory: name a file in it"),

@@ -55,6 +55,7 @@ NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
         ("a.tsv", NAMED_PAIR, Columns(text="question", pair="sentence"), [(("who?", "he."), "entailment")]),
         ("a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c"}\n', PLAIN, [("a\u0085b", None), ("c", None)]),
         ("a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]', PLAIN, [("a", 1), ("b", 0)]),
+        ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n', PLAIN, [("a", 1), ("b", 0)]),
     ],
 )
 def test_texts_are_read_with_their_labels(
@@ -81,10 +82,19 @@ def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> Non
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         with ipc.new_stream(tmp_path / part, table.schema) as stream:
             stream.write_table(table)
+    (tmp_path / "saved/train/cache-5a3e.arrow").write_text("what `datasets` keeps of a call of map")
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as whole:
+        whole.write_table(table)
+    assert read(tmp_path / "a.arrow") == [("a", 1), ("b", 0)]
     assert read(tmp_path / "a.parquet") == [("a", 1), ("b", 0)]
     assert read(tmp_path / "saved" / "train") == [("a", 1), ("b", 0)] * 2
     with pytest.raises(UserError, match=r"choose one of its splits: .*saved/train$"):
         read(tmp_path / "saved")
+    for name in ("train-00000-of-00002", "train-00001-of-00002-5a3e", "test-00000-of-00001"):
+        (tmp_path / "hub").mkdir(exist_ok=True)
+        parquet.write_table(table, tmp_path / "hub" / f"{name}.parquet")
+    with pytest.raises(UserError, match=r"hub: holds several splits, test, train: give the file of one$"):
+        read(tmp_path / "hub")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "part.parquet").write_text("no table")
     with pytest.raises(UserError, match=r"broken/part.parquet: cannot be read as .parquet"):
@@ -95,15 +105,21 @@ def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> Non
 
 
 def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
+    """As bytes, and as the library `datasets` has bytes or a path."""
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     pixels = np.arange(4, dtype=np.uint8).reshape(2, 2)
     Image.fromarray(pixels).save(tmp_path / "p.png")
-    cell = {"bytes": (tmp_path / "p.png").read_bytes(), "path": "p.png"}
-    parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
-    (row,) = rows(tmp_path / "a.parquet", channels=ANY)
-    np.testing.assert_array_equal(row.value, pixels)
+    content = (tmp_path / "p.png").read_bytes()
+    cells = ({"bytes": content, "path": "p.png"}, {"bytes": None, "path": str(tmp_path / "p.png")}, content)
+    for cell in cells:
+        parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
+        (row,) = rows(tmp_path / "a.parquet", channels=ANY)
+        np.testing.assert_array_equal(row.value, pixels)
+    parquet.write_table(arrow.table({"image": [b"no picture"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"row 1: the picture in it cannot be read: cannot identify image file"):
+        next(rows(tmp_path / "a.parquet", channels=ANY))
 
 
 def test_a_picture_is_upright_as_where_it_is_served(tmp_path: Path) -> None:

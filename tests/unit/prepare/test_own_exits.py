@@ -238,7 +238,10 @@ def test_blocks_without_an_exit_of_their_own_get_trained_ramps(tmp_path: Path) -
     source, out, names = tmp_path / "source", tmp_path / "out", tmp_path / "names.json"
     weights = saved(source, "bert", lambda given: given | linear("branch", HIDDEN, NUM_LABELS))
     names.write_text(json.dumps({"exits": {"1": {"classifier": "branch"}}}))
-    said = prepared(source, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--exit-names", names)
+    asked = (source, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--exit-names", names)
+    with pytest.raises(UserError, match="--ramp pooler is not for a network whose own exits are light: leave it out"):
+        prepared(*asked, "--ramp", "pooler")
+    said = prepared(*asked)
     assert "own exits after blocks 1 become ramps as they are; 2 other ramps are trained" in said
     made = load_file(out / "ramps.safetensors")
     assert torch.equal(made["1.weight"][:, :HIDDEN], weights["branch.weight"])

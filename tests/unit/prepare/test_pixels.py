@@ -1,6 +1,7 @@
 """Networks that label pixels get bridges: what is read of files, where bridges begin, and what is promised is kept."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 
 from experiments.shared.scenes import scene_network
 from isobatch import load
+from isobatch.cluster.commands.shared_options import label_names
 from isobatch.deployments.map_tasks import PixelClassification
 from isobatch.deployments.prepare.bridges import PixelSample
 from isobatch.deployments.prepare.data import Row, rows
@@ -138,6 +140,34 @@ def test_maps_are_read_from_pictures_and_arrays(tmp_path: Path) -> None:
     assert read(tmp_path / "a.npz") == expected
     np.savez(tmp_path / "b.npz", images=np.zeros((1, 4, 4)))
     assert read(tmp_path / "b.npz") is None
+
+
+def test_maps_count_from_one_where_the_preprocessor_takes_zero_for_no_label(tmp_path: Path) -> None:
+    """As those of ADE20K, in which SegFormer and BEiT were trained."""
+    processor = tmp_path / "preprocessor_config.json"
+    shutil.copyfile(pixel_network() / "config.json", tmp_path / "config.json")
+    for settings, expected in (({"do_reduce_labels": True}, [[-1, 0], [4, -1]]), ({}, [[0, 1], [5, -1]])):
+        processor.write_text(json.dumps(settings))
+        names, label = label_names(tmp_path, None), np.array([[0, 1], [5, 255]])
+        found = labels_of([Row(1, np.zeros((4, 4)), label)], tmp_path / "a", names, AS_2_X_2[1])
+        assert found.tolist() == [np.ravel(expected).tolist()]
+    processor.write_text(json.dumps({"reduce_labels": True}))
+    most = len(NAMES)
+    with pytest.raises(UserError, match=f"label {most + 1} of a pixel does not fit the head"):
+        labels_of([Row(1, None, np.array([[most, most + 1]]))], tmp_path / "a", label_names(tmp_path, None), TASK)
+
+
+def test_maps_of_turned_photos_are_refused(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # its top is on the right
+    Image.fromarray(np.zeros((2, 4), np.uint8)).save(tmp_path / "photo.png", exif=turned)
+    Image.fromarray(np.zeros((2, 4), np.uint8)).save(tmp_path / "map.png")
+    Image.fromarray(np.zeros((4, 2), np.uint8)).save(tmp_path / "upright.png")
+    (tmp_path / "a.csv").write_text("image,label\nphoto.png,upright.png\n")
+    assert read(tmp_path / "a.csv") == [[0, 0, 0, 0]]
+    (tmp_path / "a.csv").write_text("image,label\nphoto.png,map.png\n")
+    with pytest.raises(UserError, match=r"row 1: its labels are 2 x 4, its picture is 4 x 2 upright: turn the labels"):
+        read(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ REMEMBERS = "remembers earlier ramps of an input"
         (label_network, "--policy", "voting", f"--policy: policy voting {REMEMBERS}"),
         (pixel_network, "--policy", "patience", f"--policy: policy patience {REMEMBERS}"),
         (label_network, "--label-separator", "", "--label-separator '' is empty: give the sign between labels"),
+        (word_network, "--tolerance", "0.1", "--tolerance is for networks that give scores or points: leave it out"),
         (pixel_network, "--ramp", "pooler", "--ramp and --own-exits are not for a network whose answers are maps"),
     ],
 )

@@ -1,15 +1,19 @@
 """Samples: uniform, labelled as the head numbers them, in parts that never mix."""
 
+import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.prepare.data import Row, rows
 from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, labels_of, not_trained_on
+from isobatch.deployments.tasks import LABELS, SCORING, TOKENS
 from isobatch.profiles.errors import UserError
 
 FILE = Path("reviews.csv")
@@ -48,6 +52,17 @@ def test_what_ramps_were_not_trained_on_is_known_again() -> None:
     assert not_trained_on(values, notes) == [sample.values[row] for row in sample.parts.test]
 
 
+def test_copies_of_pictures_are_counted_without_a_second_copy_of_each() -> None:
+    """The pictures of 20,000 rows may fill the memory."""
+    pictures = [np.full((100, 1000), number % 50, np.uint8) for number in range(100)]
+    sample = draw([Row(place, each, place % 2) for place, each in enumerate(pictures)], FILE, NAMES, 100)
+    tracemalloc.start()
+    different, (_, peak_bytes) = sample.different, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert different == 50
+    assert peak_bytes < 5 * pictures[0].nbytes
+
+
 def test_labels_stay_with_their_texts() -> None:
     sample = draw(table(300), FILE, NAMES, 100)
     assert [int(str(value).split()[1]) % 2 for value in sample.values] == sample.labels.tolist()
@@ -80,6 +95,68 @@ def test_numbers_of_a_file_are_names_where_the_head_names_its_labels_by_other_nu
         labels_of([Row(6, "", "1"), Row(7, "", "0")], FILE, stars)
     assert [LabelNames(("1", "2", "3"), {"0": "1", "1": "2"}).number(label) for label in (0, 1)] == [0, 1]
     assert [LabelNames(("0", "1")).number(label) for label in (0, "1", 1.0, 2)] == [0, 1, 1, None]
+
+
+def named_by_datasets(folder: Path, cells: list[Any], names: list[str], texts: str = "text") -> Path:
+    """A Parquet file as the library `datasets` writes it: numbers, and their names beside the columns' types."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    of_label: dict[str, Any] = {"names": names, "_type": "ClassLabel"}
+    if isinstance(cells[0], list):
+        of_label = {"feature": of_label, "_type": "List"}
+    described = {"info": {"features": {texts: {"dtype": "string", "_type": "Value"}, "label": of_label}}}
+    table = arrow.table({texts: [["a"] if texts == "tokens" else "a"] * len(cells), "label": cells})
+    path = folder / "a.parquet"
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(described)}), path)
+    return path
+
+
+NLI = ["entailment", "neutral", "contradiction"]
+
+
+@pytest.mark.parametrize(
+    ("head", "others", "expected"),
+    [
+        (["CONTRADICTION", "NEUTRAL", "ENTAILMENT"], {}, [2, 1, 0]),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], {}, [0, 1, 2]),  # these say nothing
+        (["0", "1", "2"], {}, [0, 1, 2]),
+        (["yes", "no"], {"entailment": "0", "neutral": "no", "contradiction": "no"}, [0, 1, 1]),
+        (["yes", "no"], {"0": "yes", "1": "no", "2": "no"}, [0, 1, 1]),
+    ],
+)
+def test_numbers_that_a_file_names_are_the_labels_of_these_names(
+    tmp_path: Path, head: list[str], others: dict[str, str], expected: list[int]
+) -> None:
+    path = named_by_datasets(tmp_path, [0, 1, 2], NLI)
+    assert labels_of(list(rows(path)), path, LabelNames(head, others)).tolist() == expected
+
+
+def test_named_numbers_of_words_and_of_several_labels_and_of_scores(tmp_path: Path) -> None:
+    tags, names = ["O", "B-PER", "B-LOC"], LabelNames(["O", "B-LOC", "B-PER"])
+    for cells, texts, task, expected in (
+        ([[1], [2]], "tokens", TOKENS, [2, 1]),
+        ([[1, 2], [0]], "text", LABELS, [[0, 1, 1], [1, 0, 0]]),
+        ([1, 0], "text", SCORING, [1.0, 0.0]),
+    ):
+        path = named_by_datasets(tmp_path, cells, tags, texts)
+        assert labels_of(list(rows(path)), path, names, task).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "cell", "head", "sentence"),
+    [
+        (NLI, 2, ["yes", "no"], "'contradiction' does not fit the head; it knows yes, no or 0..1; --labels contrad"),
+        (["1", "2", "3"], 1, ["1 star", "2 stars", "3 stars"], "label '2' does not fit the head; it knows 1 star"),
+        (NLI, -1, ["entailment", "neutral", "contradiction"], "label '-1' does not fit the head"),
+    ],
+)
+def test_named_numbers_whose_names_the_head_does_not_know_are_refused(
+    tmp_path: Path, names: list[str], cell: int, head: list[str], sentence: str
+) -> None:
+    path = named_by_datasets(tmp_path, [cell], names)
+    with pytest.raises(UserError, match=sentence):
+        labels_of(list(rows(path)), path, LabelNames(head))
 
 
 @pytest.mark.parametrize("label", [2, -1, "neutral", 0.5])

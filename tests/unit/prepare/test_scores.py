@@ -208,6 +208,8 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
     said = command("evaluate", numbers, "--data", in_numbers(tmp_path / "n.csv", fresh)).output
     assert "error of scores" in said
     assert "near the full network's" in said
+    with pytest.raises(UserError, match=r"--labels is for networks that give labels: .* gives a score"):
+        command("evaluate", numbers, "--data", tmp_path / "n.csv", "--labels", "none=0")
 
 
 @pytest.mark.usefixtures("cache", "no_picture")
