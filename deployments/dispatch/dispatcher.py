@@ -327,11 +327,10 @@ class Dispatcher:
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
-        lanes = [(lane, lane.expected(now_s, last, more)) for lane in self._open]
-        return min([self._needed_in_s(lane, expected, left_s, last, more) for lane, expected in lanes])
+        return min([self._needed_in_s(lane, now_s, left_s, last, more) for lane in self._open])
 
-    def _needed_in_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, last: int, more: int) -> float:
-        needed_s = self._admission.needed_s(lane, expected, left_s, last)
+    def _needed_in_s(self, lane: Lane, now_s: float, left_s: float, last: int, more: int) -> float:
+        needed_s = self._admission.needed_s(lane, lane.expected(now_s, last, more), left_s, last)
         # In an empty lane its plan decides, as in `Admission.risk`.
         return needed_s if lane.busy else min(needed_s, lane.alone_s(last, more))
 

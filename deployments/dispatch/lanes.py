@@ -121,9 +121,9 @@ class Estimates:
         self.unanswered = reach[1:]  # the share that is still inside behind it
         self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
 
-    def exit_at(self, block: int) -> int | None:
-        """The index of the exit point at this block, or of the first behind it; None: the plan has no such block."""
-        return self._by_block[block] if block < len(self._by_block) else None
+    def exit_at(self, block: int) -> int:
+        """The index of the exit point at this block, or of the first behind it."""
+        return self._by_block[block]
 
     def learn(self, number: int, delay: float) -> None:
         """Learn the delay of an input at this exit point."""
@@ -212,11 +212,6 @@ class Lane:
     def used(self) -> float:
         """The share of their time in which the replicas of the busiest group worked."""
         return max(stage.group.used for stage in self._first_of_groups)
-
-    @property
-    def leaving_first(self) -> float:
-        """The share of the inputs that leave at the first exit point."""
-        return self.estimates.leaving[0]
 
     def alone_s(self, weight: int, more: int = 0) -> float:
         """The planned time until half of the inputs have their answers, in a lane without inputs of other requests."""
