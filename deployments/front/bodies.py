@@ -78,10 +78,6 @@ class ArrivingBodies:
         self._size = 0  # bytes
         self._looks_again = False
 
-    def body(self) -> "ArrivingBody":
-        """A body that begins to arrive; the code that awaits it runs in its context."""
-        return ArrivingBody(self, time.monotonic())
-
     def grow(self, body: "ArrivingBody", size: int) -> None:
         self._bodies.add(body)
         body.size += size
@@ -114,13 +110,14 @@ class ArrivingBodies:
 
 
 class ArrivingBody:
-    """A body that arrives. As a context it raises 408 if the body takes too long, or is the slowest of too many.
+    """A body that begins to arrive; the code that awaits it runs in its context.
 
-    `asyncio.timeout` would add a twentieth to the processor time of every request.
+    The context raises 408 if the body takes too long, or is the slowest of too many. `asyncio.timeout` would add a
+    twentieth to the processor time of every request.
     """
 
-    def __init__(self, others: ArrivingBodies, begun_s: float) -> None:
-        self._others, self.begun_s = others, begun_s
+    def __init__(self, others: ArrivingBodies) -> None:
+        self._others, self.begun_s = others, time.monotonic()
         self.size = 0
         self._given_up = False
 
@@ -166,7 +163,7 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
         raise RefusedError(415, f"Content-Encoding is {name}: a body may be uncompressed, gzip or deflate")
     if (size := size_of(headers)) > max_bytes:
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
-    with ARRIVING.body() as arriving:
+    with ArrivingBody(ARRIVING) as arriving:
         body = await _read(receive, max_bytes, arriving)
     return decompressed(body, max_bytes) if encoding in ENCODINGS else body
 
