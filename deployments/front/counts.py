@@ -113,9 +113,6 @@ class Counts:
 
     # Events that are counted
 
-    def request_ended(self, outcome: str) -> None:
-        self.outcomes[outcome] += 1
-
     def answers_known(self, answers: Sequence[Answer], took_s: float) -> None:
         """All answers to a request are known. The request ends later: its client may go before it has them."""
         self.seconds["all"] += took_s

@@ -155,10 +155,6 @@ class RequestQueue:
         """No request waits, and none has entered in this turn of the event loop."""
         return not self._turning
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def unseen_s(self) -> float:
         """The time that a new request may have waited until the event loop turned to it."""
         return self._turn_s if self._clock() - self._ended_s <= self._turn_s else 0.0

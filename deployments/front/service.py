@@ -77,7 +77,7 @@ class Service:
         self._costs: defaultdict[str, RequestCosts] = defaultdict(RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
-        self._inside = self._strained = self._answered = 0  # requests
+        self._inside = self._strained = 0  # requests
         self.long_work = LongWork(1 if self.texts else _PICTURES_AT_ONCE, clock)
         self._tracing = tracing_here(clock)
 
@@ -301,25 +301,24 @@ class Service:
 
         Yields the request's span, if it is traced.
         """
-        counts = self._driver.counts
+        outcomes = self._driver.counts.outcomes
         try:
             with span_of_request(self._tracing, kind, headers) as span:
                 yield span
-            counts.request_ended("answered")
-            self._answered += 1
+            outcomes["answered"] += 1
             self._retry_times.answered(self._clock())
         except RefusedError as refused:
-            counts.request_ended("failed" if refused.status == 500 else "refused")
+            outcomes["failed" if refused.status == 500 else "refused"] += 1
             self._strained += refused.shows_overload and refused.status in (503, 504)
             if refused.status == 503:
                 self._retry_times.refused(self._clock())
                 refused.retry_after_s = self._retry_times.retry_after_s(refused.retry_after_s or 0.0)
             raise
         except asyncio.CancelledError:
-            counts.request_ended("abandoned")
+            outcomes["abandoned"] += 1
             raise
         except Exception as error:
-            counts.request_ended("failed")
+            outcomes["failed"] += 1
             log.exception("a batch could not be computed")
             reason = f"the network failed: {type(error).__name__}; the replica's log says where"
             raise RefusedError(500, reason) from error
@@ -330,7 +329,7 @@ class Service:
 
     def burden(self) -> Burden:
         """The load of this front, for the proxy's limit."""
-        return Burden(self._inside, self._strained, self._answered)
+        return Burden(self._inside, self._strained, self._driver.counts.outcomes["answered"])
 
     async def all_fronts(self) -> list[FrontState]:
         """The states of all fronts, this one first."""
