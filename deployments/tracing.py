@@ -99,17 +99,13 @@ class Tracing:
     mutable spans, and a sampler that would accept every span, more than doubled the time for a request's spans.
     """
 
-    def __init__(
-        self, exporter: Any, sampling: TraceSampling, clock: Callable[[], float], simple: bool = False
-    ) -> None:
+    def __init__(self, sampling: TraceSampling, processor: Any, clock: Callable[[], float]) -> None:
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
-        self.sampling, self._clock = sampling, clock
+        self.sampling, self._processor, self._clock = sampling, processor, clock
         # The offset between the clocks is measured only once. Measured for every span it would vary, and a span could
         # seem to end before a span inside it.
         self._began_ns = time.time_ns() - round(1e9 * clock())
-        self._processor = SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter)
         self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
 
     def takes(self, headers: Mapping[bytes, bytes]) -> bool:
@@ -247,7 +243,9 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
     from pkgutil import resolve_name
 
     try:
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         exporter = resolve_name(_EXPORTERS[name])()
     except ImportError as error:
         raise UserError(f"{EXPORTER}={name} needs a package: pip install 'isobatch[tracing]'") from error
-    return Tracing(exporter, TraceSampling.read(environment), clock)
+    return Tracing(TraceSampling.read(environment), BatchSpanProcessor(exporter), clock)

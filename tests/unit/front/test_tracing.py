@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import (
     Link,
@@ -48,7 +49,8 @@ class Seen:
 
     def __init__(self, share: float = 0.0) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing(self._exporter, TraceSampling(share, heeds_parent=True), time.perf_counter, simple=True)
+        processor = SimpleSpanProcessor(self._exporter)
+        self.tracing = Tracing(TraceSampling(share, heeds_parent=True), processor, time.perf_counter)
 
     def spans(self, name: str = "") -> list[Any]:
         return [span for span in self._exporter.get_finished_spans() if span.name.startswith(name)]
@@ -189,7 +191,7 @@ def test_the_configured_share_of_requests_is_traced() -> None:
 def test_a_request_belongs_to_the_trace_of_its_caller(heeds_parent: bool) -> None:
     """As with OpenTelemetry's own samplers, which choose the requests to trace, and not their ids."""
     exporter = InMemorySpanExporter()
-    tracing = Tracing(exporter, TraceSampling(1.0, heeds_parent), time.perf_counter, simple=True)
+    tracing = Tracing(TraceSampling(1.0, heeds_parent), SimpleSpanProcessor(exporter), time.perf_counter)
     with tracing.request("predict", {b"traceparent": WANTED.encode()}):
         pass
     (span,) = exporter.get_finished_spans()
