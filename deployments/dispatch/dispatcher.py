@@ -26,7 +26,6 @@ from isobatch.deployments.dispatch.messages import (
     Place,
     Refusal,
     RowKind,
-    Unfinished,
 )
 from isobatch.deployments.dispatch.route import Route
 
@@ -366,7 +365,7 @@ class Dispatcher:
         self, tickets: Iterable[Ticket], outcome: Outcome, at_s: float, reason: str = "", fault: Fault | None = None
     ) -> None:
         """End inputs. Those whose deadline lies before `at_s` count as late (inf: all; -inf: none)."""
-        ended, unfinished, is_answer = list[Ticket](), list[Unfinished](), outcome is Outcome.ANSWERED
+        ended, unfinished, is_answer = list[Ticket](), list[tuple[int, int]](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:
                 ticket.ended = True
@@ -374,7 +373,7 @@ class Dispatcher:
                 if (late := ticket.is_late(at_s)) or ticket.risk:
                     self._admission.ended(ticket.risk, late)
                 if not is_answer and ticket.kind is not RowKind.FULL:
-                    unfinished.append(Unfinished(max(ticket.cursor, ticket.reached), ticket.weight))
+                    unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                 if ticket.early_answer is None:  # a shadow still needs its state

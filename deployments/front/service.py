@@ -225,7 +225,7 @@ class Service:
         inputs = content.inputs
         if isinstance(inputs, Pictures):
             latest_s = deadline_s if content.within_s else incoming.latest_s
-            inputs = await self._in_thread(incoming, partial(self.packed, inputs.inputs), latest_s)
+            inputs = await self._in_thread(incoming, partial(self.packed, inputs), latest_s)
         return ReadRequest(content, inputs, deadline_s, read_s, work_clock)
 
     async def _in_thread(self, incoming: IncomingRequest, work: Callable[[], Made], latest_s: float) -> Made:
