@@ -108,10 +108,6 @@ class Tracing:
         self._began_ns = time.time_ns() - round(1e9 * clock())
         self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
 
-    def takes(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the request with these headers is traced."""
-        return self.sampling.takes(_parent_in(headers))
-
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
         """The span of a traced request, which lasts until the end of the block."""
@@ -214,7 +210,9 @@ def _context(trace: int, span: int, is_remote: bool = False) -> Any:
 def span_of_request(
     tracing: Tracing | None, kind: str, headers: Mapping[bytes, bytes]
 ) -> AbstractContextManager[Span | None]:
-    return tracing.request(kind, headers) if tracing and tracing.takes(headers) else nullcontext()
+    if tracing and tracing.sampling.takes(_parent_in(headers)):
+        return tracing.request(kind, headers)
+    return nullcontext()
 
 
 @contextmanager

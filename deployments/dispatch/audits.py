@@ -36,27 +36,24 @@ class Audits:
     """The shadows of one dispatcher. `chance` returns random numbers from 0 to 1, to choose audited inputs."""
 
     def __init__(self, limits: Limits, chance: Callable[[], float], num_blocks: int) -> None:
-        self._limits, self._chance, self._num_blocks = limits, chance, num_blocks
+        self.limits, self._chance, self._num_blocks = limits, chance, num_blocks
         self._by_queue: dict[Queue, deque[_Shadow]] = {}  # the queue is that of other inputs, beside which they wait
         self.waiting = 0  # the number of shadows that wait
         self._allowed_s = 0.0
         self._finished: list[Audit] = []
 
-    def limit(self, limits: Limits) -> None:
-        self._limits = limits
-
     def draw(self, ticket: Ticket) -> None:
         """Decide whether a new input is audited."""
-        if self._limits.answers_early:
+        if self.limits.answers_early:
             ticket.kind = RowKind.EARLY
-        elif self._chance() < self._limits.audit_share:
+        elif self._chance() < self.limits.audit_share:
             ticket.kind = RowKind.AUDITED
 
     # The cost of shadows
 
     def earn(self, computed_s: float) -> None:
         """Raise the allowance by the share of these seconds of compute."""
-        self._allowed_s = min(MOST_ALLOWED_S, self._allowed_s + self._limits.audit_cost * computed_s)
+        self._allowed_s = min(MOST_ALLOWED_S, self._allowed_s + self.limits.audit_cost * computed_s)
 
     def kinds(self, tickets: list[Ticket], crowded: bool = False) -> bytes:
         """The kinds of a launch's inputs. Audited inputs become plain ones while the allowance is overdrawn.
@@ -64,9 +61,9 @@ class Audits:
         `crowded`: other inputs wait for the replica. Where answers are early, most inputs then leave with their answer,
         so that others are answered sooner: only `audit_share` of them run on.
         """
-        if crowded and self._limits.answers_early:
+        if crowded and self.limits.answers_early:
             for ticket in tickets:
-                if ticket.kind is RowKind.EARLY and self._chance() >= self._limits.audit_share:
+                if ticket.kind is RowKind.EARLY and self._chance() >= self.limits.audit_share:
                     ticket.kind = RowKind.PLAIN
         kinds = bytes([ticket.kind for ticket in tickets])
         if not any(kinds):
@@ -85,7 +82,7 @@ class Audits:
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
         if ticket.early_answer and is_full:
             early_block, early_label = ticket.early_answer
-            agrees = _agree(early_label, label, self._chance, self._limits.tolerance)
+            agrees = _agree(early_label, label, self._chance, self.limits.tolerance)
             self._finished.append(Audit(early_block, agrees))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
@@ -96,7 +93,7 @@ class Audits:
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
         """Stop the audits of these inputs; returns whether there were any. With early answers, all inputs run on."""
-        if self._limits.answers_early:
+        if self.limits.answers_early:
             return False
         audited = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
         for ticket in audited:

@@ -289,8 +289,7 @@ class Dispatcher:
 
     def limit(self, limits: Limits) -> None:
         """Keep to these limits from now on, since the number of fronts has changed."""
-        self.limits = limits
-        self._audits.limit(limits)
+        self.limits = self._audits.limits = limits
         for group in self._groups.values():
             group.limit(limits)
         self._nothing_to_launch = False

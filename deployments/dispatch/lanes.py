@@ -108,7 +108,8 @@ class Estimates:
         counts = [len(stage.exits) for stage in stages]
         self._exits = [slice(after - count, after) for count, after in zip(counts, accumulate(counts), strict=True)]
         self._stage_of = [number for number, count in enumerate(counts) for _ in range(count)]
-        self._by_block = [
+        # The index of the exit point at each block, or of the first behind it.
+        self.exit_at = [
             exits.start + stage.exit_at(block)
             for exits, stage in zip(self._exits, stages, strict=True)
             for block in range(stage.start, stage.stop)
@@ -120,10 +121,6 @@ class Estimates:
         self.leaving = [before - after for before, after in pairwise(reach)]  # the share that leaves at each exit point
         self.unanswered = reach[1:]  # the share that is still inside behind it
         self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
-
-    def exit_at(self, block: int) -> int:
-        """The index of the exit point at this block, or of the first behind it."""
-        return self._by_block[block]
 
     def learn(self, number: int, delay: float) -> None:
         """Learn the delay of an input at this exit point."""

@@ -207,7 +207,7 @@ class Launch:
         expected: ExpectedTimes | None = self.tickets[self.sample_row].expected
         if expected and expected.estimates is self.lane.estimates:
             self.compared = True
-            expected.learn(expected.estimates.exit_at(block), now_s)
+            expected.learn(expected.estimates.exit_at[block], now_s)
 
     def end(self, now_s: float) -> None:
         """It is over, whether it failed or not."""

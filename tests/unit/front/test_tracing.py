@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
-from isobatch.deployments.tracing import TraceSampling, Tracing, part_of, tracing_here
+from isobatch.deployments.tracing import TraceSampling, Tracing, part_of, span_of_request, tracing_here
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
@@ -124,7 +123,7 @@ async def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
 
     async def ask(traceparent: str) -> None:
         headers = {b"traceparent": traceparent.encode()}
-        with seen.tracing.request("predict", headers) if seen.tracing.takes(headers) else nullcontext():
+        with span_of_request(seen.tracing, "predict", headers):
             await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 60.0)
 
     await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
