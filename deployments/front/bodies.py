@@ -79,6 +79,10 @@ class ArrivingBodies:
         self._looks_again = False
 
     def grow(self, body: "ArrivingBody", size: int) -> None:
+        """Count a part of a body whose end has not come. Only such a body is compared with others.
+
+        The proxy passes a small body on as a whole, so if that is late, this process is the reason.
+        """
         self._bodies.add(body)
         body.size += size
         self._size += size
@@ -132,13 +136,6 @@ class ArrivingBody:
         """Its bytes per second; of two that are alike, the older one is slower."""
         return self.size / max(now_s - self.begun_s, JUDGED_AFTER_S), self.begun_s
 
-    def came(self, size: int) -> None:
-        """Count a part of a body whose end has not come. Only such a body is compared with others.
-
-        The proxy passes a small body on as a whole, so if that is late, this process is the reason.
-        """
-        self._others.grow(self, size)
-
     def give_up(self) -> None:
         self._given_up = True
         self._task.cancel()
@@ -180,7 +177,7 @@ async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> byt
             raise RefusedError(413, f"the body has more than the {max_bytes} bytes that are allowed")
         if not message.get("more_body"):
             return bytes(body)
-        arriving.came(len(part))
+        ARRIVING.grow(arriving, len(part))
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:

@@ -104,7 +104,7 @@ class Call:
         before = 0
         while len(self._unread) < end and not self._ended:
             before, came = len(self._unread), len(self._unread) - before
-            arriving.came(came)
+            ARRIVING.grow(arriving, came)
             await self._part()
 
     async def _part(self) -> None:
