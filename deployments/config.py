@@ -46,9 +46,6 @@ def _known_order(name: str) -> str:
     return name
 
 
-LabelCount = Annotated[int, Field(ge=1)]
-
-
 class ServedConfig(BaseModel):
     """The fields that every served network has."""
 
@@ -210,7 +207,7 @@ class AppConfig(ServedConfig):
         "slotted_das (TCB's, short texts first), or your own as package.module:function.",
     )
     max_inputs: int = Field(256, ge=1, le=MOST_INSIDE, description="The most inputs in one request (422 beyond).")
-    scores: Literal["winner", "all"] | LabelCount = Field(
+    scores: Literal["winner", "all"] | Annotated[int, Field(ge=1)] = Field(
         "winner",
         description="The labels that each answer lists with their probabilities. winner: only the answer itself. all: "
         "every label. A number: this many, the most probable first. A request may ask for others.",

@@ -21,8 +21,6 @@ from isobatch.profiles.devices import Device, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load
 
-NO_IDS: Mapping[str, str] = {}
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -66,7 +64,7 @@ class Graph:
     def route(self) -> Route:
         return route_of(self.plan, self.facts, self.groups)
 
-    def members(self, alive: Mapping[str, Collection[str]], ids: Mapping[str, str] = NO_IDS) -> dict[str, list[str]]:
+    def members(self, alive: Mapping[str, Collection[str]], ids: Mapping[str, str]) -> dict[str, list[str]]:
         """The replicas of each group. `alive`: those that are alive, by their Serve application; `ids`: of their
         devices.
         """
@@ -124,10 +122,7 @@ def read_graph(config: AppConfig) -> Graph:
     return graph_of(first_plan(config, profile), profile, config)
 
 
-def graph_of(
-    plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "",
-    benched: frozenset[str] = frozenset(), device_ids: frozenset[str] | None = None, wakes_in_s: float | None = None,
-) -> Graph:  # fmt: skip
+def graph_of(plan: Plan, profile: Profile, config: AppConfig) -> Graph:
     """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
         profile.table(kind)  # raises if it has no table for this kind
@@ -144,7 +139,7 @@ def graph_of(
     links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
     facts = problem(profile, devices, links, survival, length=plan.length)
     facts = facts if config.early_budget is None else facts.without_exits
-    return Graph(plan, facts, version, fleet, benched, device_ids, wakes_in_s)
+    return Graph(plan, facts)
 
 
 def profile_of(config: AppConfig) -> Profile:
@@ -184,15 +179,11 @@ def check_weights(config: AppConfig) -> None:
             )
 
 
-# Which parts of the application depend on each field of the configuration. Every field is in exactly one set.
+# Which parts of the application depend on each field of the configuration. Fields of none of these sets change only
+# fronts.
 OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
 OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "standby", "sharers"}
-OF_FRONTS = {
-    "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
-    "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
-    "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
-}  # fmt: skip
 
 
 def mark_of(config: AppConfig) -> str:

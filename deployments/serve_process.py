@@ -78,11 +78,6 @@ def join_serves_log() -> None:
             logger.propagate = False
 
 
-def logging_config(log_format: LogFormat, quiet: bool = True) -> dict[str, Any]:
-    """Serve's options for a deployment's log. The access log is off: a line would cost more than its call."""
-    return {"enable_access_log": False, "encoding": log_format.upper()} | ({"log_level": "WARNING"} if quiet else {})
-
-
 HEALTH_CHECK_S = 1.0  # how often Serve checks whether a process is alive; it replaces dead ones
 
 is_replica = False  # whether this process computes, and has no HTTP interface
@@ -90,11 +85,13 @@ is_replica = False  # whether this process computes, and has no HTTP interface
 
 def process_options(log_format: LogFormat, ends_within_s: float, quiet: bool = True) -> dict[str, Any]:
     """The options of every deployment. `quiet`: only warnings are logged."""
+    # The access log is off: a line would cost more than its call.
+    lines = {"enable_access_log": False, "encoding": log_format.upper()} | ({"log_level": "WARNING"} if quiet else {})
     return {
         "health_check_period_s": HEALTH_CHECK_S,
         "graceful_shutdown_timeout_s": ends_within_s,
         "graceful_shutdown_wait_loop_s": 0.1,
-        "logging_config": logging_config(log_format, quiet),
+        "logging_config": lines,
     }
 
 

@@ -99,22 +99,14 @@ class Tracing:
     mutable spans, and a sampler that would accept every span, more than doubled the time for a request's spans.
     """
 
-    def __init__(
-        self, exporter: Any, sampling: TraceSampling, clock: Callable[[], float], simple: bool = False
-    ) -> None:
+    def __init__(self, sampling: TraceSampling, processor: Any, clock: Callable[[], float]) -> None:
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
-        self.sampling, self._clock = sampling, clock
+        self.sampling, self._processor, self._clock = sampling, processor, clock
         # The offset between the clocks is measured only once. Measured for every span it would vary, and a span could
         # seem to end before a span inside it.
         self._began_ns = time.time_ns() - round(1e9 * clock())
-        self._processor = SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter)
         self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
-
-    def takes(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the request with these headers is traced."""
-        return self.sampling.takes(_parent_in(headers))
 
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
@@ -218,7 +210,9 @@ def _context(trace: int, span: int, is_remote: bool = False) -> Any:
 def span_of_request(
     tracing: Tracing | None, kind: str, headers: Mapping[bytes, bytes]
 ) -> AbstractContextManager[Span | None]:
-    return tracing.request(kind, headers) if tracing and tracing.takes(headers) else nullcontext()
+    if tracing and tracing.sampling.takes(_parent_in(headers)):
+        return tracing.request(kind, headers)
+    return nullcontext()
 
 
 @contextmanager
@@ -247,7 +241,9 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
     from pkgutil import resolve_name
 
     try:
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         exporter = resolve_name(_EXPORTERS[name])()
     except ImportError as error:
         raise UserError(f"{EXPORTER}={name} needs a package: pip install 'isobatch[tracing]'") from error
-    return Tracing(exporter, TraceSampling.read(environment), clock)
+    return Tracing(TraceSampling.read(environment), BatchSpanProcessor(exporter), clock)

@@ -112,7 +112,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     """Start the applications, serve until a signal comes, and stop."""
     from isobatch.cluster.serving import serve_file as files
     from isobatch.cluster.serving.applications import deploy
-    from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
+    from isobatch.cluster.serving.capacity import check_capacity, check_machine
     from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
     from isobatch.deployments.own_cores import usable_cores
     from isobatch.deployments.resources import gpus_here
@@ -124,8 +124,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     base = url(http)
     _on_signals(_interrupt)
     more = local_nodes(content)
-    check_processors(content, usable_cores() + sum(node.cpus for node in more))
-    check_gpus(content, gpus_here)
+    check_machine(content, usable_cores() + sum(node.cpus for node in more), gpus_here)
     check_place(http["host"], http["port"])
     _check_more_ports(http["port"], files.grpc_addresses(content), metrics_port)
     try:

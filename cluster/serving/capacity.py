@@ -86,19 +86,15 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
         _check_together(needs, total(nodes))
 
 
-def check_processors(content: ServeFile, cpus: float) -> None:
-    """Raise UserError if the plan of a file needs more CPUs than the machine has, before Ray is started."""
-    for config in map(config_of, served(content)):
-        if config.plan:
-            _check_enough(config.plan, "CPU", _amounts(config)["CPU"], cpus, f"machine has {cpus:g}")
-
-
-def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
-    """Raise UserError if a file needs more GPUs than the machine has, before Ray is started."""
+def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]) -> None:
+    """Raise UserError if a file needs more CPUs or GPUs than the machine has, before Ray is started."""
     for config in map(config_of, served(content)):
         if not config.plan:
-            check_here(config.device, count)
-        elif (wanted := _amounts(config)["GPU"]) and wanted > (has := count()):
+            check_here(config.device, count_gpus)
+            continue
+        amounts = _amounts(config)
+        _check_enough(config.plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
+        if (wanted := amounts["GPU"]) and wanted > (has := count_gpus()):
             remedy = "fewer devices" if has else "its processors"
             raise UserError(f"{config.plan} needs {wanted:g} GPUs; this machine has {has or 'none'}: plan for {remedy}")
 
@@ -143,7 +139,8 @@ def _check_budgets(
     for whole in {whole_kind(kind)[0]: None for budget in budgets.values() for kind in budget}:
         holders = {name: held for name, budget in budgets.items() if (held := _held(whole, budget))}
         available = min(_available(whole, planned[name], nodes) for name in holders)
-        if len(holders) > 1 and sum(_whole_devices(held) for held in holders.values()) > available + _ROUNDING:
+        wanted = sum(count / whole_kind(kind)[1] for held in holders.values() for kind, count in held.items())
+        if len(holders) > 1 and wanted > available + _ROUNDING:
             claims = ", ".join(f"{name} may use {as_text(held)}" for name, held in holders.items())
             raise UserError(f"{whole}: this Ray has {available:g}, but {claims}: name fewer under devices:")
 
@@ -151,10 +148,6 @@ def _check_budgets(
 def _held(whole: str, budget: Mapping[str, int]) -> dict[str, int]:
     """The devices of a kind, whole and shared ones."""
     return {kind: count for kind, count in budget.items() if whole_kind(kind)[0] == whole}
-
-
-def _whole_devices(counts: Mapping[str, int]) -> float:
-    return sum(count / whole_kind(kind)[1] for kind, count in counts.items())
 
 
 def _check_growth(growth: Mapping[str, dict[str, int]], budgets: Mapping[str, dict[str, int]]) -> None:

@@ -31,10 +31,10 @@ from isobatch.deployments.front.proxy import (
     REQUEST_S,
     RETRY_S,
     SLO_MAP,
+    TOO_SLOW,
     asks_little,
     haproxy_reply,
     of_clients,
-    too_slow,
 )
 from isobatch.deployments.ray_settings import haproxy_program
 from isobatch.profiles.errors import UserError
@@ -130,7 +130,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "http-request set-var(txn.came) req.body_len if !METH_GET",
             "acl unfinished req.body_size,sub(txn.came) gt 0",
             "acl unfinished req.hdr(transfer-encoding) -m found",
-            f"{answer} 503 {json_file}/slow.json if unfinished {too_slow()}",
+            f"{answer} 503 {json_file}/slow.json if unfinished {TOO_SLOW}",
             f"http-response return status 408 {json_file}/408.json if {{ status 408 }}",
             "acl says_when res.hdr(retry-after) -m found",
             f"http-after-response set-header Retry-After %[rand({RETRY_S}),add(1)] if {{ status 503 }} !says_when",

@@ -49,7 +49,7 @@ def objects(
     content: ServeFile, image: str, storage_class: str, nodes: Mapping[str, tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """The volume and the RayService, as `kubectl apply` takes them. `nodes`: their labels, by the kind of devices."""
-    configs = _configs(content)
+    configs = [config_of(application) for application in served(content)]
     volume, service = (yaml.safe_load((PATTERNS / name).read_text()) for name in ("volume.yaml", "kuberay.yaml"))
     volume["spec"]["storageClassName"] = storage_class
     spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
@@ -76,7 +76,8 @@ def objects(
 
 def files(content: ServeFile) -> dict[str, str]:
     """What the image must have below /models: the path there of each file and folder here."""
-    paths = [getattr(config, name) for config in _configs(content) for name in PATHS]
+    configs = map(config_of, served(content))
+    paths = [getattr(config, name) for config in configs for name in PATHS]
     here = {path: str(MODELS / Path(path).name) for path in dict.fromkeys(paths) if path and not is_url(path)}
     if doubled := [there for there, count in Counter(here.values()).items() if count > 1]:
         both = " and ".join(path for path, there in here.items() if there == doubled[0])
@@ -88,10 +89,6 @@ def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
     """Texts of several lines stay readable, and equal parts are written out."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
     return text
-
-
-def _configs(content: ServeFile) -> list[ServedConfig]:
-    return [config_of(application) for application in served(content)]
 
 
 def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:

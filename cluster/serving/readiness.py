@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def look(needs: NodeNeeds) -> NodeHas:
     program = os.environ.get(PROXY_PROGRAM, "")
     return NodeHas(
         {"Python": ".".join(map(str, sys.version_info[:2])), "ray": version("ray"), "torch": version("torch")},
-        _code(),
+        hash_of(sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))),
         {path: _hash_of(Path(path)) for path in needs.files},
         {name: os.environ.get(name) for name in NODE_SETTINGS},
         [name for name in needs.variables if not os.environ.get(name)],
@@ -128,13 +127,6 @@ def _unfetched(model: str) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-def _code() -> str:
-    digest = sha256()
-    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _hash_of(path: Path) -> str:

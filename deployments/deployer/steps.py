@@ -15,7 +15,6 @@ LOOK_EVERY_S = 0.25  # each status call takes processor time that starting repli
 COUNT_EVERY_S = 1.0  # how often Ray is asked whether the devices exist
 STALE_S = 2.0  # after a new attempt, Serve may report the failure of the previous one for this time
 ReplicaCounts = Mapping[str, int]  # replicas by kind
-NO_REPLICAS: ReplicaCounts = {}
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ async def move(
     lead: Callable[[Plan], Awaitable[None]],
     meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
-    stay: ReplicaCounts = NO_REPLICAS,
-    standby: ReplicaCounts = NO_REPLICAS,
+    stay: ReplicaCounts,
+    standby: ReplicaCounts,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
@@ -100,7 +99,7 @@ async def move(
     by kind that run under any plan, also under `before`.
     """
     started_s, new = now_s(), most_of(after.devices(), standby)
-    old = most_of(before.devices(), standby) if before else NO_REPLICAS
+    old = most_of(before.devices(), standby) if before else {}
     growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}

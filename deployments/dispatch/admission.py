@@ -169,7 +169,7 @@ def highest_risk(lane: Lane, tolerated: float) -> float:
       falls quickly where each input makes a launch longer: hence the fourth power.
     """
     idle = min(1.0, max(0.0, (BUSY_USED - lane.used) / (BUSY_USED - IDLE_USED)))
-    leaves = min(MOST_RISK + lane.leaving_first, MOST_CHEAP_RISK) - MOST_RISK
+    leaves = min(MOST_RISK + lane.estimates.leaving[0], MOST_CHEAP_RISK) - MOST_RISK
     roomy = min(1.0, max(0.0, (lane.room_left - LITTLE_ROOM) / (MUCH_ROOM - LITTLE_ROOM)))
     costs_nothing = (MOST_CHEAP_RISK - MOST_RISK) * roomy * lane.free_joining**4
     return MOST_RISK + max(leaves * idle * tolerated / MOST_RISK, costs_nothing)

@@ -36,34 +36,24 @@ class Audits:
     """The shadows of one dispatcher. `chance` returns random numbers from 0 to 1, to choose audited inputs."""
 
     def __init__(self, limits: Limits, chance: Callable[[], float], num_blocks: int) -> None:
-        self._limits, self._chance, self._num_blocks = limits, chance, num_blocks
-        self._waiting: dict[Queue, deque[_Shadow]] = {}  # by the queue of other inputs that they wait beside
-        self._count = 0
+        self.limits, self._chance, self._num_blocks = limits, chance, num_blocks
+        self._by_queue: dict[Queue, deque[_Shadow]] = {}  # the queue is that of other inputs, beside which they wait
+        self.waiting = 0  # the number of shadows that wait
         self._allowed_s = 0.0
         self._finished: list[Audit] = []
 
-    def limit(self, limits: Limits) -> None:
-        self._limits = limits
-
     def draw(self, ticket: Ticket) -> None:
         """Decide whether a new input is audited."""
-        if self._limits.answers_early:
+        if self.limits.answers_early:
             ticket.kind = RowKind.EARLY
-        elif self._chance() < self._limits.audit_share:
+        elif self._chance() < self.limits.audit_share:
             ticket.kind = RowKind.AUDITED
 
     # The cost of shadows
 
     def earn(self, computed_s: float) -> None:
         """Raise the allowance by the share of these seconds of compute."""
-        self._allowed_s = min(MOST_ALLOWED_S, self._allowed_s + self._limits.audit_cost * computed_s)
-
-    def pay(self, seconds: float) -> None:
-        self._allowed_s -= seconds
-
-    @property
-    def waiting(self) -> int:
-        return self._count
+        self._allowed_s = min(MOST_ALLOWED_S, self._allowed_s + self.limits.audit_cost * computed_s)
 
     def kinds(self, tickets: list[Ticket], crowded: bool = False) -> bytes:
         """The kinds of a launch's inputs. Audited inputs become plain ones while the allowance is overdrawn.
@@ -71,9 +61,9 @@ class Audits:
         `crowded`: other inputs wait for the replica. Where answers are early, most inputs then leave with their answer,
         so that others are answered sooner: only `audit_share` of them run on.
         """
-        if crowded and self._limits.answers_early:
+        if crowded and self.limits.answers_early:
             for ticket in tickets:
-                if ticket.kind is RowKind.EARLY and self._chance() >= self._limits.audit_share:
+                if ticket.kind is RowKind.EARLY and self._chance() >= self.limits.audit_share:
                     ticket.kind = RowKind.PLAIN
         kinds = bytes([ticket.kind for ticket in tickets])
         if not any(kinds):
@@ -92,21 +82,18 @@ class Audits:
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
         if ticket.early_answer and is_full:
             early_block, early_label = ticket.early_answer
-            agrees = _agree(early_label, label, self._chance, self._limits.tolerance)
+            agrees = _agree(early_label, label, self._chance, self.limits.tolerance)
             self._finished.append(Audit(early_block, agrees))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
-                self._pay_rest(ticket, block, launch)
+                # A new shadow pays for the rest of the launch in which it was answered.
+                stage = launch.queue.stage
+                self._allowed_s -= stage.staying_s(launch.weight, stage.counted(ticket.weight), behind=block)
             ticket.early_answer, ticket.kind = (block, label), RowKind.SHADOW
-
-    def _pay_rest(self, ticket: Ticket, block: int, launch: Launch) -> None:
-        """Pay for a new shadow in the rest of the launch in which it was answered."""
-        stage = launch.queue.stage
-        self.pay(stage.staying_s(launch.weight, stage.counted(ticket.weight), behind=block))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
         """Stop the audits of these inputs; returns whether there were any. With early answers, all inputs run on."""
-        if self._limits.answers_early:
+        if self.limits.answers_early:
             return False
         audited = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
         for ticket in audited:
@@ -121,20 +108,20 @@ class Audits:
     def wait(self, lane: Lane, tickets: list[Ticket], now_s: float) -> None:
         self._give_up_old(now_s)
         for ticket in tickets:
-            if self._count == MOST_SHADOWS:
-                longest = min(self._waiting, key=lambda queue: self._waiting[queue][0].since_s)
+            if self.waiting == MOST_SHADOWS:
+                longest = min(self._by_queue, key=lambda queue: self._by_queue[queue][0].since_s)
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
             if queue.stage.local and ticket.kept_by and queue.keeper is None:  # its replica left the group meanwhile
                 ticket.place = NOWHERE
                 continue
-            self._waiting.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
-            self._count += 1
+            self._by_queue.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
+            self.waiting += 1
 
     def take_joining(self, queue: Queue, weight: int) -> list[Ticket]:
         """Take shadows for the empty places of a launch of this weight, if they cost nothing or can be paid for."""
-        waiting, joining, stage = self._waiting.get(queue), list[Ticket](), queue.stage
+        waiting, joining, stage = self._by_queue.get(queue), list[Ticket](), queue.stage
         while waiting:
             heavier = weight + stage.counted(waiting[0].ticket.weight)
             if heavier > stage.room:
@@ -142,9 +129,9 @@ class Audits:
             cost_s = stage.staying_s(heavier, heavier - weight)
             if cost_s > ROUNDING_S and cost_s > self._allowed_s:
                 break
-            self.pay(cost_s)
+            self._allowed_s -= cost_s
             joining.append(self._take(queue))
-            weight, waiting = heavier, self._waiting.get(queue)
+            weight, waiting = heavier, self._by_queue.get(queue)
         return joining
 
     def take_alone(self, now_s: float) -> Iterator[tuple[Lane, Queue, Replica, list[Ticket]]]:
@@ -153,8 +140,8 @@ class Audits:
         There are none where the plan knows no times, since their cost is unknown.
         """
         self._give_up_old(now_s)
-        for queue in list(self._waiting):
-            waiting, replica = self._waiting[queue], queue.keeper or queue.owner.group.idle(now_s)
+        for queue in list(self._by_queue):
+            waiting, replica = self._by_queue[queue], queue.keeper or queue.owner.group.idle(now_s)
             if replica is None or replica.pending_s:
                 continue
             count, weight = _fitting(queue, waiting)
@@ -162,31 +149,31 @@ class Audits:
             if not is_full and now_s < waiting[0].since_s + ALONE_AFTER_S:
                 continue
             if 0.0 < (cost_s := queue.stage.staying_s(weight, weight)) <= self._allowed_s:
-                self.pay(cost_s)
+                self._allowed_s -= cost_s
                 yield waiting[0].lane, queue, replica, [self._take(queue) for _ in range(count)]
 
     def due_s(self, now_s: float) -> float:
         """When the next shadows have waited for so long that they are launched alone; inf: all have, or none waits."""
-        dues_s = (waiting[0].since_s + ALONE_AFTER_S for waiting in self._waiting.values())
+        dues_s = (waiting[0].since_s + ALONE_AFTER_S for waiting in self._by_queue.values())
         return min((due_s for due_s in dues_s if due_s > now_s), default=inf)
 
     def forget(self, lost: Callable[[Queue], bool] = lambda queue: True) -> None:
         """Give up the shadows of these queues."""
-        for queue in [queue for queue in self._waiting if lost(queue)]:
-            while queue in self._waiting:
+        for queue in [queue for queue in self._by_queue if lost(queue)]:
+            while queue in self._by_queue:
                 self._take(queue).place = NOWHERE
 
     def _give_up_old(self, now_s: float) -> None:
-        for queue in list(self._waiting):
-            while (waiting := self._waiting.get(queue)) and waiting[0].since_s <= now_s - OLDEST_S:
+        for queue in list(self._by_queue):
+            while (waiting := self._by_queue.get(queue)) and waiting[0].since_s <= now_s - OLDEST_S:
                 self._take(queue).place = NOWHERE
 
     def _take(self, queue: Queue) -> Ticket:
-        waiting = self._waiting[queue]
+        waiting = self._by_queue[queue]
         ticket = waiting.popleft().ticket
         if not waiting:
-            del self._waiting[queue]
-        self._count -= 1
+            del self._by_queue[queue]
+        self.waiting -= 1
         return ticket
 
 

@@ -26,7 +26,6 @@ from isobatch.deployments.dispatch.messages import (
     Place,
     Refusal,
     RowKind,
-    Unfinished,
 )
 from isobatch.deployments.dispatch.route import Route
 
@@ -290,8 +289,7 @@ class Dispatcher:
 
     def limit(self, limits: Limits) -> None:
         """Keep to these limits from now on, since the number of fronts has changed."""
-        self.limits = limits
-        self._audits.limit(limits)
+        self.limits = self._audits.limits = limits
         for group in self._groups.values():
             group.limit(limits)
         self._nothing_to_launch = False
@@ -327,11 +325,10 @@ class Dispatcher:
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
-        lanes = [(lane, lane.expected(now_s, last, more)) for lane in self._open]
-        return min([self._needed_in_s(lane, expected, left_s, last, more) for lane, expected in lanes])
+        return min([self._needed_in_s(lane, now_s, left_s, last, more) for lane in self._open])
 
-    def _needed_in_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, last: int, more: int) -> float:
-        needed_s = self._admission.needed_s(lane, expected, left_s, last)
+    def _needed_in_s(self, lane: Lane, now_s: float, left_s: float, last: int, more: int) -> float:
+        needed_s = self._admission.needed_s(lane, lane.expected(now_s, last, more), left_s, last)
         # In an empty lane its plan decides, as in `Admission.risk`.
         return needed_s if lane.busy else min(needed_s, lane.alone_s(last, more))
 
@@ -367,7 +364,7 @@ class Dispatcher:
         self, tickets: Iterable[Ticket], outcome: Outcome, at_s: float, reason: str = "", fault: Fault | None = None
     ) -> None:
         """End inputs. Those whose deadline lies before `at_s` count as late (inf: all; -inf: none)."""
-        ended, unfinished, is_answer = list[Ticket](), list[Unfinished](), outcome is Outcome.ANSWERED
+        ended, unfinished, is_answer = list[Ticket](), list[tuple[int, int]](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:
                 ticket.ended = True
@@ -375,7 +372,7 @@ class Dispatcher:
                 if (late := ticket.is_late(at_s)) or ticket.risk:
                     self._admission.ended(ticket.risk, late)
                 if not is_answer and ticket.kind is not RowKind.FULL:
-                    unfinished.append(Unfinished(max(ticket.cursor, ticket.reached), ticket.weight))
+                    unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                 if ticket.early_answer is None:  # a shadow still needs its state

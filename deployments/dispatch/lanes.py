@@ -108,7 +108,8 @@ class Estimates:
         counts = [len(stage.exits) for stage in stages]
         self._exits = [slice(after - count, after) for count, after in zip(counts, accumulate(counts), strict=True)]
         self._stage_of = [number for number, count in enumerate(counts) for _ in range(count)]
-        self._by_block = [
+        # The index of the exit point at each block, or of the first behind it.
+        self.exit_at = [
             exits.start + stage.exit_at(block)
             for exits, stage in zip(self._exits, stages, strict=True)
             for block in range(stage.start, stage.stop)
@@ -120,10 +121,6 @@ class Estimates:
         self.leaving = [before - after for before, after in pairwise(reach)]  # the share that leaves at each exit point
         self.unanswered = reach[1:]  # the share that is still inside behind it
         self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
-
-    def exit_at(self, block: int) -> int | None:
-        """The index of the exit point at this block, or of the first behind it; None: the plan has no such block."""
-        return self._by_block[block] if block < len(self._by_block) else None
 
     def learn(self, number: int, delay: float) -> None:
         """Learn the delay of an input at this exit point."""
@@ -212,11 +209,6 @@ class Lane:
     def used(self) -> float:
         """The share of their time in which the replicas of the busiest group worked."""
         return max(stage.group.used for stage in self._first_of_groups)
-
-    @property
-    def leaving_first(self) -> float:
-        """The share of the inputs that leave at the first exit point."""
-        return self.estimates.leaving[0]
 
     def alone_s(self, weight: int, more: int = 0) -> float:
         """The planned time until half of the inputs have their answers, in a lane without inputs of other requests."""

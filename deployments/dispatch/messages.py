@@ -93,24 +93,18 @@ class Refusal:
     parked: bool = False
 
 
-class Unfinished(NamedTuple):
-    """An input that ended before it left the network, with the last block that it is known to have stood before."""
-
-    block: int
-    weight: int
-
-
 class Ending(NamedTuple):
     """Admitted inputs that ended together.
 
-    `unfinished` has an entry for each input that was not answered and had not asked for the full network.
+    `unfinished` has an entry for each input that was not answered and had not asked for the full network: the last
+    block that it is known to have stood before, and its weight.
     """
 
     tickets: "tuple[Ticket, ...]"
     outcome: Outcome
     reason: str = ""
     fault: Fault | None = None  # of inputs that failed
-    unfinished: tuple[Unfinished, ...] = ()
+    unfinished: tuple[tuple[int, int], ...] = ()
 
 
 class Audit(NamedTuple):
@@ -213,9 +207,7 @@ class Launch:
         expected: ExpectedTimes | None = self.tickets[self.sample_row].expected
         if expected and expected.estimates is self.lane.estimates:
             self.compared = True
-            number = expected.estimates.exit_at(block)
-            if number is not None:
-                expected.learn(number, now_s)
+            expected.learn(expected.estimates.exit_at[block], now_s)
 
     def end(self, now_s: float) -> None:
         """It is over, whether it failed or not."""

@@ -10,6 +10,7 @@ first, then by deadline those that are nearly as useful.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.named import function_at, path_of
@@ -19,6 +20,7 @@ DEADLINE = "deadline"
 ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
 USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadline
+_weight = attrgetter("weight")
 
 
 def order_path(name: str) -> str:
@@ -90,7 +92,3 @@ def fitting(tickets: Sequence[Ticket], room: int) -> list[Ticket]:
         if room <= 0:
             break
     return taken
-
-
-def _weight(ticket: Ticket) -> int:
-    return ticket.weight

@@ -1,8 +1,8 @@
 """The HTTP application of a front, for every network: the guard, errors, health, counts, and the page of its paths."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeVar
 
@@ -109,7 +109,7 @@ class Api(FastAPI):
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await super().__call__(scope, receive, send)
-        reply = _Reply(send, scope["method"] == "HEAD")
+        reply = _Reply(send)
         try:
             if refused := self.refusal(scope):
                 raise refused
@@ -159,18 +159,16 @@ AnyApi = TypeVar("AnyApi", bound=Api)
 
 
 class _Reply:
-    """Sends one response with the version (to HEAD without its body), and notes whether it has begun."""
+    """Sends one response with the version, and notes whether it has begun. (uvicorn sends HEAD no body.)"""
 
-    def __init__(self, send: Send, head_only: bool) -> None:
-        self._send, self._head_only = send, head_only
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._begun = False
 
     async def __call__(self, message: Message) -> None:
         self._begun = True
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), _VERSION_HEADER]}
-        elif self._head_only and message["type"] == "http.response.body":
-            message = {**message, "body": b""}
         await self._send(message)
 
     async def instead(self, response: Response, scope: Scope, receive: Receive) -> None:
@@ -184,12 +182,7 @@ def api_of(
 ) -> AnyApi:
     """The FastAPI application of a served network, without the paths that compute. `life` is its lifespan."""
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with life():
-            yield
-
-    api = kind(title="isobatch", description=f"{about}: {served.name}", lifespan=lifespan)
+    api = kind(title="isobatch", description=f"{about}: {served.name}", lifespan=lambda _: life())
     api.key, api.open_paths, api.hosts = served.key, OPEN_PATHS | files().keys(), served.config.allowed_hosts
     api.allow(served.config.allowed_origins)
     api.add_exception_handler(HTTPException, lambda request, error: api.no_such_path(request, error))

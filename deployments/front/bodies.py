@@ -78,11 +78,11 @@ class ArrivingBodies:
         self._size = 0  # bytes
         self._looks_again = False
 
-    def body(self) -> "ArrivingBody":
-        """A body that begins to arrive; the code that awaits it runs in its context."""
-        return ArrivingBody(self, time.monotonic())
-
     def grow(self, body: "ArrivingBody", size: int) -> None:
+        """Count a part of a body whose end has not come. Only such a body is compared with others.
+
+        The proxy passes a small body on as a whole, so if that is late, this process is the reason.
+        """
         self._bodies.add(body)
         body.size += size
         self._size += size
@@ -114,13 +114,14 @@ class ArrivingBodies:
 
 
 class ArrivingBody:
-    """A body that arrives. As a context it raises 408 if the body takes too long, or is the slowest of too many.
+    """A body that begins to arrive; the code that awaits it runs in its context.
 
-    `asyncio.timeout` would add a twentieth to the processor time of every request.
+    The context raises 408 if the body takes too long, or is the slowest of too many. `asyncio.timeout` would add a
+    twentieth to the processor time of every request.
     """
 
-    def __init__(self, others: ArrivingBodies, begun_s: float) -> None:
-        self._others, self.begun_s = others, begun_s
+    def __init__(self, others: ArrivingBodies) -> None:
+        self._others, self.begun_s = others, time.monotonic()
         self.size = 0
         self._given_up = False
 
@@ -134,13 +135,6 @@ class ArrivingBody:
     def pace(self, now_s: float) -> tuple[float, float]:
         """Its bytes per second; of two that are alike, the older one is slower."""
         return self.size / max(now_s - self.begun_s, JUDGED_AFTER_S), self.begun_s
-
-    def came(self, size: int) -> None:
-        """Count a part of a body whose end has not come. Only such a body is compared with others.
-
-        The proxy passes a small body on as a whole, so if that is late, this process is the reason.
-        """
-        self._others.grow(self, size)
 
     def give_up(self) -> None:
         self._given_up = True
@@ -166,7 +160,7 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
         raise RefusedError(415, f"Content-Encoding is {name}: a body may be uncompressed, gzip or deflate")
     if (size := size_of(headers)) > max_bytes:
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
-    with ARRIVING.body() as arriving:
+    with ArrivingBody(ARRIVING) as arriving:
         body = await _read(receive, max_bytes, arriving)
     return decompressed(body, max_bytes) if encoding in ENCODINGS else body
 
@@ -183,7 +177,7 @@ async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> byt
             raise RefusedError(413, f"the body has more than the {max_bytes} bytes that are allowed")
         if not message.get("more_body"):
             return bytes(body)
-        arriving.came(len(part))
+        ARRIVING.grow(arriving, len(part))
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:

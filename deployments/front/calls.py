@@ -52,7 +52,8 @@ class Call:
         self._began_s = time.monotonic()
         self._unread, self._ended = bytearray(), False
         self._more: asyncio.Future[None] | None = None
-        self.writable: asyncio.Future[None] | None = None  # while the client does not read
+        self.writable = asyncio.Event()  # not set while the client does not read
+        self.writable.set()
         self.begun = False  # whether anything was sent back
 
     @property
@@ -83,7 +84,7 @@ class Call:
             raise RefusedError(413, f"the message has {size} bytes: {self._most} are allowed")
         end = _PREFIX + size
         if len(self._unread) < end and not self._ended:
-            with ARRIVING.body() as arriving:
+            with ArrivingBody(ARRIVING) as arriving:
                 await self._arrives(end, arriving)
         if len(self._unread) < max(end, _PREFIX) or compressed > 1:
             raise RefusedError(400, "this is no message of gRPC, or it is not complete")
@@ -103,7 +104,7 @@ class Call:
         before = 0
         while len(self._unread) < end and not self._ended:
             before, came = len(self._unread), len(self._unread) - before
-            arriving.came(came)
+            ARRIVING.grow(arriving, came)
             await self._part()
 
     async def _part(self) -> None:
@@ -125,8 +126,7 @@ class Call:
         """Send a message back that is not the last one; waits while the client does not read."""
         self._transport.write((b"" if self.begun else _BEGUN) + _chunk(message))
         self.begun = True
-        if self.writable:
-            await self.writable
+        await self.writable.wait()
 
     def end(self, last: bytes | None, refused: RefusedError | None) -> None:
         """End the call, with one more message or without; anything more that its client sends is not read."""
@@ -190,12 +190,10 @@ class CallConnection(asyncio.Protocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
-        self._call.writable = asyncio.get_running_loop().create_future()
+        self._call.writable.clear()
 
     def resume_writing(self) -> None:
-        if self._call.writable and not self._call.writable.done():
-            self._call.writable.set_result(None)
-        self._call.writable = None
+        self._call.writable.set()
 
     def on_message_begin(self) -> None:
         """Called by the parser, as the other methods with such names are."""

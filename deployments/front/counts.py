@@ -64,7 +64,7 @@ class Counts:
         latest: int | None = LATEST,
     ) -> None:
         self._kinds = {} if kinds is None else kinds  # of devices, by replica
-        self._clock = clock  # one that all fronts share, wherever they run
+        self.clock = clock  # one that all fronts share, wherever they run
         self._started_s = clock()
         self.observations = 0  # how often a controller has read the counts
 
@@ -112,9 +112,6 @@ class Counts:
         self._computed: dict[str, deque[tuple[float, float]]] = {}  # recent (start, end) of launches, by replica
 
     # Events that are counted
-
-    def request_ended(self, outcome: str) -> None:
-        self.outcomes[outcome] += 1
 
     def answers_known(self, answers: Sequence[Answer], took_s: float) -> None:
         """All answers to a request are known. The request ends later: its client may go before it has them."""
@@ -196,7 +193,7 @@ class Counts:
 
         A window also ends when other ramps or thresholds apply from now on.
         """
-        now_s, before = self._clock(), self._route or route
+        now_s, before = self.clock(), self._route or route
         if now_s - self._window_ends_s > WATCHED_S:  # no input came for longer than windows matter
             self._end_window(before, self._window_ends_s)
             self._window_ends_s = _next_end_s(now_s - WATCHED_S)
@@ -224,7 +221,7 @@ class Counts:
 
         `followed_s`: the time since the previous launch came back, if this one waited for it.
         """
-        now_s, computed = self._clock(), self._computed.setdefault(replica, deque())
+        now_s, computed = self.clock(), self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))
         while not now_s - BUSY_S <= computed[0][1] <= now_s:  # later than now: the clock was set back
             computed.popleft()
@@ -236,14 +233,9 @@ class Counts:
 
     # Values that are read
 
-    @property
-    def now_s(self) -> float:
-        """The time of the clock that all fronts share."""
-        return self._clock()
-
     def busy_s(self) -> dict[str, tuple[str, float]]:
         """The kind and the seconds of compute of each replica that has computed in the last `BUSY_S`."""
-        since_s, busy_s = self._clock() - BUSY_S, {}
+        since_s, busy_s = self.clock() - BUSY_S, {}
         self._forget_idle(since_s)
         for replica, computed in self._computed.items():
             spent_s = sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed)
@@ -261,7 +253,7 @@ class Counts:
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
         self.observations += 1
-        now_s = self._clock()
+        now_s = self.clock()
         self._forget_idle(now_s - BUSY_S)
 
         def by_block(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:

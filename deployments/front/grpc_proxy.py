@@ -38,6 +38,7 @@ from isobatch.deployments.front.proxy import (
     QUEUED_MS,
     REQUEST_S,
     RETRY_S,
+    TOO_SLOW,
     Burden,
     ProxyLimit,
     Refusals,
@@ -45,7 +46,6 @@ from isobatch.deployments.front.proxy import (
     asks_little,
     haproxy_reply,
     of_clients,
-    too_slow,
 )
 from isobatch.deployments.ray_settings import haproxy_folder
 from isobatch.profiles.errors import UserError
@@ -267,7 +267,7 @@ frontend calls
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
     http-request return status 503 if hangs
-    http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {too_slow()}
+    http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {TOO_SLOW}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
 {deadlines}
     http-response set-var(txn.status) res.fhdr(grpc-status)

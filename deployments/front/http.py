@@ -1,6 +1,6 @@
 """The HTTP interface of a network that classifies: its life, and its paths, our own and those of other servers."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,9 +17,9 @@ from isobatch.deployments.front.canary import Canary
 from isobatch.deployments.front.open_inference.rest import routes
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.page import show
-from isobatch.deployments.front.predict import Form, OwnForm, Predict
+from isobatch.deployments.front.predict import OwnForm, Predict
 from isobatch.deployments.front.protocols import tei, vllm
-from isobatch.deployments.front.protocols.forms import Body
+from isobatch.deployments.front.protocols.forms import TextForm
 from isobatch.deployments.front.schemas import PREDICTIONS
 from isobatch.deployments.front.service import Service
 
@@ -40,17 +40,16 @@ class _Path:
 
     path: str
     about: str
-    forms: tuple[Callable[[Service], Form], ...]
-    body: type[Body]
+    forms: tuple[type[TextForm[Any]], ...]  # the first one is described
     example: Mapping[str, Any]
     reply: Any
     statuses: tuple[int, ...]
     error: Any
 
 
-_CLASSIFY = (vllm.ClassifyForm,), vllm.ClassifyBody, {"input": [_TEXT, _OTHER]}, vllm.ClassifiedTexts, _VLLM
-_SCORE = (vllm.ScoreForm,), vllm.ScoreBody, {"text_1": "a question", "text_2": [_TEXT]}, vllm.ScoredTexts, _VLLM
-_RERANK = (vllm.DocumentsForm,), vllm.DocumentsBody, _DOCUMENTS, vllm.RankedDocuments, _VLLM
+_CLASSIFY = (vllm.ClassifyForm,), {"input": [_TEXT, _OTHER]}, vllm.ClassifiedTexts, _VLLM
+_SCORE = (vllm.ScoreForm,), {"text_1": "a question", "text_2": [_TEXT]}, vllm.ScoredTexts, _VLLM
+_RERANK = (vllm.DocumentsForm,), _DOCUMENTS, vllm.RankedDocuments, _VLLM
 _PATHS = (
     _Path("/classify", "The probabilities of all labels, as vLLM.", *_CLASSIFY, vllm.VllmError),
     _Path("/v1/classify", "The probabilities of all labels, as SGLang.", *_CLASSIFY, vllm.VllmError),
@@ -58,14 +57,14 @@ _PATHS = (
     _Path("/v1/score", "The relevance of texts to texts, as vLLM.", *_SCORE, vllm.VllmError),
     _Path(
         "/rerank", "Documents by relevance, as Jina; with `texts`, as TEI.", (vllm.DocumentsForm, tei.RerankForm),
-        vllm.DocumentsBody, _DOCUMENTS, vllm.RankedDocuments | list[tei.Rank], tuple(sorted({*_VLLM, *_TEI})),
+        _DOCUMENTS, vllm.RankedDocuments | list[tei.Rank], tuple(sorted({*_VLLM, *_TEI})),
         vllm.RerankError | tei.TeiError,
     ),
     _Path("/v1/rerank", "Documents by relevance, as Jina and Cohere.", *_RERANK, vllm.RerankError),
     _Path("/v2/rerank", "Documents by relevance, as Cohere.", *_RERANK, vllm.RerankError),
 )  # fmt: skip
 _TEI_PREDICT = _Path(
-    "/predict", "The probabilities of all labels, as TEI.", (tei.PredictForm,), tei.PredictBody, {"inputs": _TEXT},
+    "/predict", "The probabilities of all labels, as TEI.", (tei.PredictForm,), {"inputs": _TEXT},
     list[tei.LabelProbability] | list[list[tei.LabelProbability]], _TEI, tei.TeiError,
 )  # fmt: skip
 
@@ -95,7 +94,7 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
         described["responses"] |= openapi.problems(*_BY_GUARD)
         fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
         body = openapi.json_body(
-            openapi.schema_of(each.body), openapi.examples(an_example=dict(each.example)) if fits else {}
+            openapi.schema_of(each.forms[0].body), openapi.examples(an_example=dict(each.example)) if fits else {}
         )
         options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
         api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)

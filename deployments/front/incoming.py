@@ -1,6 +1,6 @@
 """A request on its way through the service: as it has arrived, and as it was read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -37,14 +37,8 @@ class IncomingRequest(NamedTuple):
         return self.deadline_s(inf)
 
 
-@dataclass(frozen=True)
-class Pictures:
+class Pictures(list[Any]):
     """Inputs that are pictures: threads read them, since each takes milliseconds."""
-
-    inputs: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 @dataclass(frozen=True)

@@ -146,18 +146,9 @@ class RequestQueue:
         self._ahead_s, self.weight = 0.0, 0  # the work and the inputs' weight of waiting requests
         self._left_s = SLICE_S  # the work that this turn of the event loop may still let in
         self._entered_s = 0.0  # the work that entered in this turn
-        self._turning = False  # whether the next turn is scheduled
+        self.idle = True  # no request waits, and none has entered in this turn of the event loop
         self._began_s = self._ended_s = self._turn_s = 0.0  # start, end and duration of the last turn
         self._passed_s = self._took_s = 0.0  # the work of recent turns, and the time that they took
-
-    @property
-    def idle(self) -> bool:
-        """No request waits, and none has entered in this turn of the event loop."""
-        return not self._turning
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     def unseen_s(self) -> float:
         """The time that a new request may have waited until the event loop turned to it."""
@@ -191,14 +182,14 @@ class RequestQueue:
         self._turn_again()
 
     def _turn_again(self) -> None:
-        if not self._turning:
-            self._turning, self._began_s = True, self._clock()
+        if self.idle:
+            self.idle, self._began_s = False, self._clock()
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
         """Begin another turn of the event loop."""
         now_s = self._clock()
-        self._turn_s, self._ended_s, self._turning = now_s - self._began_s, now_s, False
+        self._turn_s, self._ended_s, self.idle = now_s - self._began_s, now_s, True
         if self._waiting and self._entered_s:
             self._passed_s = _REMEMBERED_TURNS * self._passed_s + self._entered_s
             self._took_s = _REMEMBERED_TURNS * self._took_s + self._turn_s

@@ -2,9 +2,8 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.responses import Response
 
 from isobatch.deployments.front.service import Service
@@ -38,38 +37,35 @@ def files() -> dict[str, Path]:
 
 def show(api: FastAPI, service: Service) -> None:
     """Add the page at `/` to an application."""
-    router = APIRouter(include_in_schema=False)
     for path in files().keys() - EXPLAINING:
-        router.add_api_route(path, _answering(files()[path]))
+        _add(api, path, files()[path])
 
-    @router.get("/page/about.json")
+    @api.get("/page/about.json", include_in_schema=False)
     def about() -> dict[str, object]:
         """The facts that the page loads once. No coroutine, since reading the demo's digits blocks."""
         return _about(service)
-
-    api.include_router(router)
 
 
 def explain(api: FastAPI) -> None:
     """Add the page at `/docs` to an application. It displays the application's OpenAPI document."""
     for path in EXPLAINING:
-        api.add_api_route(path, _answering(files()[path]), include_in_schema=False)
+        _add(api, path, files()[path])
 
 
 def show_fleet(api: FastAPI) -> frozenset[str]:
     """Add the page of a fleet at `/`; its paths, which need no key."""
     for path, file in FLEET.items():
-        api.add_api_route(path, _answering(file), include_in_schema=False)
+        _add(api, path, file)
     return frozenset(FLEET)
 
 
-def _answering(file: Path) -> Any:
+def _add(api: FastAPI, path: str, file: Path) -> None:
     content = file.read_bytes()
 
     async def answer() -> Response:
         return Response(content, media_type=TYPES[file.suffix], headers=_HEADERS)
 
-    return answer
+    api.add_api_route(path, answer, include_in_schema=False)
 
 
 def _about(service: Service) -> dict[str, object]:

@@ -90,6 +90,8 @@ FREE_FOR_ONE = 4  # free connections that there must be for each connection of a
 # The requests of a client that may come too slowly within SLOW_WITHIN_S. With more, further long ones are refused.
 SLOW = 16
 SLOW_WITHIN_S = 10
+# HAProxy's condition for a client of which too many requests came too slowly.
+TOO_SLOW = f"{{ sc0_gpc0_rate gt {SLOW} }}"
 # HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
 _DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"
 # The file from which HAProxy reads the SLO, in ms, of each backend when it starts. Fronts fill it, and tell the running
@@ -100,11 +102,6 @@ SLO_MAP = "slo.map"
 def asks_little(per_s: int) -> str:
     """HAProxy's condition for a client that sends at most `per_s` requests per second."""
     return f"!{{ sc0_http_req_rate gt {per_s} }}"
-
-
-def too_slow() -> str:
-    """HAProxy's condition for a client of which too many requests came too slowly."""
-    return f"{{ sc0_gpc0_rate gt {SLOW} }}"
 
 
 def allowed_connections(most: int) -> int:
@@ -277,13 +274,8 @@ class ProxyLimit(threading.Thread):
         self._limit, self._sent_limit = Limit(), 0
         self._servers: list[str] = []  # HAProxy's names for the front, at the last repetition
         self._repeated_s = self._counted_s = self._trimmed_s = 0.0
-        self._refusals = refusals or Refusals()
+        self.refusals = refusals or Refusals()  # the requests to this front that HAProxy has refused
         self._ended = threading.Event()
-
-    @property
-    def refused(self) -> int:
-        """The number of requests to this front that HAProxy has refused."""
-        return self._refusals.total
 
     @property
     def value(self) -> int:
@@ -309,7 +301,7 @@ class ProxyLimit(threading.Thread):
     def _count(self) -> None:
         self._counted_s = time.monotonic()
         with suppress(OSError):
-            self._refusals.read(haproxy_reply(self._path, self._refusals.command), self._servers)
+            self.refusals.read(haproxy_reply(self._path, self.refusals.command), self._servers)
 
     def _send(self, limit: int, find_servers: bool = True) -> None:
         try:
@@ -360,12 +352,12 @@ class WatchedProxies:
 
     def watch(self, limit: ProxyLimit) -> None:
         """Count the requests that a proxy with this limit refuses from now on."""
-        self._counted[limit] = limit.refused
+        self._counted[limit] = limit.refusals.total
 
     def new_refusals(self) -> int:
         """The requests that were refused since the last call."""
         before = sum(self._counted.values())
-        self._counted = {limit: max(counted, limit.refused) for limit, counted in self._counted.items()}
+        self._counted = {limit: max(counted, limit.refusals.total) for limit, counted in self._counted.items()}
         return sum(self._counted.values()) - before
 
 

@@ -21,10 +21,10 @@ from isobatch.deployments.front.in_process import InProcess, RunningNetwork
 from isobatch.deployments.front.incoming import Content, Format, IncomingRequest, Pictures, ReadRequest, no_clock
 from isobatch.deployments.front.load import FadingPeak, LongWork, Made, RequestCosts, RequestQueue, RetryTimes
 from isobatch.deployments.front.messages import FrontState
-from isobatch.deployments.front.proxy import Burden, WatchedProxies
+from isobatch.deployments.front.proxy import Burden
 from isobatch.deployments.front.schemas import STATS_VERSION
 from isobatch.deployments.front.stats import state_of, stats_of
-from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, check_together, is_picture, texts_of
+from isobatch.deployments.models.encode import ImageEncoder, check_together, is_picture, texts_of
 from isobatch.deployments.named import DEMO_NAME, VIRTUAL
 from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.sources import name_of
@@ -61,9 +61,17 @@ class Service:
         self.key = key_in(config.api_key_variable)
         self.sizes = Sizes(config.most_inputs, config.max_body_bytes)
         self._model = load_front_model(config, str(config.folder))
+        self.num_blocks, self.reads_text = self._model.num_blocks, reads_text(self._model)
         self.labels, self.task = label_names(self._model), task_of(self._model)
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
+        encoder = getattr(self._model, "encoder", None)
+        self.texts = texts_of(encoder)  # the encoder with the network's tokenizer; None: it has none that is known here
+        self.reads_pictures = isinstance(encoder, ImageEncoder)  # inputs may be JPEG, PNG or WebP
+        # Whether each text has one answer, or several labels, as the interfaces of other servers expect.
+        self.classifies_texts = self.reads_text and not self.task.by_token
+        # Whether POST /predict has the form of text-embeddings-inference.
+        self.predicts_as_tei = self.classifies_texts and config.predict_form == "tei"
         self._knows_best: bool = getattr(getattr(self._model, "ramps", None), "knows_best", False)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
@@ -77,16 +85,13 @@ class Service:
         self._costs: defaultdict[str, RequestCosts] = defaultdict(RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
-        self._inside = self._strained = self._answered = 0  # requests
+        self._inside = self._strained = 0  # requests
         self.long_work = LongWork(1 if self.texts else _PICTURES_AT_ONCE, clock)
         self._tracing = tracing_here(clock)
 
-    @property
-    def num_blocks(self) -> int:
-        return self._model.num_blocks
-
     async def open(self) -> None:
         self._driver = await self._network.open(self._model, self._clock)
+        self.proxies = self._driver.proxies
         self._driver.counts.promised = self._agreement
         if texts := self.texts:  # the thread copies the tokenizer, for which no request should wait
             await self.long_work.run(lambda: texts.tokenizer.is_fast)
@@ -98,30 +103,6 @@ class Service:
         self.long_work.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
-
-    @property
-    def reads_text(self) -> bool:
-        return reads_text(self._model)
-
-    @property
-    def texts(self) -> TextEncoder | None:
-        """The encoder with the network's tokenizer; None: it has none that is known here."""
-        return texts_of(getattr(self._model, "encoder", None))
-
-    @property
-    def classifies_texts(self) -> bool:
-        """Whether each text has one answer, or several labels, as the interfaces of other servers expect."""
-        return self.reads_text and not self.task.by_token
-
-    @property
-    def predicts_as_tei(self) -> bool:
-        """Whether POST /predict has the form of text-embeddings-inference."""
-        return self.classifies_texts and self.config.predict_form == "tei"
-
-    @property
-    def reads_pictures(self) -> bool:
-        """Whether inputs may be JPEG, PNG or WebP."""
-        return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
 
     def register(
         self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None, part: float = 1.0
@@ -225,7 +206,7 @@ class Service:
         inputs = content.inputs
         if isinstance(inputs, Pictures):
             latest_s = deadline_s if content.within_s else incoming.latest_s
-            inputs = await self._in_thread(incoming, partial(self.packed, inputs.inputs), latest_s)
+            inputs = await self._in_thread(incoming, partial(self.packed, inputs), latest_s)
         return ReadRequest(content, inputs, deadline_s, read_s, work_clock)
 
     async def _in_thread(self, incoming: IncomingRequest, work: Callable[[], Made], latest_s: float) -> Made:
@@ -301,36 +282,31 @@ class Service:
 
         Yields the request's span, if it is traced.
         """
-        counts = self._driver.counts
+        outcomes = self._driver.counts.outcomes
         try:
             with span_of_request(self._tracing, kind, headers) as span:
                 yield span
-            counts.request_ended("answered")
-            self._answered += 1
+            outcomes["answered"] += 1
             self._retry_times.answered(self._clock())
         except RefusedError as refused:
-            counts.request_ended("failed" if refused.status == 500 else "refused")
+            outcomes["failed" if refused.status == 500 else "refused"] += 1
             self._strained += refused.shows_overload and refused.status in (503, 504)
             if refused.status == 503:
                 self._retry_times.refused(self._clock())
                 refused.retry_after_s = self._retry_times.retry_after_s(refused.retry_after_s or 0.0)
             raise
         except asyncio.CancelledError:
-            counts.request_ended("abandoned")
+            outcomes["abandoned"] += 1
             raise
         except Exception as error:
-            counts.request_ended("failed")
+            outcomes["failed"] += 1
             log.exception("a batch could not be computed")
             reason = f"the network failed: {type(error).__name__}; the replica's log says where"
             raise RefusedError(500, reason) from error
 
-    @property
-    def proxies(self) -> WatchedProxies:
-        return self._driver.proxies
-
     def burden(self) -> Burden:
         """The load of this front, for the proxy's limit."""
-        return Burden(self._inside, self._strained, self._answered)
+        return Burden(self._inside, self._strained, self._driver.counts.outcomes["answered"])
 
     async def all_fronts(self) -> list[FrontState]:
         """The states of all fronts, this one first."""

@@ -105,7 +105,7 @@ def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None
     """The results of audits and the state of the promise, as JSON and in words."""
     watches = [front.counts.watched(front.route) for front in fronts]
     total = counts.agreement(fronts[0].route.num_blocks)
-    recent = recent_agreement(watches, fronts[0].counts.now_s, promised)
+    recent = recent_agreement(watches, fronts[0].counts.clock(), promised)
     audits = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),
@@ -211,7 +211,7 @@ class FrontSeries:
         self._exported_buckets = buckets
 
     def _update_agreement(self, counts: Counts, route: Route) -> None:
-        recent = recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
+        recent = recent_agreement([counts.watched(route)], counts.clock(), counts.promised)
         if total := counts.agreement(route.num_blocks):
             for name, agreement in (
                 ("isobatch_disagreement", total),

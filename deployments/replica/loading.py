@@ -4,11 +4,10 @@ The backends (torch, ONNX Runtime) are imported inside the functions, so that vi
 """
 
 from collections.abc import Callable, Hashable, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.folders import content_of
+from isobatch.deployments.folders import content_of, hash_of
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import INT8, VIRTUAL, function_at
 from isobatch.deployments.planning import first_plan
@@ -111,14 +110,13 @@ def weights_in(config: AppConfig, directory: str) -> str:
     if config.backend != VIRTUAL:
         return content_of(Path(directory))
     assert config.profile, "This is a bug: AppConfig asks for it."
-    return sha256(local(config.profile).read_bytes()).hexdigest()[:16]
+    return hash_of([local(config.profile)])
 
 
 def _load(config: AppConfig, directory: str, device: str, dtype: str) -> SplitModel:
     from isobatch.deployments.models.backends import on_backend, weights_dtype
 
     model = _made(config, directory, device, weights_dtype(dtype))
-    assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
     return on_backend(model, directory, config.backend, int8=dtype == INT8)
 
 
@@ -144,7 +142,6 @@ def _usual_dtype(directory: str, device: str) -> str:
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     from isobatch.deployments.replica.virtual import VirtualModel
 
-    assert config.profile, "This is a bug: AppConfig asks for it."
     profile = profile_of(config)
     if profile.exits is None:
         raise UserError(f"{config.profile} contains no exits: make it again with isobatch profile --data FILE")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.controller.available_devices import Inventory, fitting
-from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
+from isobatch.cluster.serving.capacity import check_capacity, check_machine
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -58,10 +58,10 @@ def test_what_is_short_is_named(tmp_path: Path, kind: str, has: dict[str, float]
 
 def test_a_plan_for_more_processors_than_there_are_needs_no_ray_to_be_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs 4 CPUs with the front; this machine has 3: plan for fewer devices, or"):
-        check_processors(content(tmp_path, "cpu", 3), 3)
-    check_processors(content(tmp_path, "cpu", 3), 4)
-    check_processors(content(tmp_path, "cpu", 3, cpus_per_replica=0), 1)
-    check_processors(content(tmp_path, "a100", 64, backend="virtual"), 2)
+        check_machine(content(tmp_path, "cpu", 3), 3, lambda: 0)
+    check_machine(content(tmp_path, "cpu", 3), 4, lambda: 0)
+    check_machine(content(tmp_path, "cpu", 3, cpus_per_replica=0), 1, lambda: 0)
+    check_machine(content(tmp_path, "a100", 64, backend="virtual"), 2, lambda: 0)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is only one")
@@ -170,8 +170,8 @@ def test_cuda_where_there_is_no_gpu_is_refused_before_ray_starts_and_after(tmp_p
     told = {"applications": [{"name": "a", "import_path": app, "args": {"model": str(tmp_path), "device": "cuda"}}]}
     sentence = "device = 'cuda': this machine has no GPU: with device cpu, processors compute the network"
     with pytest.raises(UserError, match=sentence):
-        check_gpus(told, lambda: 0)
-    check_gpus(told, lambda: 1)
+        check_machine(told, 64, lambda: 0)
+    check_machine(told, 64, lambda: 1)
     with pytest.raises(UserError, match="device = 'cuda': this Ray has 2 CPUs, 0 GPUs: with device cpu"):
         check_capacity(told, [{"CPU": 2.0}])
     check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
@@ -180,12 +180,12 @@ def test_cuda_where_there_is_no_gpu_is_refused_before_ray_starts_and_after(tmp_p
 def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_path: Path) -> None:
     told = planned_decoder(tmp_path, "h100")
     with pytest.raises(UserError, match=r"plan.json needs 1 GPUs; this machine has none: plan for its processors"):
-        check_gpus(told, lambda: 0)
+        check_machine(told, 64, lambda: 0)
     with pytest.raises(UserError, match=r"plan.json runs on h100; this Ray has 4 CPUs, 8 GPUs \(T4\): plan for these"):
         check_capacity(told, [{"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}])
     check_capacity(told, [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
     rehearsed = planned_decoder(tmp_path, "h100", device="cpu")
-    check_gpus(rehearsed, lambda: 0)
+    check_machine(rehearsed, 64, lambda: 0)
     check_capacity(rehearsed, [{"CPU": 4.0}])
 
 
@@ -201,13 +201,13 @@ def test_a_replica_needs_its_device_and_its_processors_on_one_node(tmp_path: Pat
         check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0}])
     check_capacity(told, [{"CPU": 2.0}, {"CPU": 3.0}])
     with pytest.raises(UserError, match=r"plan.json needs 2 GPUs; this machine has 1: plan for fewer devices"):
-        check_gpus(planned_decoder(tmp_path, "h100", replicas=2), lambda: 1)
+        check_machine(planned_decoder(tmp_path, "h100", replicas=2), 64, lambda: 1)
 
 
 def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refused(tmp_path: Path) -> None:
     told = planned_decoder(tmp_path, "cpu", threads=3)
     with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this machine has 2"):
-        check_processors(told, 2)
+        check_machine(told, 2, lambda: 0)
     with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this Ray has 2 CPUs"):
         check_capacity(told, [{"CPU": 2.0}])
     check_capacity(told, [{"CPU": 3.0}])

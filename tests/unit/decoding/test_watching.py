@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from experiments.demos.sums import tokenizer
@@ -40,7 +41,8 @@ class Scene:
     def __init__(self) -> None:
         self.now_s, self.full, self.fails, self.traces = 0.0, False, False, list[str]()
         self.noted, self.exporter = NotedMetrics(), InMemorySpanExporter()
-        self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
+        processor = SimpleSpanProcessor(self.exporter)
+        self.tracing = Tracing(TraceSampling(0.0, heeds_parent=True), processor, time.perf_counter)
         meter = ClientMeter(MetricSeries(TEXT_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
         shape = DecoderShape(num_blocks=4, vocabulary=23, heads=2, width=6, reads=64)

@@ -199,7 +199,7 @@ async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_d
     await first.park(9.0)
     assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
     assert replicas.counts == {"v100": 0, "k80": 0}
-    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}) == {"v100-0": []}, "none is used any longer"
+    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}, {}) == {"v100-0": []}, "none is used any longer"
     replicas.prefix = "the fleet of another configuration"
     second = begin(config)
     fronts.append(asyncio.create_task(followed(second, config, graphs)))

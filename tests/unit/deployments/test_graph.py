@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.graph import (
-    OF_FRONTS,
     OF_PLANS,
     OF_PLANS_AND_REPLICAS,
     OF_REPLICAS,
@@ -60,7 +59,7 @@ def test_each_group_has_replicas_of_its_own_kind_that_are_alive() -> None:
     facts = problem(Profile("toy", tuple(tables), ExitProfile((1.0,) * 3)), devices, links_between(devices))
     splits = [Split(block, block + 1, 1) for block in range(3)]
     plan = Plan((Placement("a", 2, (splits[0],)), Placement("b", 1, (splits[1],)), Placement("a", 1, (splits[2],))))
-    members = Graph(plan, facts, fleet="app").members({"app.a": ["a1", "a2", "a3"]})
+    members = Graph(plan, facts, fleet="app").members({"app.a": ["a1", "a2", "a3"]}, {})
     assert members == {"a-0": ["a1", "a2"], "a-1": ["a3"], "b-0": []}
     ids = {f"a{number}": f"device {number}" for number in range(1, 5)}
     used = Graph(plan, facts, fleet="app", device_ids=frozenset(("device 1", "device 4")))
@@ -92,7 +91,12 @@ def test_a_stored_plan_is_used_only_for_the_same_terms_network_and_profile(profi
 
 def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
     """A change of a forgotten field would not restart replicas that depend on it."""
-    told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *OF_FRONTS])
+    of_fronts = {
+        "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
+        "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
+        "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
+    }  # fmt: skip
+    told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *of_fronts])
     assert told == Counter([*AppConfig.model_fields])
 
 

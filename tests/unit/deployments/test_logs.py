@@ -16,7 +16,7 @@ from isobatch.deployments.serve_process import (
     SERVE_LOGGER,
     RateLimit,
     join_serves_log,
-    logging_config,
+    process_options,
 )
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
@@ -77,8 +77,10 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
 
 
 def test_serve_gets_the_configured_format() -> None:
-    assert logging_config(AppConfig(log_format="json").log_format)["encoding"] == "JSON"
-    assert logging_config("text", quiet=False) == {"enable_access_log": False, "encoding": "TEXT"}
+    options = process_options(AppConfig(log_format="json").log_format, 1.0)
+    assert options["logging_config"]["encoding"] == "JSON"
+    loud = process_options("text", 1.0, quiet=False)["logging_config"]
+    assert loud == {"enable_access_log": False, "encoding": "TEXT"}
 
 
 def test_every_decision_is_one_line_with_its_figures(lines: Lines) -> None:

@@ -224,7 +224,7 @@ def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1
         counts.launch_began("front", 0, 1, 1, 4)
         counts.input_left(block, seconds, in_time=True)
         counts.answers_known([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
-        counts.request_ended("answered")
+        counts.outcomes["answered"] += 1
     return FrontState(counts, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
 
 

@@ -236,7 +236,7 @@ async def test_streams_end_although_the_front_answers_no_check(free_port: int) -
             for call in (stream().read(), channel.unary_unary(INFER)(REQUEST)):
                 refused = await refusal(call)
                 assert (refused.code().name, "does not answer" in refused.details()) == ("UNAVAILABLE", True)
-            await until(lambda: haproxy.limit.refused == 2)
+            await until(lambda: haproxy.limit.refusals.total == 2)
 
 
 async def test_an_unfinished_call_that_the_front_refuses_learns_when_to_come_back(free_port: int) -> None:

@@ -51,7 +51,7 @@ async def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cance
     assert first is None
     assert isinstance(gone, asyncio.CancelledError)
     assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
-    assert queue.waiting == 0
+    assert queue.weight == 0
     assert queue.expected_s(0.0) == 0.0
 
 

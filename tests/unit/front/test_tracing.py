@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import (
     Link,
@@ -32,7 +32,7 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
-from isobatch.deployments.tracing import TraceSampling, Tracing, part_of, tracing_here
+from isobatch.deployments.tracing import TraceSampling, Tracing, part_of, span_of_request, tracing_here
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
@@ -48,7 +48,8 @@ class Seen:
 
     def __init__(self, share: float = 0.0) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing(self._exporter, TraceSampling(share, heeds_parent=True), time.perf_counter, simple=True)
+        processor = SimpleSpanProcessor(self._exporter)
+        self.tracing = Tracing(TraceSampling(share, heeds_parent=True), processor, time.perf_counter)
 
     def spans(self, name: str = "") -> list[Any]:
         return [span for span in self._exporter.get_finished_spans() if span.name.startswith(name)]
@@ -122,7 +123,7 @@ async def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
 
     async def ask(traceparent: str) -> None:
         headers = {b"traceparent": traceparent.encode()}
-        with seen.tracing.request("predict", headers) if seen.tracing.takes(headers) else nullcontext():
+        with span_of_request(seen.tracing, "predict", headers):
             await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 60.0)
 
     await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
@@ -189,7 +190,7 @@ def test_the_configured_share_of_requests_is_traced() -> None:
 def test_a_request_belongs_to_the_trace_of_its_caller(heeds_parent: bool) -> None:
     """As with OpenTelemetry's own samplers, which choose the requests to trace, and not their ids."""
     exporter = InMemorySpanExporter()
-    tracing = Tracing(exporter, TraceSampling(1.0, heeds_parent), time.perf_counter, simple=True)
+    tracing = Tracing(TraceSampling(1.0, heeds_parent), SimpleSpanProcessor(exporter), time.perf_counter)
     with tracing.request("predict", {b"traceparent": WANTED.encode()}):
         pass
     (span,) = exporter.get_finished_spans()
