@@ -39,7 +39,7 @@ from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
-CLIENTS = (16, 64, 256, 512)
+CLIENTS = (16, 32, 64, 512)
 INPUTS = 256  # that are sent, and as many others for the profile
 LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
