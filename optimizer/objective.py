@@ -39,6 +39,10 @@ class Objective:
             raise UserError(f"cost_per_hour = {self.cost_per_hour} must be 0 or more")
         if not 1 <= self.max_batch <= MOST_BATCH:
             raise UserError(f"max_batch = {self.max_batch} must be from 1 to {MOST_BATCH}")
+        if self.fixed_batch is not None and self.fixed_batch < 1:
+            raise UserError(f"fixed_batch = {self.fixed_batch} must be at least 1")
+        if self.cuts is not None and list(self.cuts) != sorted({cut for cut in self.cuts if cut > 0}):
+            raise UserError(f"cuts = {self.cuts} must ascend, from 1 up")
 
     @property
     def aim(self) -> Goal:

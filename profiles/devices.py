@@ -30,6 +30,8 @@ class Device:
     def __post_init__(self) -> None:
         if not 0 <= self.count <= MOST_DEVICES:
             raise UserError(f"device {self.kind!r}: count = {self.count} must be from 0 to {MOST_DEVICES}")
+        if self.memory_bytes <= 0:
+            raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:
             raise UserError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 

@@ -70,6 +70,8 @@ def merge(batches: Sequence[Batch]) -> Batch:
     arrays = {name: torch.cat([torch.as_tensor(batch.arrays[name]) for batch in batches]) for name in first.arrays}
     memory = torch.cat([torch.as_tensor(batch.memory) for batch in batches])
     lengths = [batch.lengths for batch in batches if batch.lengths is not None]
+    if lengths and len(lengths) < len(batches):
+        raise ValueError("batches of texts and of others cannot be merged")
     ahead = [batch.ahead for batch in batches if batch.ahead]
     all_lengths = np.concatenate(lengths) if lengths else None
     return Batch(first.cursor, arrays, memory, all_lengths, ahead=merge(ahead) if ahead else None)
