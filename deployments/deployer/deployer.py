@@ -215,9 +215,10 @@ class Deployer:
         return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
 
     def _graph_of(self, plan: Plan, version: int) -> Graph:
-        graph = graph_of(plan, self._profile, self._config)
-        graph = replace(graph, version=version, fleet=self._fleet.prefix, benched=self._benched)
-        return replace(graph, device_ids=self._device_ids, wakes_in_s=self._wakes_in_s)
+        return replace(
+            graph_of(plan, self._profile, self._config), version=version, fleet=self._fleet.prefix,
+            benched=self._benched, device_ids=self._device_ids, wakes_in_s=self._wakes_in_s,
+        )  # fmt: skip
 
     def _take_over(self) -> None:
         """Take the lead before the first front joins. Replicas of a previous deployer end now if it has ended.
