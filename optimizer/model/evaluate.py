@@ -1,5 +1,6 @@
 """The goodput, latency and cost of any plan, computed split by split from the tables, independently of the search."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -97,10 +98,12 @@ def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan
 
 def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     """Score pipelines side by side, which share inputs by goodput: goodputs add up, and the slowest answer counts."""
-    numbered = list(zip(facts.lanes(plan), plan.pipelines, strict=True))
+    numbers, lanes = facts.lanes(plan), defaultdict[int, list[Plan]](list)
+    for number, pipeline in zip(numbers, plan.pipelines, strict=True):
+        lanes[number].append(pipeline)
     scores = [
-        _alone(pipeline, facts.for_plan(pipeline), Objective(), [each for lane, each in numbered if lane == number])
-        for number, pipeline in numbered
+        _alone(pipeline, facts.for_plan(pipeline), Objective(), lanes[number])
+        for number, pipeline in zip(numbers, plan.pipelines, strict=True)
     ]
     goodput_per_s = sum(score.goodput_per_s for score in scores)
     latency_s, price = max(score.latency_s for score in scores), sum(score.cost_per_hour for score in scores)
