@@ -38,7 +38,7 @@ test: setup  ## run the tests on two cores: those without Ray, then the others, 
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not cluster" tests/integration tests/perf
 	@echo "all tests passed: unit, integration, perf"
 
-test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes
+test-cluster: setup  ## run the tests of several nodes and of a fleet on this machine, which make test leaves out: they take minutes
 	$(BIN)/python -m pytest -m cluster tests/integration
 
 fuzz: setup  ## 100,000 wrong requests and files, beside a well-behaved client; the figures go to experiments/results

@@ -392,6 +392,9 @@ def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any
     for name in PATHS:
         if isinstance(path := fields.get(name), str):
             try:
+                if name == "model" and not (root / path).is_dir() and (demo := built_in(path)):
+                    fields |= {"model": str(demo), "name": fields.get("name", path)}
+                    continue
                 given = _pinned(path, root, arguments) if name == "model" else path
                 fields[name] = given if is_url(given) else str((root / given).resolve())
             except ValueError as error:  # a null byte

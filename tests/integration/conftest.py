@@ -25,7 +25,7 @@ from tests.helpers.toy_graph import application, cut_at
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
 SHARED = ("graph", "steered", "leisurely", "real", "shown")  # applications
-LONG = ("test_fleet", "graph", "shown", "test_replanning", "leisurely", "real")  # groups of tests that begin first
+LONG = ("graph", "shown", "test_replanning", "leisurely", "real")  # groups of tests that begin first
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "3000",  # not ten seconds: tests wait for them
     "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes

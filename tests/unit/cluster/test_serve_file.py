@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
@@ -20,6 +21,7 @@ from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
+    DECODER,
     ROOT,
     check_ports,
     grpc_addresses,
@@ -34,7 +36,7 @@ from isobatch.deployments.folders import weights_of
 from isobatch.deployments.graph import origin_of
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.named import VIRTUAL, built_in
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
@@ -51,6 +53,18 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
     assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
     for demo in (None, Path("demo")):
         assert serve_file(demo, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
+
+
+def test_the_demos_are_named_in_a_file_too_unless_a_directory_has_the_name(tmp_path: Path) -> None:
+    file, applications = tmp_path / "serve.yaml", (("demo", APPLICATION), ("llm-demo", DECODER))
+    named = [{"name": name, "import_path": path, "args": {"model": name}} for name, path in applications]
+    for application in named:
+        file.write_text(yaml.safe_dump({"applications": [application]}))
+        arguments = serve_file(file, {})["applications"][0]["args"]
+        assert arguments == {"name": application["name"], "model": str(built_in(application["name"]))}
+    (tmp_path / "demo").mkdir()
+    file.write_text(yaml.safe_dump({"applications": named[:1]}))
+    assert serve_file(file, {})["applications"][0]["args"] == {"model": str(tmp_path / "demo")}
 
 
 def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
