@@ -22,7 +22,7 @@ from isobatch.cluster.commands.shared_options import (
 )
 from isobatch.cluster.load import prompts, report
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord, run_noting_polls
-from isobatch.cluster.load.prompts import PromptLoad, prompts_in
+from isobatch.cluster.load.prompts import PATH, PromptLoad, prompts_in
 from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
 from isobatch.deployments.prepare.sample import sampled
 from isobatch.profiles.errors import UserError
@@ -123,7 +123,7 @@ def load(
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
     if prompts:
-        prompting = _KeptPromptLoad(url, prompts_in(prompts), max_tokens, _lines(key))
+        prompting = _KeptPromptLoad(url.removesuffix(PATH), prompts_in(prompts), max_tokens, _lines(key))
         return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS

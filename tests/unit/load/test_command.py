@@ -53,7 +53,10 @@ class Served:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if served.decodes:
-                    self._reply(200, f"data: {json.dumps(WRITTEN)}\n\ndata: [DONE]\n\n")
+                    self._reply(
+                        200 if self.path == "/v1/completions" else 404,
+                        f"data: {json.dumps(WRITTEN)}\n\ndata: [DONE]\n\n",
+                    )
                     return
                 (one,) = body["inputs"]
                 served.seen.append(one)
@@ -220,8 +223,8 @@ def test_ctrl_c_shows_what_was_measured_until_then(
     served, out, prompts = serve("BYTES"), tmp_path / "load.json", tmp_path / "prompts.txt"
     served.decodes = decodes
     prompts.write_text("1+1=\n")
-    sent = ("--prompts", str(prompts)) if decodes else ()
-    words = ("load", served.url, *arriving, *sent, "--seconds", "60", "--out", str(out))
+    sent, path = (("--prompts", str(prompts)), "/v1/completions") if decodes else ((), "")
+    words = ("load", served.url + path, *arriving, *sent, "--seconds", "60", "--out", str(out))
     monkeypatch.setattr(sys, "argv", ["isobatch", *words])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
