@@ -10,7 +10,7 @@ from isobatch.profiles.errors import UserError
 
 GB = 10**9
 GBIT = 10**9 / 8
-# Seconds of one hop of small tensors between two replicas: the cost of a Ray Serve handle, not of the wire
+# Seconds of one hop of small tensors between two replicas: the cost of orders and messages, not of the wire
 # (docs/profiles.md).
 HOP_S = 0.0018
 # Seconds until a replica that keeps its survivors gets its next order: the front sends it when a launch has ended.
