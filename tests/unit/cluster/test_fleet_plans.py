@@ -21,7 +21,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from tests.helpers.commands import ran
 
-FAST = ("--believed", "--gap", "0.02")
+FAST = ("--believed", "--gap", "0.02", "--max-batch", "16")
 VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
 
 
@@ -122,7 +122,7 @@ def test_the_file_serves_every_application_with_its_controller(planned: Path, mo
     }  # fmt: skip
     shared = [each["args"]["shared"] for each in controllers(content)]
     assert shared == [arbiter["args"]["devices"]] * 2 == [{"v100": 2, "k80": 3}] * 2
-    assert [each["args"]["max_batch"] for each in controllers(content)] == [64, 64]
+    assert [each["args"]["max_batch"] for each in controllers(content)] == [16, 16]
     for each in served(content):
         assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
@@ -167,7 +167,7 @@ def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     Path("kept").hardlink_to("serve.yaml")
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
-    limits = {"one_machine": False, "slack": 0.2, "max_batch": 64}
+    limits = {"one_machine": False, "slack": 0.2, "max_batch": 16}
     assert [each["args"] for each in controllers(content)] == [{"application": "queries", **limits}]
     assert not arbiters(content)
     assert Path("kept").read_text() == "old", "the file is replaced whole"
