@@ -320,12 +320,13 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
         promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
         return replace(result, plan=replace(result.plan, promise=promise))
 
-    needs = [entry("reviews", "bert.json", least_per_s=3000), entry("queries", weight=9)]
-    plan(*FAST, applications=needs)
+    needs = [entry("reviews", "bert.json", least_per_s=2000), entry("queries", weight=9)]
+    few = {"v100": 2, "k80": 1}
+    plan(*FAST, devices=few, applications=needs)
     before = read_plan(folder / "reviews-plan.json").devices()
     monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", halved)
-    plan(*FAST, applications=needs)
+    plan(*FAST, devices=few, applications=needs)
     after = read_plan(folder / "reviews-plan.json")
     assert (before["v100"], after.devices()["v100"]) == (1, 2)
-    with pytest.raises(UserError, match=r"^queries needs 9000 per second, its plan sustains \d+.* as simulated: "):
-        plan(*FAST, applications=[needs[1] | {"least_per_s": 9000}])
+    with pytest.raises(UserError, match=r"^queries needs 5000 per second, its plan sustains \d+.* as simulated: "):
+        plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 5000}])
