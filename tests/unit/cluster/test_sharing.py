@@ -131,7 +131,7 @@ def test_the_plan_is_the_best_of_all_ways_to_share_each_kind(seed: int) -> None:
     chance = np.random.default_rng(seed)
     tables = [shared("v100", chance.uniform(1.2, 2.2)), shared("k80", chance.uniform(1.2, 2.2)),
               shared("k80", chance.uniform(1.5, 3.5), 3)]  # fmt: skip
-    given, options = profile(*tables), ClassifierPlanOptions(slo_ms=200, believed=True)
+    given, options = profile(*tables), ClassifierPlanOptions(slo_ms=200, max_batch=16, believed=True)
     best = planned(options, "v100=1,k80=1", given, objective_of(options)).plan
     per_s = {}
     for v100, k80 in ((a, b) for a in ("v100=1", "v100/2=2") for b in ("k80=1", "k80/2=2", "k80/3=3")):
@@ -198,9 +198,9 @@ def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, mo
         Path("fleet.yaml").write_text(yaml.safe_dump({"devices": devices, "goal": goal, "applications": entries}))
         return float(json.loads(ran("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--json"))["value"])
 
-    ways = [(v100, k80) for v100 in ({"v100": 1}, {"v100/2": 2}) for k80 in ({"k80": 2}, {"k80/2": 4})]
+    ways = [(v100, k80) for v100 in ({"v100": 1}, {"v100/2": 2}) for k80 in ({"k80": 1}, {"k80/2": 2})]
     values = [value(v100 | k80, *((OWN | more)[kind] for kind in v100 | k80)) for v100, k80 in ways]
-    assert value({"v100": 1, "k80": 2}, *OWN.values(), *more.values()) == pytest.approx(max(values))
+    assert value({"v100": 1, "k80": 1}, *OWN.values(), *more.values()) == pytest.approx(max(values))
     assert len(set(values)) > 1
 
 
