@@ -26,7 +26,7 @@ SMALL = {
     "predict": "--device cpu",
     "explain": "--max-batch 4 --picture steps.png",
     "tune": "--gap 0.1 --believed",
-    "simulate": "--hours 0.0005",
+    "simulate": "--hours 0.0002",
     "serve": "",
     "kubernetes": "",
     "load": "--seconds 0.2",

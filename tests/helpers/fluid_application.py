@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +226,7 @@ def moves(events: list[Event]) -> list[Event]:
     return [event for event in events if event.what in ("rolled out", "rolled back", "failed")]
 
 
+@cache  # many tests begin with it
 def first_plan(asked: ClassifierPlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
     exits = asked.profile.exits
     return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})

@@ -22,7 +22,7 @@ from isobatch.cluster.simulator.simulation import World
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
-from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, control_loop, moves, run
+from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, control_loop, moves, run, table
 from tests.helpers.two_applications import (
     ASKED,
     EACH_PER_S,
@@ -313,17 +313,22 @@ def test_one_application_alone_changes_as_without_a_fleet() -> None:
     assert moves(decided[0])
 
 
+SLOW = replace(ASKED, profile=replace(ASKED.profile, tables=(table("v100", 2.0), table("k80", 4.0))))
+
+
 def member(rates: list[float], seconds: float, seed: int, **patience: float) -> Member:
-    plan = ASKED.best(MEDIUM, Corrections(), OWN["a"])
-    random, facts = np.random.default_rng(seed), ASKED.facts(MEDIUM, Corrections())
+    """Its devices are slow, so that few inputs are many for them."""
+    plan = SLOW.best(MEDIUM, Corrections(), OWN["a"])
+    each_per_s = plan.promise.goodput_per_s
+    random, facts = np.random.default_rng(seed), SLOW.facts(MEDIUM, Corrections())
     each_s = seconds / len(rates)
     times = [
-        np.sort(random.uniform(part * each_s, (part + 1) * each_s, random.poisson(rate * EACH_PER_S * each_s)))
+        np.sort(random.uniform(part * each_s, (part + 1) * each_s, random.poisson(rate * each_per_s * each_s)))
         for part, rate in enumerate(rates)
     ]
     times_s = np.concatenate(times)
     inputs = times_s, exit_blocks(ExitProfile(MEDIUM), len(times_s), random)
-    return Member(World(plan, facts, ASKED.objective.slo_s), ASKED, [inputs], Patience(**patience))
+    return Member(World(plan, facts, SLOW.objective.slo_s), SLOW, [inputs], Patience(**patience))
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:

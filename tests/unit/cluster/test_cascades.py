@@ -50,7 +50,8 @@ def tried(here: Tryout) -> tuple[Any, Any]:
     return combinations, [here.row(each) for each in combinations]
 
 
-def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> None:
+def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.cluster.cascades.SIMULATED", 2000)
     here = tryout()
     combinations, rows = tried(here)
     assert [row.name for row in rows] == ["small", "large", "small > large"]
@@ -79,7 +80,7 @@ def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.
     assert 2 in {split.start for split in settled.plan.splits}
     assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
     facts = problem(row.profile, here.devices, links_between(here.devices))
-    assert sustained_per_s(settled.plan, facts, 0.25) == pytest.approx(settled.goodput_per_s, rel=0.1)
+    assert sustained_per_s(settled.plan, facts, 0.25, 5000, slos=20) == pytest.approx(settled.goodput_per_s, rel=0.1)
 
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:

@@ -173,7 +173,8 @@ def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:
 
 
 def _said(labels: np.ndarray) -> list[PredictedAnswer]:
-    return [PredictedAnswer(int(label), str(label), 1.0, 0) for label in labels]
+    answers = {label: PredictedAnswer(int(label), str(label), 1.0, 0) for label in np.unique(labels).tolist()}
+    return [answers[label] for label in labels.tolist()]
 
 
 def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_others() -> None:

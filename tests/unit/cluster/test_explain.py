@@ -23,7 +23,7 @@ PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explained, "EFFORT", replace(explained.EFFORT, inputs=300, slos=4, most=2_000))
+    monkeypatch.setattr(explained, "EFFORT", replace(explained.EFFORT, inputs=300, slos=2, most=1_000))
 
 
 @pytest.fixture

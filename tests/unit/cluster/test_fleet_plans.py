@@ -21,7 +21,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from tests.helpers.commands import ran
 
-FAST = ("--believed", "--gap", "0.02")
+FAST = ("--believed", "--gap", "0.02", "--max-batch", "16")
 VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
 
 
@@ -122,7 +122,7 @@ def test_the_file_serves_every_application_with_its_controller(planned: Path, mo
     }  # fmt: skip
     shared = [each["args"]["shared"] for each in controllers(content)]
     assert shared == [arbiter["args"]["devices"]] * 2 == [{"v100": 2, "k80": 3}] * 2
-    assert [each["args"]["max_batch"] for each in controllers(content)] == [64, 64]
+    assert [each["args"]["max_batch"] for each in controllers(content)] == [16, 16]
     for each in served(content):
         assert each["args"]["plan"] == str(planned / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
@@ -167,7 +167,7 @@ def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     Path("kept").hardlink_to("serve.yaml")
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
-    limits = {"one_machine": False, "slack": 0.2, "max_batch": 64}
+    limits = {"one_machine": False, "slack": 0.2, "max_batch": 16}
     assert [each["args"] for each in controllers(content)] == [{"application": "queries", **limits}]
     assert not arbiters(content)
     assert Path("kept").read_text() == "old", "the file is replaced whole"
@@ -221,13 +221,13 @@ def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict
 def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
-    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.003", "--load")
+    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--load")
     for options in ((), ("--replan",)):
         loads = "queries=200@bursts.csv", "--rate", "100"
         output = ran(*asked, *loads, *options)
         rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", output)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
-        assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
+        assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(1080, rel=0.2)
         assert ("devices moved" in output) == bool(options)
     assert Path("simulation-queries.png").exists()
 
@@ -320,12 +320,13 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
         promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
         return replace(result, plan=replace(result.plan, promise=promise))
 
-    needs = [entry("reviews", "bert.json", least_per_s=3000), entry("queries", weight=9)]
-    plan(*FAST, applications=needs)
+    needs = [entry("reviews", "bert.json", least_per_s=2000), entry("queries", weight=9)]
+    few = {"v100": 2, "k80": 1}
+    plan(*FAST, devices=few, applications=needs)
     before = read_plan(folder / "reviews-plan.json").devices()
     monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", halved)
-    plan(*FAST, applications=needs)
+    plan(*FAST, devices=few, applications=needs)
     after = read_plan(folder / "reviews-plan.json")
     assert (before["v100"], after.devices()["v100"]) == (1, 2)
-    with pytest.raises(UserError, match=r"^queries needs 9000 per second, its plan sustains \d+.* as simulated: "):
-        plan(*FAST, applications=[needs[1] | {"least_per_s": 9000}])
+    with pytest.raises(UserError, match=r"^queries needs 5000 per second, its plan sustains \d+.* as simulated: "):
+        plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 5000}])

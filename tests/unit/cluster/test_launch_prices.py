@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, estimated_table, fitted, measured
+from isobatch.cluster.profiling.launch_prices import SETTINGS, TimedLaunch, estimated_table, fitted, measured
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5
@@ -36,17 +36,28 @@ def test_launches_take_what_their_prices_say_in_sum_however_their_times_vary() -
     assert abs(fitted([TimedLaunch(*each) for each in zip(sizes, seconds, strict=True)]).bias) < 0.03
 
 
+MOST = 8  # sequences at a time, which are enough for each kind of launch
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tuple(each for each in SETTINGS if each[0] <= MOST)
+    monkeypatch.setattr("isobatch.cluster.profiling.launch_prices.SETTINGS", settings)
+
+
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("kind", [partial(decoder, max_position_embeddings=2**20), t5])
 def test_the_real_engine_is_timed(kind: object) -> None:
     ticks = count()
     found = measured(kind(), WORKLOAD, 0.0, stopwatch=lambda: next(ticks) * 1e-3, least=40)  # type: ignore[operator]
     assert found.launches >= 30
-    assert 1 <= found.sequences <= max(RESIDENTS)
+    assert 1 <= found.sequences <= MOST
     assert found.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
     assert found.price_s.launches > 0
     assert found.projects, "each setting is timed, however short the time is"
 
 
+@pytest.mark.usefixtures("few")
 def test_the_time_ends_by_another_clock_than_launches_are_timed_by() -> None:
     clock, stopwatch = count(), count()
     found = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)

@@ -223,7 +223,7 @@ def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> 
 def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "profile.json"
-    profiled(prepared, out, "--backend", "onnx", "--lengths", "4")
+    profiled(prepared, out, "--backend", "onnx", "--lengths", "4", "--largest", "2", "--budget", "0.1")
     (table,) = load_profile(out).tables
     assert table.backend == "onnx"
     assert "cpu, onnx, float32" in table.source

@@ -37,8 +37,8 @@ from isobatch.cluster.serving.serve_file import serve_file
 isobatch.cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
 isobatch.cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
 isobatch.cluster.commands.up.PROFILE_BUDGET_S = 0.1
-isobatch.cluster.bench.compare.STEPS, isobatch.cluster.cascades.SIMULATED = 1, 1000
-hasty = {"inputs": 300, "slos": 2, "last_inputs": 500, "last_slos": 2, "most": 2000, "cell": 20}
+isobatch.cluster.bench.compare.STEPS, isobatch.cluster.cascades.SIMULATED = 1, 300
+hasty = {"inputs": 100, "slos": 1, "last_inputs": 100, "last_slos": 1, "most": 500, "cell": 10}
 for module, name in ((plan_choice, "DEFAULT_EFFORT"), (isobatch.cluster.simulator.explained, "EFFORT")):
     setattr(module, name, dataclasses.replace(getattr(module, name), **hasty))
 isobatch.cluster.cascades.best_simulated = functools.partial(
