@@ -96,6 +96,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
+    monkeypatch.setattr("isobatch.optimizer.tuning.REHEARSED", 1)
     prepared, out = tmp_path / "prepared", tmp_path / "tuned"
     assert run(*asked, "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
