@@ -14,7 +14,7 @@ NAMES = ("sport", "money", "art", "rare")
 WORDS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"), ("comet",))
 OTHERS = ("the", "in", "saw", "was", "of", ".")
 SHARES = (0.5, 0.4, 0.3, 0.05)  # of texts that have each label
-STEPS, TEXTS = 160, 32
+STEPS, TEXTS = 130, 32
 
 Text = tuple[str, tuple[str, ...]]
 

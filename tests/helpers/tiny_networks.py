@@ -123,11 +123,10 @@ def network(name: str, policy: str | None = None, thresholds: Sequence[float] = 
 def _random_heads(name: str) -> dict[int, torch.nn.Module]:
     """Random heads, scaled so that ramps are more certain of some inputs than of others."""
     model = network(name)
-    features = [model.features(single)[0] for single in random_inputs(name, count=64, seed=11)]
+    features, _ = model.features(model.merge(random_inputs(name, count=64, seed=11)))
     torch.manual_seed(7)
     heads = {}
-    for block in range(model.num_blocks - 1):
-        pooled = torch.cat([of_input[block] for of_input in features])
+    for block, pooled in enumerate(features):
         head = make_head("light", pooled.shape[1], NUM_LABELS)
         with torch.inference_mode():
             raw = head(pooled)

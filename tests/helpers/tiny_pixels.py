@@ -19,7 +19,7 @@ from tests.helpers.made_once import made_once
 @made_once
 def pixel_network(folder: Path) -> None:
     """The trained network: a Hugging Face checkpoint without ramps."""
-    scene_network(folder, steps=45)
+    scene_network(folder, steps=20)
 
 
 @made_once

@@ -15,7 +15,7 @@ from tests.helpers.tiny_tokenizers import save_trained
 TOPICS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"))
 OTHERS = ("the", "in", "saw", "was", "of", ".")
 DOCUMENTS = 6  # of a list
-STEPS, TEXTS = 150, 32
+STEPS, TEXTS = 100, 32
 
 List = tuple[str, list[str], list[int]]  # a query, its documents, and the relevance of each
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from experiments.demos import t5_sums
 from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
 from isobatch.cluster.load.prompts import prompts_in
+from isobatch.cluster.profiling import launch_prices
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -140,6 +141,7 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     rules = json.loads((out / "exits.json").read_text())
     assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()
+    monkeypatch.setattr(launch_prices, "SETTINGS", launch_prices.SETTINGS[:8])  # those of few residents
     options = ("--budget", 0.1, "--device", "cpu", "--dtype", "float32", "--out", tmp_path / "profile.json")
     done("profile", out, *options)
     assert caplog.text.count("made for bfloat16; in float32 inputs leave at other ramps") == 1

@@ -22,7 +22,7 @@ FILES = {
     "config.json", "model.safetensors", "preprocessor_config.json", "ramps.safetensors", "exits.json", "exits.png",
     "exit_table.npz",
 }  # fmt: skip
-SMALL = Recipe(num_blocks=3, steps=150, copies=1, rows=200)
+SMALL = Recipe(num_blocks=2, steps=120, copies=1, rows=200)
 
 
 def test_no_part_of_the_demo_shares_a_digit() -> None:
@@ -62,7 +62,7 @@ def test_both_precisions_are_one_network() -> None:
 
 
 def test_the_recipe_learns_and_its_inputs_leave_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In small: three blocks, a tenth of the steps. The bounds are far from what seeds or other arithmetic change."""
+    """In small: two blocks, a tenth of the steps. The bounds are far from what seeds or other arithmetic change."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for each in (pipeline, demo):
         monkeypatch.setattr(each, "draw_exits", lambda _, path: path.touch())

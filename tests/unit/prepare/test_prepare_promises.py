@@ -96,6 +96,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
+    monkeypatch.setattr("isobatch.optimizer.tuning.REHEARSED", 1)
     prepared, out = tmp_path / "prepared", tmp_path / "tuned"
     assert run(*asked, "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
@@ -107,14 +108,14 @@ def test_a_plan_and_thresholds_are_chosen_together(
 
     def tune(*more: str) -> str:
         files = ("--profile", tmp_path / "profile.json", "--out", out)
-        limits = ("--devices", "cpu=2", "--max-batch", 8, "--slo-ms", 60_000, "--gap", 0.05)
+        limits = ("--devices", "cpu=2", "--max-batch", 8, "--slo-ms", 1_000, "--gap", 0.05)
         return done("tune", prepared, *files, *limits, *more).output
 
     assert "with the previous thresholds" in tune()
     plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
     assert promise.max_loss == 0.03
     assert plan.length == profile.length == 6
-    assert (plan.slo_s, plan.backend, plan.dtype) == (60.0, "onnx", "float32")
+    assert (plan.slo_s, plan.backend, plan.dtype) == (1.0, "onnx", "float32")
     assert profile.token_exits is None, "they were those of other thresholds"
     assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
     shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
