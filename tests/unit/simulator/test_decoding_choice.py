@@ -113,7 +113,7 @@ def two_kinds() -> DecoderProfile:
 
 
 SLOW = Device("t4", 2, 16 * 10**9, 0.05)
-LOOSE = replace(GOAL, tpot_s=0.05)
+LOOSE = replace(GOAL, tpot_s=0.05, texts=40)
 
 
 def test_all_kinds_of_devices_write_side_by_side() -> None:
