@@ -83,9 +83,7 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
                 yield _local(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
 
 
-def _parts(
-    facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int
-) -> Floats | None:
+def _parts(facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int) -> Floats | None:
     """The ways to run a split with all useful ramps open, or only its last one, as columns; None if there is no link.
 
     Rows: as the fields of `SplitWays`.

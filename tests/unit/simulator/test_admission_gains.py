@@ -23,7 +23,8 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.dispatcher_world import EverybodyDispatcher
 
 INPUTS = 1200
-# The share that refusing loses has a standard deviation of up to 1.7 % over two seeds, 0.8 % over ten, 0.5 % over twenty.
+# The share that refusing loses has a standard deviation of up to 1.7 % over two seeds, 0.8 % over ten, and 0.5 % over
+# twenty.
 FEW_SEEDS, MORE_SEEDS = (1, 2), (range(3, 13), range(3, 23))
 # Where everybody is let in and at least this share is in time, the rate is about 1.2 times the promise at most.
 NEAR_PROMISE = 0.9
