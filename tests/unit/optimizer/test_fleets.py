@@ -20,7 +20,15 @@ from isobatch.profiles.errors import UserError
 SMALL: dict[FleetGoal, tuple[int, ...]] = {"goodput": (54, 11), "cost": (49, 11), "fairness": (54, 11)}
 few = settings(max_examples=3, deadline=None, derandomize=True)
 goals = st.sampled_from(GOALS)
-seeds = st.integers(0, 10**6).filter(lambda seed: sum(device.count for device in random_fleet(seed)[1]) <= 4)
+
+
+def is_small(seed: int) -> bool:
+    """Whether two applications on four devices or fewer: all their plans are soon made."""
+    applications, devices = random_fleet(seed)
+    return len(applications) == 2 and sum(device.count for device in devices) <= 4
+
+
+seeds = st.integers(0, 10**6).filter(is_small)
 
 
 @pytest.mark.parametrize("goal", GOALS)
