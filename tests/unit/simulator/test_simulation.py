@@ -117,11 +117,11 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("minute,count\n0,600\n")
-    out = ["--out", str(tmp_path / "s.png")]
+    out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
     with pytest.raises(UserError, match="give --rate, or --trace"):
-        ran("simulate", "--config", serve_file, "--hours", "0.01", *out)
-    asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", "--hours", "0.01"]
-    said = ran(*asked, *out)
+        ran("simulate", "--config", serve_file, *out)
+    asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
+    said = ran(*asked)
     assert "per second)" in said
     assert "goodput (within 200 ms)" in said
     assert (tmp_path / "s.png").exists()
