@@ -14,7 +14,7 @@ from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 4
 SLO_S = 0.2
-HASTY = replace(DEFAULT_EFFORT, inputs=300, slos=4, last_inputs=400, last_slos=4, most=3_000)  # of choosing plans
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=1000, last_slos=10, most=6_000)  # of choosing plans
 HASTIER = replace(HASTY, slos=2, last_inputs=500, last_slos=2, most=2_000, cell=20)  # however many come within an SLO
 
 
