@@ -84,7 +84,7 @@ def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypat
 
 
 def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
-    left = [30_000.0]
+    left = [15_000.0]
 
     def fits(inputs: float) -> bool:
         left[0] -= 1_000
