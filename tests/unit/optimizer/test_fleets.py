@@ -17,9 +17,18 @@ from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 
 # Numbers of random fleets. Trying all divisions takes several times as long for the least cost.
-SMALL: dict[FleetGoal, tuple[int, ...]] = {"goodput": (1, 11), "cost": (8, 11), "fairness": (6, 11)}
+SMALL: dict[FleetGoal, tuple[int, ...]] = {"goodput": (54, 11), "cost": (49, 11), "fairness": (54, 11)}
 few = settings(max_examples=3, deadline=None, derandomize=True)
-seeds, goals = st.integers(0, 10**6), st.sampled_from(GOALS)
+goals = st.sampled_from(GOALS)
+
+
+def is_small(seed: int) -> bool:
+    """Whether two applications on four devices or fewer: all their plans are soon made."""
+    applications, devices = random_fleet(seed)
+    return len(applications) == 2 and sum(device.count for device in devices) <= 4
+
+
+seeds = st.integers(0, 10**6).filter(is_small)
 
 
 @pytest.mark.parametrize("goal", GOALS)

@@ -45,8 +45,13 @@ def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: 
         assert score.goodput_per_s * (1 + several.promise.gap) >= one.promise.goodput_per_s * (1 - 1e-8)
 
 
+def is_small(seed: int) -> bool:
+    """Whether all ways to part the devices are soon tried."""
+    return sum(device.count for device in random_problem(seed).devices) <= 4
+
+
 @few
-@given(st.integers(0, 10**6))
+@given(st.integers(0, 10**6).filter(is_small))
 def test_the_ceiling_is_above_the_best_pipelines_of_every_way_to_part_the_devices(seed: int) -> None:
     facts = random_problem(seed)
     objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)

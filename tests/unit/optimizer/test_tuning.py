@@ -77,7 +77,7 @@ def test_where_nobody_may_leave_or_nothing_is_sustained_thresholds_stay_as_they_
 @pytest.mark.parametrize("ramp", [1e-3, 0.3, 0.6])
 @pytest.mark.parametrize("seed", [1, 3, 8, 10])
 def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) -> None:
-    asked, recorded = facts(ramp=ramp), exit_table(seed, count=2000)
+    asked, recorded = facts(ramp=ramp), exit_table(seed, count=1000)
     kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
     known = kept.exits(kept.prepared)
     found = tuned(asked, OBJECTIVE, kept, FIND)

@@ -65,7 +65,7 @@ def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
     ],
 )
 def test_a_promise_is_broken_as_rarely_as_its_confidence_says(metric: Metric, rare: float, max_loss: float) -> None:
-    everything, random = exit_table(7, count=8_000, rare=rare), np.random.default_rng(0)
+    everything, random = exit_table(7, ramps=2, count=8_000, rare=rare), np.random.default_rng(0)
     of_class = [np.flatnonzero(everything.truth == label) for label in (0, 1)]
     counts = [round(800 * (1 - rare)), round(800 * rare)]
 

@@ -97,10 +97,10 @@ def test_a_table_counts_lists_and_keeps_them_with_fewer_inputs_and_ramps() -> No
 
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says() -> None:
     """Promises of agreement are tested in test_exit_table.py: it is counted by document."""
-    everything, random = table_of_lists(7, 1500), np.random.default_rng(0)
+    everything, random = table_of_lists(7, 1000), np.random.default_rng(0)
 
     def drawn():
-        lists = np.split(random.permutation(1500)[:500], [100])
+        lists = np.split(random.permutation(1000)[:300], [60])
         return tuple(np.flatnonzero(np.isin(everything.lists, part)) for part in lists)
 
     check_promises(everything, drawn, NDCG, 0.03)
