@@ -159,7 +159,9 @@ class Snapshot:
         best = self.problem.sustaining(wanted_per_s, *self._now) or self._best
         better = self._unless_barred(best, wanted_per_s)
         if aim.at_given_goodput:
-            same_devices = self._best_on(better.plan.devices())
+            survival, corrections, counts = self._now
+            uses = better.plan.devices()
+            same_devices = self.problem.best(survival, corrections, {kind: uses.get(kind, 0) for kind in counts})
             if not self._is_barred(same_devices):
                 better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
         if not nearly_all_in_time(self.observed) and better.goodput_per_s < self.running.goodput_per_s:
@@ -189,11 +191,6 @@ class Snapshot:
     @cached_property
     def _best(self) -> Plan:
         return self.problem.best(*self._now)
-
-    def _best_on(self, devices: Mapping[str, int]) -> Plan:
-        survival, corrections, counts = self._now
-        only = {kind: devices.get(kind, 0) for kind in counts}
-        return self._best if only == counts else self.problem.best(survival, corrections, only)
 
     @property
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
