@@ -76,7 +76,7 @@ class Served:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=self.server.serve_forever, daemon=True).start()
+        Thread(target=lambda: self.server.serve_forever(poll_interval=0.01), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
 
