@@ -253,8 +253,8 @@ def drawn(world: World, **fields: Any) -> str:
 
 
 def test_without_a_seed_each_request_draws_anew_and_with_one_the_same_again(world: World) -> None:
-    assert len({drawn(world) for _ in range(8)}) > 1
-    assert len({drawn(world, seed=3) for _ in range(4)}) == 1
+    assert len({drawn(world) for _ in range(3)}) > 1
+    assert len({drawn(world, seed=3) for _ in range(2)}) == 1
     three = {"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
     texts = world.client().post("/v1/completions", json=three)
     assert len({choice["text"] for choice in texts.json()["choices"]}) > 1
@@ -267,8 +267,8 @@ def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_
     greedy = drawn(world, temperature=0)
     assert drawn(world, temperature=None) == greedy
     world.front.defaults = generation_defaults(tmp_path)
-    assert len({drawn(world, temperature=None) for _ in range(8)}) > 1
-    assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
+    assert len({drawn(world, temperature=None) for _ in range(3)}) > 1
+    assert {drawn(world, temperature=None, top_k=1) for _ in range(2)} == {greedy}
     asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
     assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
 
