@@ -143,7 +143,7 @@ def _continued(request: TextRequest, tokens: list[int], depths: list[int], lost:
     return replace(more, replayed=tuple(depths[:lost]))
 
 
-@settings(max_examples=8, **PATIENT)
+@settings(max_examples=5, **PATIENT)
 @given(t5s, st.lists(requests.map(with_encoder), min_size=1, max_size=6), thresholds, limits)
 def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
     model: Any, asked: list[TextRequest], ramps: dict[int, float], within: DecodingLimits
@@ -215,4 +215,4 @@ def test_families_that_are_shaped_like_llama(family: str, others: dict[str, Any]
         plain = [plainly(model, one, ramps, project, claimed=found[place]) for place, one in enumerate(asked)]
         assert list(found.values()) == plain
     written = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, do_sample=False, pad_token_id=0)
-    assert engine(model, {}).write_all(asked)[0] == written[0, 3:].tolist()
+    assert engine(model, {}).write_all(asked[:1]) == [written[0, 3:].tolist()]
