@@ -87,7 +87,9 @@ def test_what_is_wrong_is_named_in_one_sentence(refusing: World, body: Any, stat
         ({"tools": [{"type": "function"}]}, "must be empty or left out: it is not served"),
     ],
 )
-def test_what_is_wrong_in_a_chat_is_named_where_it_stands(refusing: World, fields: dict[str, Any], sentence: str) -> None:
+def test_what_is_wrong_in_a_chat_is_named_where_it_stands(
+    refusing: World, fields: dict[str, Any], sentence: str
+) -> None:
     body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
     reply = refusing.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
@@ -144,7 +146,8 @@ def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[st
     ],
 )
 def test_a_field_that_would_change_something_is_refused_by_its_name(refusing: World, field: dict[str, Any]) -> None:
-    reply = refusing.client().post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "1"}]} | field)
+    body = {"messages": [{"role": "user", "content": "1"}]} | field
+    reply = refusing.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["message"].split(" = ")[0]) == (400, *field), reply.text
 
 
