@@ -52,6 +52,7 @@ class World:
         shape = shape_of(model.config)
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
         self.front.grammars = self.grammars
+        self.clients: dict[bytes | None, DocumentedClient] = {}  # by their key
 
     async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         self.asked += 1
@@ -78,8 +79,10 @@ class World:
 
     def client(self, key: bytes | None = None) -> TestClient:
         self.front.key = key
-        api = with_document(create_decoder_api(self.front), f"decoder, key: {key is not None}")
-        return DocumentedClient(api, raise_server_exceptions=False)
+        if key not in self.clients:  # an application takes longer to make than a text to be written
+            api = with_document(create_decoder_api(self.front), f"decoder, key: {key is not None}")
+            self.clients[key] = DocumentedClient(api, raise_server_exceptions=False)
+        return self.clients[key]
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""

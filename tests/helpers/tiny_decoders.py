@@ -16,6 +16,7 @@ from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
 
 Thresholds = dict[int, float]
+Written = tuple[Sequence[int], Sequence[int]]  # tokens, and their depths
 VOCABULARY = 23
 BLOCKS = 4
 
@@ -65,65 +66,81 @@ def ramps_of(thresholds: dict[int, float]) -> DecoderRamps:
 @torch.inference_mode()
 def plainly(
     model: Any, request: TextRequest, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False,
-    allowed: Callable[[tuple[int, ...]], set[int]] | None = None,
+    allowed: Callable[[tuple[int, ...]], set[int]] | None = None, claimed: Written = ((), ()),
 ) -> tuple[list[int], list[int]]:  # fmt: skip
     """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache.
 
     `thresholds` may be others for each token, by its number. `project`: a position whose token left stays in that state
-    in all blocks behind, which make KV of it. `allowed`: the tokens that may come after others.
+    in all blocks behind, which make KV of it. `allowed`: the tokens that may come after others. `claimed`: the answer
+    as it may be. One run on it stands for the runs on all its prefixes, as no position sees a later one; from the
+    first token (with `project`, or depth) that is another, each token has a run of its own.
     """
+    written: list[tuple[int, int]] = []
+    run_on = list(zip(*claimed, strict=True))
+    read = model.encoder(torch.tensor([request.source])) if request.source else None
+    seen = None
+    while len(written) < request.max_tokens and not (written and written[-1][0] in request.stop):
+        count = len(written)
+        if seen is None:
+            left = {len(request.prompt) + place - 1: depth for place, (_, depth) in enumerate(run_on) if place}
+            prefix = torch.tensor([[*request.prompt, *(token for token, _ in run_on)]])
+            seen = _seen(model, read, prefix, left if project else {})
+        now = thresholds(count) if callable(thresholds) else thresholds
+        made = _next(model, request, seen, now, [token for token, _ in written], allowed)
+        if count < len(run_on) and run_on[count][: 1 + project] != made[: 1 + project]:
+            run_on, seen = written.copy(), None
+            continue
+        written.append(made)
+        if count >= len(run_on):
+            run_on, seen = written.copy(), None
+    return [token for token, _ in written], [depth for _, depth in written]
 
-    def change(logits: torch.Tensor) -> None:
+
+def _next(
+    model: Any, request: TextRequest, seen: tuple[list[torch.Tensor], torch.Tensor], thresholds: Thresholds,
+    tokens: list[int], allowed: Callable[[tuple[int, ...]], set[int]] | None,
+) -> tuple[int, int]:  # fmt: skip
+    """The token after these, and its depth."""
+
+    def changed(logits: torch.Tensor) -> torch.Tensor:
         adjust(logits, draw)
         if allowed:
             others = set(range(logits.shape[1])) - allowed(tuple(tokens))
             logits[:, sorted(others)] = -torch.inf
+        return logits
 
-    tokens: list[int] = []
-    depths: list[int] = []
-    read = model.encoder(torch.tensor([request.source])) if request.source else None
-    while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in request.stop):
-        left = (
-            {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
-        )
-        states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), left)
-        draw = [Draw.at(request, len(request.prompt) + len(tokens), [*request.prompt, *tokens])]
-        for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
-            logits = at_least_float32(_head(model, states[block]))
-            change(logits)
-            if logits.softmax(dim=1).max() >= threshold:
-                depths.append(block)
-                break
-        else:
-            logits = last.clone()
-            change(logits)
-            depths.append(BLOCKS - 1)
-        tokens.append(int(choose(logits, draw)))
-    return tokens, depths
+    states, last = seen
+    end = len(request.prompt) + len(tokens)
+    draw = [Draw.at(request, end, [*request.prompt, *tokens])]
+    for block, threshold in sorted(thresholds.items()):
+        logits = changed(at_least_float32(_head(model, states[block][:, end - 1])))
+        if logits.softmax(dim=1).max() >= threshold:
+            return int(choose(logits, draw)), block
+    return int(choose(changed(last[:, end - 1].clone()), draw)), BLOCKS - 1
 
 
 @torch.inference_mode()
 def plain_logprobs(model: Any, request: TextRequest, tokens: Sequence[int], depths: Sequence[int]) -> list[list[float]]:
     """The log probabilities of all tokens at the place of each of these, read after the block where it was known."""
     read = model.encoder(torch.tensor([request.source])) if request.source else None
+    states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), {})
     found = []
-    for place, depth in enumerate(depths):
-        states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens[:place]]]), {})
+    for place, depth in enumerate(depths, len(request.prompt) - 1):
         logits = last if depth == BLOCKS - 1 else at_least_float32(_head(model, states[depth]))
-        found.append(logits[0].log_softmax(dim=0).tolist())
+        found.append(logits[0, place].log_softmax(dim=0).tolist())
     return found
 
 
 def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The state of the last position after each block, and the logits after the last. Positions that `left` after a
-    block go through those behind it as they are."""
+    """The states of all positions after each block, and the logits after the last. Positions that `left` after a block
+    go through those behind it as they are."""
     found: list[torch.Tensor] = []
 
     def find(_: object, told: Any, out: Any) -> Any:
         states = (out[0] if isinstance(out, tuple) else out).clone()
         gone = [position for position, block in left.items() if block < len(found)]
         states[:, gone] = told[0][:, gone]
-        found.append(states[:, -1])
+        found.append(states)
         return (states, *out[1:]) if isinstance(out, tuple) else states
 
     blocks = model.decoder.block if read else model.model.layers
@@ -133,7 +150,7 @@ def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return found, said.logits[:, -1]
+    return found, said.logits
 
 
 def _head(model: Any, states: torch.Tensor) -> torch.Tensor:

@@ -74,10 +74,10 @@ def test_a_text_whose_numbers_overflow_ends_alone(kind: Callable[..., Any], way:
     """Whoever runs with it, and whoever has its pages after it."""
     model = poisoned(kind)
     shape, verified, project = anatomy_of(model).shape, way == "verified", way == "project"
-    asked = [shape.request(prompt, 6, sampling=GOOD) for prompt in PROMPTS]
+    asked = [shape.request(prompt, 4, sampling=GOOD) for prompt in PROMPTS]
+    plain = [plainly(model, one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
     for pages in (9, 40):
         running = engine(model, RAMPS, verified, pages, project=project)
-        plain = [plainly(model, one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
         for order in (asked, asked[::-1], asked):
             found = written(running, order)[:: 1 if order is asked else -1]
             assert found[0] == ([], Finish.UNDEFINED)

@@ -1,6 +1,7 @@
 """The fields of OpenAI's requests over HTTP, without Ray: what is refused, and what changes texts."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import RAMPS, STOP, World, events
-from tests.helpers.tiny_decoders import VOCABULARY, plain_logprobs, plainly
+from tests.helpers.tiny_decoders import VOCABULARY, decoder, plain_logprobs, plainly
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[World]:
+    """One for all requests that are refused before they come to its engine."""
+    made = World(decoder(), tokenizer())
+    yield made
+    made.loop.end()
 
 
 @pytest.mark.parametrize(
@@ -61,11 +70,11 @@ from tests.helpers.tiny_decoders import VOCABULARY, plain_logprobs, plainly
         (b" " * 501, 413, "501 bytes: 500 are allowed"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status: int, sentence: str) -> None:
+def test_what_is_wrong_is_named_in_one_sentence(refusing: World, body: Any, status: int, sentence: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = world.client().post("/v1/completions", content=content)
+    reply = refusing.client().post("/v1/completions", content=content)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
-    assert world.asked == 0
+    assert refusing.asked == 0
 
 
 @pytest.mark.parametrize(
@@ -78,9 +87,11 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
         ({"tools": [{"type": "function"}]}, "must be empty or left out: it is not served"),
     ],
 )
-def test_what_is_wrong_in_a_chat_is_named_where_it_stands(world: World, fields: dict[str, Any], sentence: str) -> None:
+def test_what_is_wrong_in_a_chat_is_named_where_it_stands(
+    refusing: World, fields: dict[str, Any], sentence: str
+) -> None:
     body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
-    reply = world.client().post("/v1/chat/completions", json=body)
+    reply = refusing.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
@@ -134,8 +145,9 @@ def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[st
         {"top_logprobs": 3},
     ],
 )
-def test_a_field_that_would_change_something_is_refused_by_its_name(world: World, field: dict[str, Any]) -> None:
-    reply = world.client().post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "1"}]} | field)
+def test_a_field_that_would_change_something_is_refused_by_its_name(refusing: World, field: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "1"}]} | field
+    reply = refusing.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["message"].split(" = ")[0]) == (400, *field), reply.text
 
 
@@ -253,8 +265,8 @@ def drawn(world: World, **fields: Any) -> str:
 
 
 def test_without_a_seed_each_request_draws_anew_and_with_one_the_same_again(world: World) -> None:
-    assert len({drawn(world) for _ in range(8)}) > 1
-    assert len({drawn(world, seed=3) for _ in range(4)}) == 1
+    assert len({drawn(world) for _ in range(3)}) > 1
+    assert len({drawn(world, seed=3) for _ in range(2)}) == 1
     three = {"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
     texts = world.client().post("/v1/completions", json=three)
     assert len({choice["text"] for choice in texts.json()["choices"]}) > 1
@@ -267,8 +279,8 @@ def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_
     greedy = drawn(world, temperature=0)
     assert drawn(world, temperature=None) == greedy
     world.front.defaults = generation_defaults(tmp_path)
-    assert len({drawn(world, temperature=None) for _ in range(8)}) > 1
-    assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
+    assert len({drawn(world, temperature=None) for _ in range(3)}) > 1
+    assert {drawn(world, temperature=None, top_k=1) for _ in range(2)} == {greedy}
     asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
     assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
 

@@ -83,9 +83,11 @@ def test_texts_that_begin_alike_are_written_as_if_alone(
     pages = -(-27 // page_tokens) + scarce
     verified, project = exits == "verified", exits == "project"
     running = engine(model, ramps, verified, pages, limits=limits, project=project)
-    plain = [plainly(model, each, {} if verified else ramps, project) for each in asked]
-    for _ in range(2):
-        written = written_by(running, asked)
+    used = {} if verified else ramps
+    written = written_by(running, asked)
+    plain = [plainly(model, each, used, project, claimed=written[place]) for place, each in enumerate(asked)]
+    for again in (False, True):
+        written = written_by(running, asked) if again else written
         assert [written[place][0] for place in range(len(asked))] == [tokens for tokens, _ in plain]
     longer = [
         replace(each, prompt=each.prompt + tuple(tokens), replayed=tuple(depths) if project else ())
@@ -93,7 +95,7 @@ def test_texts_that_begin_alike_are_written_as_if_alone(
     ]
     if not project:
         written = written_by(running, longer)
-        expected = [plainly(model, each, {} if verified else ramps)[0] for each in longer]
+        expected = [plainly(model, each, used, claimed=written[place])[0] for place, each in enumerate(longer)]
         assert [written[place][0] for place in range(len(longer))] == expected
     assert running.scheduler.pool.free == pages
 
@@ -134,7 +136,7 @@ def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
         requests = [TextRequest((texts[-1 - place % len(texts)] + end)[:50], 8) for place, end, _ in asked]
         names = [running.open(request) for request in requests]
         left = {name: launches for name, (_, _, launches) in zip(names, asked, strict=True)}
-        written = dict[Any, list[int]]((name, []) for name in names)
+        written = {name: (list[int](), list[int]()) for name in names}
         for launch in count():
             for name in [name for name in left if left[name] == launch]:
                 running.cancel(name)
@@ -144,13 +146,15 @@ def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
                 break
             check_pages(running, page_tokens)
             for each in news:
-                written[each.name].extend(each.tokens)
+                written[each.name][0].extend(each.tokens)
+                written[each.name][1].extend(each.depths)
                 if each.finish:
                     left.pop(each.name)
         for name, request in zip(names, requests, strict=True):
             if name in written:
-                assert written[name] == plainly(model, request, {} if verified else used, project)[0]
-                texts.append(request.prompt + tuple(written[name]))
+                claimed, ramps_now = written[name], {} if verified else used
+                assert claimed[0] == plainly(model, request, ramps_now, project, claimed=claimed)[0]
+                texts.append(request.prompt + tuple(claimed[0]))
     assert running.scheduler.pool.free == pages
 
 

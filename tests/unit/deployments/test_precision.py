@@ -22,12 +22,13 @@ from tests.helpers.toy_model import Toy
 
 DTYPES = ("float32", "float16")
 FLEET = {"v100": 1, "p100": 1}
+SIZES = (1, 2)  # of batches: plans are made often, and only their precision is looked at
 
 
 def derived(kind: str) -> list[LatencyTable]:
     """As `isobatch profile --devices` makes them."""
     made = [(backend, dtype) for backend in ("torch", "onnx") for dtype in DTYPES]
-    return [curve_table(distilbert(), kind, backend=backend, dtype=dtype) for backend, dtype in made]
+    return [curve_table(distilbert(), kind, backend=backend, dtype=dtype, batch_sizes=SIZES) for backend, dtype in made]
 
 
 def measured(kind: str, dtype: str, backend: str = "torch") -> LatencyTable:
@@ -43,7 +44,8 @@ def config_with(
         (folder / "exits.json").write_text(json.dumps({"dtype": ramps}))
     survival = tuple(0.9**block for block in range(tables[0].num_blocks))
     save(Profile("distilbert", tuple(tables), ExitProfile(survival)), folder / "profile.json")
-    return checked(AppConfig, {"model": str(folder), "profile": str(folder / "profile.json"), **told})
+    planned = {} if "plan" in told else {"max_batch": max(SIZES)}
+    return checked(AppConfig, {"model": str(folder), "profile": str(folder / "profile.json"), **planned, **told})
 
 
 def computed_on(kind: str, config: AppConfig, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from hashlib import md5, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +38,7 @@ FILES = {
 def store() -> Iterator[Any]:
     """A client of an S3 server with an empty bucket."""
     import boto3
+    from botocore.loaders import create_loader
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0)
@@ -48,6 +50,7 @@ def store() -> Iterator[Any]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setattr("botocore.session.create_loader", cache(create_loader))  # what it knows of all services is long
         client = boto3.client("s3")
         client.create_bucket(Bucket=BUCKET)
         yield client
@@ -250,7 +253,7 @@ for model in sys.argv[1:]:
         print(error)
 """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     url = f"hf://me/my-bert@{Hub.commit}"
     models = ["me/my-bert", "hf://me/my-bert@main", url, "me/my-bert@v9", "me/my-gpt"]
     place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}  # read when imported

@@ -18,10 +18,20 @@ from tests.helpers.documented import (
 )
 
 
+def taking_three() -> DocumentedClient:
+    return DocumentedClient(with_document(front(max_inputs=3, max_body_bytes=200), "the toy that takes three inputs"))
+
+
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    api = with_document(front(max_inputs=3, max_body_bytes=200), "the toy that takes three inputs")
-    with DocumentedClient(api) as client:
+    with taking_three() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[TestClient]:
+    """One for all requests that compute nothing."""
+    with taking_three() as client:
         yield client
 
 
@@ -63,14 +73,14 @@ def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) ->
         (b" " * 201, 413, "201 bytes: 200 are allowed"),
     ],
 )
-def test_wrong_inputs_never_reach_the_network(client: TestClient, body: bytes, status: int, sentence: str) -> None:
-    reply = client.post("/predict", content=body)
+def test_wrong_inputs_never_reach_the_network(refusing: TestClient, body: bytes, status: int, sentence: str) -> None:
+    reply = refusing.post("/predict", content=body)
     assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
-    assert client.get("/stats").json()["exits"] == dict.fromkeys("0123", 0)
+    assert refusing.get("/stats").json()["exits"] == dict.fromkeys("0123", 0)
 
 
-def test_a_body_of_unknown_length_is_limited_too(client: TestClient) -> None:
-    reply = client.post("/predict", content=(b" " * 50 for _ in range(5)))
+def test_a_body_of_unknown_length_is_limited_too(refusing: TestClient) -> None:
+    reply = refusing.post("/predict", content=(b" " * 50 for _ in range(5)))
     assert (reply.status_code, "more than the 200 bytes" in reply.json()["error"]) == (413, True)
 
 
@@ -81,16 +91,16 @@ def test_a_failing_network_is_a_500_with_a_sentence_and_the_next_request_is_answ
     assert client.get("/stats").json()["requests"] == {"answered": 1, "refused": 0, "failed": 1, "abandoned": 0}
 
 
-def test_errors_for_other_paths_and_methods_name_the_right_ones(client: TestClient) -> None:
-    assert client.get("/nothing").status_code == 404
-    assert "POST /predict answers" in client.get("/nothing").json()["error"]
-    assert client.get("/predict").status_code == 405
+def test_errors_for_other_paths_and_methods_name_the_right_ones(refusing: TestClient) -> None:
+    assert refusing.get("/nothing").status_code == 404
+    assert "POST /predict answers" in refusing.get("/nothing").json()["error"]
+    assert refusing.get("/predict").status_code == 405
 
 
-def test_health(client: TestClient) -> None:
+def test_health(refusing: TestClient) -> None:
     for path, content in (("/healthz", {"status": "ok"}), ("/readyz", {"status": "ready", "model": "toy"})):
-        assert client.get(path).json() == content
-        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
+        assert refusing.get(path).json() == content
+        assert (refusing.head(path).status_code, refusing.head(path).content) == (200, b"")
 
 
 def test_every_answer_says_the_version(client: TestClient) -> None:

@@ -13,9 +13,10 @@ from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, serv
 BODY = {"inputs": [0, 3]}
 
 
-@pytest.fixture
-def client() -> DocumentedClient:
-    return DocumentedClient(with_document(front(), "the toy"), base_url="http://localhost:8000")
+@pytest.fixture(scope="module")
+def client() -> Iterator[DocumentedClient]:
+    with DocumentedClient(with_document(front(), "the toy"), base_url="http://localhost:8000") as client:
+        yield client
 
 
 def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
@@ -42,8 +43,7 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
 
 
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
-    with client:
-        told = client.get("/page/about.json").json()
+    told = client.get("/page/about.json").json()
     assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False, "scores": False}
 
 
@@ -80,22 +80,20 @@ def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
 @pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
 def test_a_page_of_another_server_is_refused(client: TestClient, path: str, headers: dict[str, str]) -> None:
-    with client:
-        refused = client.post(path, json=BODY, headers=headers)
+    refused = client.post(path, json=BODY, headers=headers)
     assert refused.status_code == 403
     assert "only pages of this server" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost:8000"}, {"Sec-Fetch-Site": "same-origin"}])
 def test_our_own_page_and_programs_are_answered(client: TestClient, headers: dict[str, str]) -> None:
-    with client:
-        assert client.post("/predict", json=BODY, headers=headers).status_code == 200
+    assert client.post("/predict", json=BODY, headers=headers).status_code == 200
 
 
 SHOP = {"Origin": "https://shop.example"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def allowing() -> Iterator[TestClient]:
     with TestClient(front(allowed_origins=["https://shop.example"]), base_url="http://localhost:8000") as client:
         yield client

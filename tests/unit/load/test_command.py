@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from isobatch.cluster import cli
+from isobatch.cluster.load import report
 from isobatch.cluster.load.generator import BROKEN, LoadRecord
 from isobatch.cluster.load.report import is_failure, summary
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at, promised_ms
@@ -79,7 +80,7 @@ class Served:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=self.server.serve_forever, daemon=True).start()
+        Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
 
@@ -99,9 +100,11 @@ def serve() -> Iterator[Callable[[str], Served]]:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    def typed(*arguments: object) -> int:
+    def typed(*arguments: object, draws: bool = False) -> int:
         told = ["--clients", 1, "--seconds", 0.1, "--out", tmp_path / "load.json"]
         monkeypatch.setattr(sys, "argv", ["isobatch", "load", *map(str, (*arguments, *told))])
+        if not draws:  # a picture takes longer than all else
+            monkeypatch.setattr(report, "draw", lambda *_: None)
         with pytest.raises(SystemExit) as stopped:
             cli.main()
         return int(stopped.value.code or 0)
@@ -238,7 +241,8 @@ def test_ctrl_c_shows_what_was_measured_until_then(
 def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
     served = serve("BYTES")
     (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
-    assert load(served.url, "--bodies", tmp_path / "bodies.jsonl") == 1
+    assert load(served.url, "--bodies", tmp_path / "bodies.jsonl", draws=True) == 1
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

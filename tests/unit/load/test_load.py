@@ -70,13 +70,13 @@ def test_every_request_is_sent_when_it_is_due() -> None:
 
 def test_requests_that_wait_for_a_connection_are_not_lost_while_others_are_answered() -> None:
     """Five requests at once over one connection, with more patience than one takes and less than all of them."""
-    asked = measured(lambda n: (0.5, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(5), patience_s=2.0))
+    asked = measured(lambda n: (0.3, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(5), patience_s=1.2))
     assert asked.status.tolist() == [200] * 5
 
 
 def test_a_request_without_an_answer_is_lost_some_time_after_the_last_answer() -> None:
     def ask(url: str) -> Awaitable[LoadRecord]:
-        return LoadGenerator(url, [b"{}"], 2).at(np.zeros(3), patience_s=1.5)
+        return LoadGenerator(url, [b"{}"], 2).at(np.zeros(3), patience_s=1.0)
 
     record = measured(lambda n: (0.1 if n == 1 else 3600.0, OK), ask)
     assert sorted(record.status.tolist()) == [BROKEN, BROKEN, 200]
@@ -93,7 +93,7 @@ def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
 
 
 def test_a_slow_server_is_told_from_a_slow_generator() -> None:
-    record = measured(lambda _: (0.15, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 20))
+    record = measured(lambda _: (0.15, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 40))
     found = summary(record, slo_ms=100).lateness
     assert found.late == 20
     assert found.server_share > 0.5

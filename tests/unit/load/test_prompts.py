@@ -53,7 +53,7 @@ async def test_tokens_are_counted_and_timed() -> None:
 
 async def test_texts_that_are_still_being_written_are_not_lost() -> None:
     """With more patience than for one gap, and less than for all four."""
-    assert [each.tokens for each in await open_loop(0.0, gap_s=0.6, patience_s=2.0)] == [TOKENS]
+    assert [each.tokens for each in await open_loop(0.0, gap_s=0.4, patience_s=1.3)] == [TOKENS]
 
 
 async def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:

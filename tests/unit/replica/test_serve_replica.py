@@ -195,7 +195,7 @@ async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(
 
 
 async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rigged(monkeypatch) as rig:
+    async with rigged(monkeypatch, hold_s=HOLD_S / 2) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         await until(lambda: rig.fleet.held())
         for each in asked[::2]:
@@ -216,7 +216,7 @@ async def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkey
 async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch, hold_s=math.inf) as rig:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
-        await asyncio.gather(*(rig.ask(pair, within_s=3.0) for pair in WANTED[:20]))
+        await asyncio.gather(*(rig.ask(pair, within_s=1.5) for pair in WANTED[:20]))
         assert rig.fleet.held() > 0
 
 

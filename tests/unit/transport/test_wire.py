@@ -78,26 +78,22 @@ async def connected(wire: Wire) -> AsyncIterator[tuple[Listener, Listener]]:
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("loop", "busy"), [(LOOPS[0], False), (LOOPS[1], True)])
-async def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
+@pytest.mark.parametrize(("loop", "busy", "idle_s"), [(LOOPS[0], False, 2.5), (LOOPS[1], True, 0.0)])
+async def test_a_peer_that_vanishes_is_noticed_and_one_that_is_idle_stays(
+    monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool, idle_s: float
+) -> None:
     """At both ends, with or without bytes on their way. By default the kernel would take a quarter of an hour."""
     monkeypatch.setattr("isobatch.deployments.transport.wire.SILENCE_LIMIT_S", 1)
-    async with connected(Wire(HOST)) as (here, there):
+    async with connected(Wire(HOST)) as (here, there), connected(Wire(HOST)) as (idle, other):
         deaf(here)
         deaf(there)
         if busy:
             here.send(1)
             there.send(1)
-        await asyncio.gather(here.ended.wait(), there.ended.wait())
+        await asyncio.gather(here.ended.wait(), there.ended.wait(), asyncio.sleep(idle_s))
         assert here.came == there.came == []
-
-
-async def test_an_idle_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.deployments.transport.wire.SILENCE_LIMIT_S", 1)
-    async with connected(Wire(HOST)) as (here, there):
-        await asyncio.sleep(2.5)
-        here.send(1)
-        await until(lambda: there.came)
+        idle.send(1)
+        await until(lambda: other.came)
 
 
 # Ports
