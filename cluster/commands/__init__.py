@@ -27,6 +27,15 @@ PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
 
 
+def share_cores() -> None:
+    """Let threads of torch sleep while they wait for each other. To be called before torch is imported.
+
+    Without this they wait in a loop, so that a command that shares its cores with other programs takes many times
+    longer. Alone it takes as long as with it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def key_headers(variable: str | None) -> dict[str, str]:
     """The header with the server's API key, which this environment variable holds; no header without a variable."""
     if variable is None:

@@ -9,7 +9,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
+from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at, share_cores
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
@@ -55,7 +55,7 @@ def evaluate(
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
-
+    share_cores()
     from isobatch.cluster import evaluation as evaluating
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare.report import class_table, warnings

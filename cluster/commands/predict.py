@@ -10,7 +10,15 @@ from rich.console import Console
 
 from isobatch.cluster.bulk import Answerer, answer_rows, check_out, finish, part_of
 from isobatch.cluster.client import outputs_from
-from isobatch.cluster.commands import INTERRUPTED, Dtype, KeyVariable, check_writable, key_headers, server_at
+from isobatch.cluster.commands import (
+    INTERRUPTED,
+    Dtype,
+    KeyVariable,
+    check_writable,
+    key_headers,
+    server_at,
+    share_cores,
+)
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, check_unread, with_options
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of, locked
@@ -84,6 +92,7 @@ def predict(
 
 
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
+    share_cores()
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.predict import AT_ONCE
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Dtype, Metric, policy_path, share
+from isobatch.cluster.commands import METRICS, Dtype, Metric, policy_path, share, share_cores
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
@@ -117,6 +117,7 @@ def prepare(given: GivenOptions) -> None:
 
     For half precision: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype bfloat16[/]
     """
+    share_cores()
     from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare import pipeline

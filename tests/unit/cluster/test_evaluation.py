@@ -1,6 +1,7 @@
 """`isobatch evaluate`, and answers in Python without any server."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -226,3 +227,20 @@ def _words(labels: tuple[int, ...]) -> PredictedAnswer:
     return PredictedAnswer(
         labels, tuple(map(str, labels)), (1.0,) * len(labels), 0, Words("a text", places, places, places)
     )
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+@pytest.mark.parametrize("verb", ["prepare", "evaluate", "predict"])
+def test_threads_that_wait_for_each_other_leave_the_cores_to_others_unless_the_user_wants_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, given: str | None
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    (tmp_path / "data.csv").write_text("text\na\n")
+    loss = ("--max-accuracy-loss", "1%") if verb == "prepare" else ()
+    out = () if verb == "evaluate" else ("--out", tmp_path / "out.csv")
+    words = map(str, (verb, tmp_path, "--data", tmp_path / "data.csv", *out, *loss))
+    result = CliRunner().invoke(app, [*words])
+    assert isinstance(result.exception, UserError), result.output
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
