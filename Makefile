@@ -6,7 +6,7 @@ READY := .venv/ready
 CONTEXT := pyproject.toml README.md LICENSE constraints.txt isobatch profiles optimizer deployments cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release newest-ray clean
+.PHONY: help setup serve demo llm-demo test test-long test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release newest-ray clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -31,14 +31,17 @@ llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing need
 	$(BIN)/python -m experiments.demos.sums
 
 # Hundreds of processes start: the bytecode that the first one compiles serves all, even where Python is set to write none.
-test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
+test test-long test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
 
 test: setup  ## run the tests on two cores: those without Ray, then the others, each half on a Ray of its own
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not cluster" tests/integration tests/perf
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" tests/unit
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not (cluster or long)" tests/integration tests/perf
 	@echo "all tests passed: unit, integration, perf"
 
-test-cluster: setup  ## run the tests of several nodes and of a fleet on this machine, which make test leaves out: they take minutes
+test-long: setup  ## run the tests from end to end, which make test leaves out: they take minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long tests/unit tests/integration
+
+test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes
 	$(BIN)/python -m pytest -m cluster tests/integration
 
 fuzz: setup  ## 100,000 wrong requests and files, beside a well-behaved client; the figures go to experiments/results

@@ -25,7 +25,7 @@ from tests.helpers.toy_graph import application, cut_at
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
 SHARED = ("graph", "steered", "leisurely", "real", "shown")  # applications
-LONG = ("graph", "shown", "test_replanning", "leisurely", "real")  # groups of tests that begin first
+FIRST = ("test_fleet", "graph", "shown", "test_replanning", "leisurely", "real")  # groups of tests that take longest
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "3000",  # not ten seconds: tests wait for them
     "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes
@@ -41,7 +41,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """By their group; those that leave its application otherwise, or replace it, come last in it, in their order."""
-    groups = list(dict.fromkeys([*LONG, *SHARED, *map(_group, items)]))
+    groups = list(dict.fromkeys([*FIRST, *SHARED, *map(_group, items)]))
 
     def place(item: pytest.Item) -> tuple[int, int]:
         marker = item.get_closest_marker("beside")

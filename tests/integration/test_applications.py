@@ -12,7 +12,7 @@ from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import BLOCKS
 from tests.integration.conftest import Put
 
-pytestmark = pytest.mark.beside("graph", last=2)
+pytestmark = [pytest.mark.beside("graph", last=2), pytest.mark.long]
 
 
 def test_an_application_comes_as_a_canary_while_one_serves_and_answers_its_share_until_it_answers_otherwise(

@@ -27,6 +27,7 @@ from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.uncut import assert_same, uncut
 from tests.integration.conftest import Run
 
+pytestmark = pytest.mark.long
 BLOCKS, RAMPS = 8, (1, 6)
 CACHE = cache_directory() / "onnx"  # the replicas'
 

@@ -23,7 +23,7 @@ from tests.helpers.asking import ask, eventually
 from tests.helpers.toy_graph import application
 from tests.integration.conftest import Put, Run
 
-pytestmark = pytest.mark.beside("steered", last=1)
+pytestmark = [pytest.mark.beside("steered", last=1), pytest.mark.long]
 BLOCKS, SLO_S = 4, 1.6
 WINDOW_S = 600.0  # so that no other decision is due before the test ends
 FLOOD_PER_S = 40.0  # many times what the quick plan sustains, and a fifth of what the other does

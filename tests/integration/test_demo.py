@@ -40,6 +40,7 @@ def profiled(out: Path, *more: str) -> Profile:
     return load_profile(out)
 
 
+@pytest.mark.long
 def test_what_sharing_costs_is_measured_by_processes_on_the_same_core(tmp_path: Path) -> None:
     known = profiled(tmp_path / "profile.json", "--together", "2")
     assert known.kinds == ("cpu", "cpu/2")

@@ -36,7 +36,7 @@ PATIENT_S = 60.0  # a deadline that is kept on a slow machine, also where replic
 ARBITERS = count()
 Note = Callable[[str, float], None]
 Parts = list[tuple[float, Future[LoadRecord]]]  # of a load, by starting time
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 

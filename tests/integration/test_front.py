@@ -29,6 +29,7 @@ def unplanned(deployed: Put) -> str:
     return deployed(UNPLANNED)
 
 
+@pytest.mark.long
 @pytest.mark.beside("graph", last=3)
 def test_where_no_plan_keeps_the_slo_the_start_says_so_and_without_a_plan_no_split_is_left(
     deployed: Put, canary_toy: dict[str, Any]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import pytest
+
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import END_S, left_in, marked, serving, temporary
@@ -113,6 +115,7 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
         assert left_in(tmp_path) == []
 
 
+@pytest.mark.long
 def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
     endless = {"model": str(tmp_path), "loader": "tests.helpers.toy_model:load_endless", "drain_s": 10 * END_S}
     file = serve_file(tmp_path, {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": endless})

@@ -23,6 +23,7 @@ from tests.helpers.asking import eventually
 from tests.helpers.command_lines import ROOT, SERVED, tutorial_lines
 from tests.helpers.serving import END_S, left_in, marked, serving
 
+pytestmark = pytest.mark.long
 INTERRUPTED = 130
 
 

@@ -50,6 +50,7 @@ def steps(*arguments: str) -> list[str]:
     return ["before" if "done before" in line else "made" for line in ends]
 
 
+@pytest.mark.long
 def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = run("--slo-ms", "0.001")
     assert isinstance(late.exception, UserError), late.output

@@ -129,6 +129,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     assert {name for name in files if "__pycache__" not in name} <= there
 
 
+@pytest.mark.long
 def test_every_command_runs_installed(installed: Path, tmp_path: Path) -> None:
     helps = [[name, "--help"] for name in SERVED]
     shown = [*readme_lines(""), *tutorial_lines("")]

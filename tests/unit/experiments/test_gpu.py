@@ -28,6 +28,7 @@ print("imported")
 PART = "distilbert 16"
 
 
+@pytest.mark.long
 def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
