@@ -128,6 +128,15 @@ def test_another_user_of_the_machine_keeps_no_replica_from_starting(
     assert own_cores(1, len(os.sched_getaffinity(parent_of(os.getppid())))) is None
 
 
+def test_a_thread_that_computes_does_not_wait_for_the_interpreter_as_long_as_python_lets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    intervals_s = list[float]()
+    monkeypatch.setattr(sys, "setswitchinterval", intervals_s.append)
+    with as_computing():
+        assert 0 < intervals_s[0] < 0.001
+
+
 def test_a_thread_has_its_name_back_when_it_no_longer_computes() -> None:
     comm = Path("/proc/thread-self/comm")
     before = comm.read_text()
