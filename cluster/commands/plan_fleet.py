@@ -20,7 +20,7 @@ from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
-from isobatch.deployments.named import AUTO, VIRTUAL, built_in
+from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
 from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
@@ -246,8 +246,8 @@ def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> Non
 def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
     """The `args:` of an application, without its plan."""
     model = each.entry.model
-    place = model and ((folder / model).resolve() if (folder / model).exists() else built_in(model) or model)
-    named = {"model": str(place)} if place else {}
+    here = model and (folder / model).exists()
+    named = {"model": str((folder / model).resolve()) if here else model} if model else {}
     return {"name": each.entry.name, **named, **each.entry.args, "profile": str(each.path.resolve())}
 
 

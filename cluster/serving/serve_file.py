@@ -389,14 +389,14 @@ def _check_decoder(config: DecoderConfig) -> None:
 
 def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     fields = {name: value for name, value in arguments.items() if value is not None}
+    model = fields.get("model")
     for name in PATHS:
         if isinstance(path := fields.get(name), str):
             try:
-                if name == "model" and not (root / path).is_dir() and (demo := built_in(path)):
-                    fields |= {"model": str(demo), "name": fields.get("name", path)}
-                    continue
                 given = _pinned(path, root, arguments) if name == "model" else path
                 fields[name] = given if is_url(given) else str((root / given).resolve())
             except ValueError as error:  # a null byte
                 raise UserError(f"args: {name} = {path!r} is not a path: {error}") from error
+    if isinstance(model, str) and (demo := built_in(model)) and not (root / model).is_dir():
+        return {"name": model} | fields | {"model": str(demo)}
     return fields

@@ -38,6 +38,11 @@ def random_problem(seed: int) -> Problem:
     return facts if seed % 5 == 1 else _light(facts)
 
 
+def is_small(seed: int) -> bool:
+    """Whether the problem of this seed has four devices or fewer, so that every plan of it is soon tried."""
+    return sum(device.count for device in random_problem(seed).devices) <= 4
+
+
 def _light(facts: Problem) -> Problem:
     """The same with survivors of a hundredth of the bytes, so that small kinds hold some; links take the same time."""
     tables = [replace(each, hidden_bytes=tuple(size // 100 for size in each.hidden_bytes)) for each in facts.tables]

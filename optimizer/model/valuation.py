@@ -49,12 +49,17 @@ class Valuation:
         goodput = arrivals / np.maximum(spare, LAST_BITS)
         return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))[()]
 
+    def _least_per_s(self, work: float, arrivals: float) -> float:
+        """`least_goodput_per_s` of one plan, in plain numbers: arrays would take ten times as long."""
+        spare = self.objective.budget_s - work
+        return inf if spare < -LAST_BITS else max(self.objective.goodput_per_s, arrivals / max(spare, LAST_BITS))
+
     def staffed(self, loads: Floats, work: float, arrivals: float, below: float = inf) -> Staffing | None:
         """The best replicas for these loads, if any of them has a value below `below`."""
-        if not self._may_be_below(below, loads, work, arrivals):
-            return None
-        goal, least = self.objective.aim, self.least_goodput_per_s(work, arrivals)
+        goal, least = self.objective.aim, self._least_per_s(work, arrivals)
         least = max(least, goal.least_goodput_per_s(below))  # with less goodput, the value is above `below`
+        if not self._may_be_below(below, loads, work, arrivals, least):
+            return None
         used = np.nonzero(loads > 0)[0]
         heavy, kinds = loads[used], np.array(self.kind_of)[used]
         replicas = _fewest(least, heavy)
@@ -71,16 +76,9 @@ class Valuation:
         value = float(self._values(replicas, heavy, kinds, work, arrivals))
         return Staffing(value, float((replicas / heavy).min()), tuple(columns.tolist())) if value < below else None
 
-    def _may_be_below(self, below: float, loads: Floats, work: float, arrivals: float) -> bool:
-        """Whether these loads may have such a value: with the price of the fewest replicas and the goodput of the most.
-
-        Plain numbers rule out most loads in a tenth of the time that arrays need.
-        """
-        goal, spare_s = self.objective.aim, self.objective.budget_s - work
-        if spare_s < -LAST_BITS:
-            return False
-        in_time = arrivals / max(spare_s, LAST_BITS)
-        least = max(self.objective.goodput_per_s, in_time, goal.least_goodput_per_s(below))
+    def _may_be_below(self, below: float, loads: Floats, work: float, arrivals: float, least: float) -> bool:
+        """Whether these loads may have such a value with at least this goodput: at the price of the fewest replicas and
+        with the goodput of the most. It rules out most loads, also in plain numbers."""
         price, goodput_per_s = 0.0, inf
         for kind, load in zip(self.kind_of, loads.tolist(), strict=True):
             if load > 0:
@@ -91,8 +89,8 @@ class Valuation:
                 goodput_per_s = min(goodput_per_s, device.count / load)
         if goodput_per_s == inf:
             return False
-        least_value = goal.value(goodput_per_s, price, split_costs.latency_s(work, arrivals, goodput_per_s))
-        return bool(least_value < below * (1 + SAME))
+        latency_s = split_costs.latency_s(work, arrivals, goodput_per_s)
+        return bool(self.objective.aim.value(goodput_per_s, price, latency_s) < below * (1 + SAME))
 
     def _values(self, replicas: Floats, heavy: Floats, kinds: Ints, work: float, arrivals: float) -> Number:
         """The value of the goal with these replicas, or with those of each row."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
-from experiments.planner.random_problems import SIZES, random_objective, random_problem
+from experiments.planner.random_problems import SIZES, is_small, random_objective, random_problem
 from experiments.planner.settings import BERT_BASE
 from isobatch.optimizer.effort import MOST_GAP, Effort, Number
 from isobatch.optimizer.goals import GOALS, Goal, register
@@ -25,12 +25,6 @@ from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.latency import LatencyTable
-
-
-def is_small(seed: int) -> bool:
-    """Whether four devices or fewer: every plan is soon tried."""
-    return sum(device.count for device in random_problem(seed).devices) <= 4
-
 
 SEEDS = st.integers(0, 10**6).filter(is_small)
 few = settings(max_examples=6, deadline=None, derandomize=True)

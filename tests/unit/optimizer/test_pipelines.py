@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import most_side_by_side
-from experiments.planner.random_problems import random_objective, random_problem
+from experiments.planner.random_problems import is_small, random_objective, random_problem
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.moves import neighbours
@@ -43,11 +43,6 @@ def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: 
     if one and one.promise:
         assert score.goodput_per_s >= one.promise.goodput_per_s * (1 - 1e-8)
         assert score.goodput_per_s * (1 + several.promise.gap) >= one.promise.goodput_per_s * (1 - 1e-8)
-
-
-def is_small(seed: int) -> bool:
-    """Whether all ways to part the devices are soon tried."""
-    return sum(device.count for device in random_problem(seed).devices) <= 4
 
 
 @few
