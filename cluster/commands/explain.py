@@ -45,9 +45,10 @@ def explain(
     from isobatch.optimizer import Objective, read_plan
 
     above_0("--slo-ms", slo_ms)
-    explained, known = read_plan(plan), load(profile)
+    explained = read_plan(plan)
     if explained.writes_texts:
         raise UserError(f"{plan} is for a network that writes texts: `isobatch simulate` shows what it sustains")
+    known = load(profile)
     slo_s = slo_ms / 1e3 if slo_ms else explained.slo_s
     if slo_s is None:
         raise UserError(f"{plan} has no SLO, within which inputs must be answered: give --slo-ms")

@@ -164,6 +164,12 @@ def check_if_decoder(folder: Path) -> None:
         check_decoder(folder)
 
 
+def check_if_classifier(folder: Path) -> None:
+    """Raise UserError if this is a decoder, for a command that answers inputs with labels or scores."""
+    if is_decoder(folder):
+        raise UserError(f"{folder}: is a decoder, which writes texts: this command is for classifiers")
+
+
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
     """Raise UserError about a model that cannot be served, or not with these cuts, or not with projection, before
     anything starts."""

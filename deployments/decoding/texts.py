@@ -91,11 +91,14 @@ class GrowingText:
         self, tokenizer: Any, stops: Sequence[str], silent: Collection[int], least: int, after: Sequence[int]
     ) -> None:
         self._tokenizer, self._stops, self._silent, self._least = tokenizer, stops, silent, least
-        self._tokens = list(after[-_WINDOW:])  # since the last place at which the text could be cut
-        # The text of these tokens: the prompt's, or returned before.
-        self._before: str = tokenizer.decode(self._tokens, skip_special_tokens=True)
-        if UNFINISHED in self._before:  # these tokens begin or end inside a character
-            self._tokens, self._before = [], ""
+        self._tokens = list[int]()  # since the last place at which the text could be cut
+        self._before = ""  # the text of these tokens: the prompt's, or returned before
+        for size in range(min(_WINDOW, len(after)), 0, -1):  # the first ones may be parts of a character
+            latest = list(after[-size:])
+            before: str = tokenizer.decode(latest, skip_special_tokens=True)
+            if UNFINISHED not in before:
+                self._tokens, self._before = latest, before
+                break
         self._held_back = ""
         self._unfinished = 0  # additions since the last one that ended with a character
         self._read = 0  # tokens

@@ -135,6 +135,8 @@ def ramps_for(
     if (different := len(set(map(tuple, prompts)))) < MIN_PROMPTS:
         raise UserError(f"{different} different prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
+    if shape.num_blocks == 1:
+        raise UserError("the network has one block: a ramp stands between two")
     requests = [shape.request(prompt, max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), requests)
     cut = round(calibrate * len(requests))

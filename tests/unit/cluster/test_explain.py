@@ -10,7 +10,7 @@ import pytest
 from experiments.planner.networks import distilbert
 from isobatch.cluster.simulator import explained
 from isobatch.optimizer import Objective
-from isobatch.optimizer.plan import Placement, Plan, Split, read_plan
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -83,6 +83,15 @@ def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object
     with pytest.raises(UserError, match=sentence) as error:
         ran("explain", plan, "--profile", profile, "--picture", "")
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_for_texts_is_refused_before_its_profile_is_read(files: tuple[Path, Path]) -> None:
+    plan, profile = files
+    terms = DecodingTerms("off", prompt_rows=8, kv_megabytes=1, ttft_s=1.0, tpot_s=1.0)
+    plan.write_text(Plan((Placement("cpu", 1, (Split(0, 6, 8),)),), decoding=terms).to_json())
+    profile.write_text("{}")
+    with pytest.raises(UserError, match="writes texts: `isobatch simulate` shows what it sustains"):
+        ran("explain", plan, "--profile", profile, "--picture", "")
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,18 @@ def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
         assert len(speech._tokens) < 12, "few tokens are decoded again with each"
 
 
+def test_a_text_keeps_its_first_space_if_characters_of_several_tokens_end_its_prompt() -> None:
+    """Some tokenizers, such as that of Llama 2, decode the first word of a text without the space before it."""
+
+    class FirstWord(Runs):
+        def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+            return super().decode(tokens).removeprefix(" ")
+
+    for prompt in ("one 😀y 😀", "你好世界", "a b c d e f"):
+        text = TextTokens(FirstWord(), 100).growing_text([], after=tuple(prompt.encode()))
+        assert text.add(list(b" two"), last=True)[0] == " two"
+
+
 @pytest.mark.parametrize("kind", [Bytes, Runs])
 def test_bytes_that_never_become_a_character_are_not_all_decoded_again_with_each(kind: type[Bytes]) -> None:
     tokenizer, decoded = kind(), list[int]()

@@ -26,7 +26,7 @@ from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.prepare.decoder import early_head_outputs, ramp_report, ramps_for, rhythm, texts, threshold
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import done
-from tests.helpers.tiny_decoders import decoder, plainly, t5
+from tests.helpers.tiny_decoders import VOCABULARY, decoder, plainly, t5
 
 tokens = st.lists(st.tuples(st.sampled_from([0.2, 0.4, 0.6, 0.8]), st.booleans()), min_size=1, max_size=12)
 
@@ -91,6 +91,24 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
         DecoderRules().check_projectable(None)
     with pytest.raises(UserError, match="3 different prompts: at least 20"):
         ramps_for(model, prompts[:3] * 9, frozenset(), 0.005, 6)
+
+
+def test_a_network_of_one_block_has_no_place_for_a_ramp() -> None:
+    prompts = [[number % VOCABULARY, number // VOCABULARY] for number in range(30)]
+    with pytest.raises(UserError, match="the network has one block: a ramp stands between two"):
+        ramps_for(decoder(num_hidden_layers=1), prompts, frozenset(), 0.01, 4)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "bench", "cascade"])
+def test_a_command_for_classifiers_says_what_a_decoder_is(command: str, tmp_path: Path) -> None:
+    model, data = llm_demo_directory(), tmp_path / "data.csv"
+    data.write_text("text,label\n" + "1+1=,2\n" * 30)
+    arguments = {
+        "predict": (data, "--model", model, "--out", tmp_path / "out.csv"),
+        "cascade": (model, model, "--data", data, "--devices", "cpu=1", "--slo-ms", 100, "--out", tmp_path / "out"),
+    }
+    with pytest.raises(UserError, match="is a decoder, which writes texts: this command is for classifiers"):
+        done(command, *arguments.get(command, (model, "--data", data)))
 
 
 def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:
