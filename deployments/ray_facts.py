@@ -8,7 +8,9 @@ commands that need no Ray start faster without it.
 import json
 import os
 import re
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -103,11 +105,16 @@ def each_node(function: Callable[[Any], Any], argument: Any) -> list[tuple[str, 
 
 
 def cluster_state() -> ClusterState:
-    import ray
-
-    http = ray.get(serve_client()._controller.get_http_config.remote())
+    http = http_options()
     addresses = [str(node["NodeManagerAddress"]) for node in _alive()]
     return ClusterState(str(http.host), bool(http.ssl_keyfile or http.ssl_certfile), addresses)
+
+
+def http_options() -> Any:
+    """The http_options that the running Serve was started with: it ignores those of later Serve files."""
+    import ray
+
+    return ray.get(serve_client()._controller.get_http_config.remote())
 
 
 def node_address() -> str:
@@ -179,6 +186,31 @@ def spare_start(dashboard: bool) -> Iterator[None]:
         replaced.enter_context(patch.object(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
         for name in ("start_log_monitor",) if dashboard else ("start_log_monitor", "start_monitor"):
             replaced.enter_context(patch.object(Node, name, lambda _: None))
+        yield
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Let this process keep its handler for SIGTERM in `ray.init`: one of Ray's, in C++, prints a stack and aborts."""
+    from unittest.mock import patch
+
+    from ray import _raylet
+    from ray._private import utils
+
+    handler, core_worker = signal.getsignal(signal.SIGTERM), _raylet.CoreWorker
+
+    def core_worker_without_handler(*arguments: Any) -> Any:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return core_worker(*arguments)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    with ExitStack() as replaced:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
+            replaced.enter_context(patch.object(_raylet, "CoreWorker", core_worker_without_handler))
+            replaced.enter_context(patch.object(utils, "set_sigterm_handler", lambda _: None))
         yield
 
 

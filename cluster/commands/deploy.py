@@ -1,6 +1,6 @@
 """What a cluster needs: `isobatch deploy`, `environment`, `kubernetes` and `dashboards`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import copy
 from typing import Annotated, Any, Literal
@@ -15,6 +15,7 @@ LONGEST = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 a
 OTHERS = 0o077  # the rights of other users in a folder's mode
 PATIENCE_S = 600.0  # the default of --patience-s
 STAYS = "its plan or profile has new content, but the plan of before runs on: give the new file another name"
+HTTP_STAYS = "http_options of the file are ignored: Serve reads them only when it starts, and listens on {host}:{port}"
 DASHBOARDS = Path(__file__).parents[1] / "grafana"
 
 
@@ -54,19 +55,44 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     requested = with_demo(content)
+    http = requested["http_options"]
     with console.status("Connecting") as status, attached(address) as serving, while_serving(address):
         show_progress = progress_printer(console, status.update, aside.print)
         show_progress("Checking every node")
         check_nodes(requested)
+        if (running := running_http()) and running != {name: http[name] for name in running}:
+            http = running
+            aside.print(HTTP_STAYS.format(**http))
         complete = applications.beside(requested, declared_applications(), others)
         check_ports(complete)
         check_capacity(complete, nodes())
         if not check:
             applications.deploy(serving(complete["http_options"]), complete, patience_s, show_progress)
+            check_unchanged(requested["applications"], declared_applications())
             for name in kept_plans(requested):
                 aside.print(f"{name}: {STAYS}")
-    base = url(requested["http_options"])
-    console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")
+    done = f"[bold green]deployed[/]: {url(http)} on every node that serves"
+    console.print("nothing is missing there" if check else done)
+
+
+def running_http() -> dict[str, Any] | None:
+    """Host and port of the Serve that runs there; None: none runs."""
+    from isobatch.deployments.ray_facts import http_options, serve_client
+
+    if serve_client() is None:
+        return None
+    http = http_options()
+    return {"host": http.host, "port": http.port}
+
+
+def check_unchanged(deployed: Sequence[dict[str, Any]], running: Sequence[dict[str, Any]]) -> None:
+    """Raise UserError if another deploy has changed or ended one of these applications meanwhile."""
+    from isobatch.cluster.serving.serve_file import name_of
+
+    theirs = {name_of(each): each.get("args") or {} for each in running}
+    if changed := [name_of(each) for each in deployed if theirs.get(name_of(each)) != (each.get("args") or {})]:
+        names = ", ".join(changed)
+        raise UserError(f"another deploy has changed or ended {names} meanwhile: deploy this file again to have it run")
 
 
 def kept_plans(content: dict[str, Any]) -> Iterator[str]:

@@ -79,6 +79,7 @@ def serve(
 
     Example: [bold]isobatch serve s3://models/my-bert-ee[/]
     """
+    from isobatch.cluster.serving.local import is_claimed
     from isobatch.cluster.serving.ports import is_free
     from isobatch.cluster.serving.serve_file import classifiers, serve_file, with_grpc
 
@@ -87,7 +88,7 @@ def serve(
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
-    content = with_grpc(content, host, grpc_port, (lambda *_: False) if out else is_free)
+    content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))
     if out:
         starting = {"--dashboard": dashboard, "--metrics-port": metrics_port, "--patience-s": patience_s != PATIENCE_S}
         check_unread(starting, "is for a server that starts here: --out only writes a file")
@@ -113,7 +114,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving import serve_file as files
     from isobatch.cluster.serving.applications import deploy
     from isobatch.cluster.serving.capacity import check_capacity, check_machine
-    from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
+    from isobatch.cluster.serving.local import check_place, claimed, local_nodes, local_ray
     from isobatch.deployments.own_cores import usable_cores
     from isobatch.deployments.resources import gpus_here
 
@@ -126,23 +127,34 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     more = local_nodes(content)
     check_machine(content, usable_cores() + sum(node.cpus for node in more), gpus_here)
     check_place(http["host"], http["port"])
-    _check_more_ports(http["port"], files.grpc_addresses(content), metrics_port)
+    grpc = files.grpc_addresses(content)
+    _check_more_ports(http["port"], grpc, metrics_port)
     try:
         complete = files.with_demo(content)
         status = console.status("Starting Ray")
         aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
-        show_progress = progress_printer(console, status.update, aside.print)
+        print_progress = progress_printer(console, status.update, aside.print)
+
+        def show_progress(progress: str) -> None:
+            _check_interrupted()
+            print_progress(progress)
+
         show_progress("Starting Ray")
-        with status, local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray:
+        with (
+            claimed([(http["host"], http["port"]), *grpc]),
+            status,
+            local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray,
+        ):
             show_progress("Starting the network")
             deploy(ray, complete, patience_s, show_progress)
+            _check_interrupted()
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
             places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
             for place in places.values() or [base]:
                 console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
             if places:
-                at = ", ".join(f"{host}:{port}" for host, port in files.grpc_addresses(complete))
+                at = ", ".join(f"{host}:{port}" for host, port in grpc)
                 console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
             if metrics_port:
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
@@ -225,6 +237,12 @@ def _interrupt(*_: object) -> None:
     _interrupted.set()
     _on_signals(_hurry)
     raise KeyboardInterrupt
+
+
+def _check_interrupted() -> None:
+    """Raise KeyboardInterrupt again after a signal during the start: in a callback of Ray, the first one is dropped."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def _stop_or_hurry(stop: threading.Event, *_: object) -> None:

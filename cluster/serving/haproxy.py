@@ -7,9 +7,11 @@ own error pages, which no configuration replaces.
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from shutil import copyfile
@@ -40,6 +42,11 @@ from isobatch.deployments.ray_settings import haproxy_program
 from isobatch.profiles.errors import UserError
 
 MAX_CONNECTIONS = 8192  # of all clients
+# The longest path of the folder for temporary files. A path of HAProxy's sockets has at most 97 bytes, of which Ray and
+# isobatch need 86 below this folder.
+SHORT = 11
+# The same for Ray's own sockets, whose paths have at most 107 bytes, of which Ray needs 72.
+SHORT_FOR_RAY = 35
 PLAIN = re.compile(r"[\w/.+@:~-]+")  # a path that HAProxy reads as it is: blanks, quotes, # and $ are syntax
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
@@ -154,6 +161,16 @@ def _deadlines(slo_map: Path) -> Iterator[str]:
     predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
     for time_ms, condition in ((deadline_ms, infers), (slo_ms, predicts)):
         yield f"http-request set-timeout server {time_ms},add({CUT_MS}) if {condition}"
+
+
+def short_temporary() -> str:
+    """The folder for temporary files, or /tmp if sockets or HAProxy cannot have its path. May set RAY_TMPDIR."""
+    temporary, ray_folder = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
+    if len(os.fsencode(ray_folder)) > SHORT_FOR_RAY:
+        raise UserError(f"RAY_TMPDIR is {ray_folder!r}: sockets need one of at most {SHORT_FOR_RAY} bytes")
+    if not ray_folder and len(os.fsencode(temporary)) > SHORT_FOR_RAY:
+        os.environ["RAY_TMPDIR"] = "/tmp"
+    return temporary if len(os.fsencode(temporary)) <= SHORT and PLAIN.fullmatch(temporary) else "/tmp"
 
 
 def ready(folder: Path) -> None:

@@ -8,16 +8,15 @@ import logging
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -28,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 import isobatch
 from isobatch.cluster.serving.capacity import gpu_label
-from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, PLAIN, stopping, write_script
+from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, short_temporary, stopping, write_script
 from isobatch.cluster.serving.ports import check_port, held_ports
 from isobatch.deployments.config import checked
 from isobatch.deployments.front.proxy import allowed_connections
@@ -41,7 +40,15 @@ from isobatch.deployments.processes import (
     reap,
     running_below,
 )
-from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, print_no_errors, spare_start
+from isobatch.deployments.ray_facts import (
+    RAYLET,
+    address_file,
+    nodes,
+    patient_start,
+    print_no_errors,
+    sigterm_kept,
+    spare_start,
+)
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, hide_token, import_serve
 from isobatch.deployments.resources import Resources
 from isobatch.profiles.errors import UserError
@@ -99,16 +106,12 @@ def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     ]
 
 
-# The longest path of the folder for temporary files. A path of HAProxy's sockets has at most 97 bytes, of which Ray and
-# isobatch need 86 below this folder.
-SHORT = 11
-# The same for Ray's own sockets, whose paths have at most 107 bytes, of which Ray needs 72.
-SHORT_FOR_RAY = 35
 RAY_WITHIN_S = 120.0  # for Ray's processes to start
 RAY_START = (sys.executable, "-c", f"from {__name__} import start_node; start_node()", "start", "--block")
 RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
+NAME_CHARACTERS = 64  # of a claimed address: names of sockets have at most 108 bytes
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
@@ -164,14 +167,30 @@ def check_place(host: str, port: int) -> None:
     check_port(host, port, "--port")
 
 
-def short_temporary() -> str:
-    """The folder for temporary files, or /tmp if sockets or HAProxy cannot have its path. May set RAY_TMPDIR."""
-    temporary, ray_folder = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
-    if len(os.fsencode(ray_folder)) > SHORT_FOR_RAY:
-        raise UserError(f"RAY_TMPDIR is {ray_folder!r}: sockets need one of at most {SHORT_FOR_RAY} bytes")
-    if not ray_folder and len(os.fsencode(temporary)) > SHORT_FOR_RAY:
-        os.environ["RAY_TMPDIR"] = "/tmp"
-    return temporary if len(os.fsencode(temporary)) <= SHORT and PLAIN.fullmatch(temporary) else "/tmp"
+@contextmanager
+def claimed(addresses: Iterable[tuple[str, int]]) -> Iterator[None]:
+    """Keep other `isobatch serve` from these hosts and ports until the block ends; raises UserError if one has them.
+
+    A free port alone says little: seconds pass before HAProxy listens there, and it shares the port with others.
+    """
+    with ExitStack() as held:
+        for host, port in addresses:
+            claim = held.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claim.bind(f"\0isobatch {port} {host}"[:NAME_CHARACTERS])  # a name that ends with this process
+            except OSError as error:
+                reason = f"another 'isobatch serve' that starts or stops now has port {port} of {host}"
+                raise UserError(f"{reason}: wait until it is ready or has ended, or take another port") from error
+        yield
+
+
+def is_claimed(host: str, port: int) -> bool:
+    """Whether an `isobatch serve` has this address, although it may not listen there yet."""
+    try:
+        with claimed([(host, port)]):
+            return False
+    except UserError:
+        return True
 
 
 def prepare_environment(folder: str, ports: Sequence[int]) -> None:
@@ -226,7 +245,7 @@ def local_ray(
     with held_ports(PORTS) as ports:
         try:
             prepare_environment(str(folder), ports)
-            with _handler_kept():
+            with sigterm_kept():
                 raylet = _start_ray(dashboard, metrics_port)
             if more:  # all nodes share this machine's ports, so there can be only one proxy
                 join(more, folder, RAY_WITHIN_S)
@@ -250,15 +269,6 @@ def leave_nothing(patience_s: float = 3.0) -> None:
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
     end_guards()
-
-
-@contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Restore the caller's handler for SIGTERM, which Ray replaces with its own."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if callable(before) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
 
 
 def _serving(http: dict[str, Any], folder: Path, raylet: int = 0) -> LocalRay:
@@ -314,7 +324,8 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
 
     print_no_errors()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with sigterm_kept():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(

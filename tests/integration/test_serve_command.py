@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from experiments.shared.machine import free_port
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import END_S, left_in, marked, serving, temporary
@@ -37,6 +39,19 @@ class Held(optimizer.Toy):
 def load(directory, device, dtype):
     assert optimizer is not isobatch.optimizer
     return Held()
+"""
+
+# Starts a Ray of its own, and counts the signals that come meanwhile.
+STARTS = """
+import signal, sys
+
+from isobatch.cluster.serving.local import local_ray
+
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+print("begins", flush=True)
+with local_ray({"host": "127.0.0.1", "port": int(sys.argv[1])}):
+    print("started", len(signals), flush=True)
 """
 
 
@@ -113,6 +128,20 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
         assert process.wait(END_S) == 0
         assert marked(mark) == []
         assert left_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_our_handler_gets_every_signal_while_ray_starts(tmp_path: Path) -> None:
+    """Ray sets handlers of its own, one of which would abort the process."""
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", STARTS, str(free_port())], stdout=file)
+    assert eventually(lambda: "begins" in output.read_text())
+    while process.poll() is None and "started" not in output.read_text():
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert process.wait(END_S) == 0
+    assert int(output.read_text().rpartition("started")[2]) > 10
 
 
 @pytest.mark.long

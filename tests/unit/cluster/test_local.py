@@ -19,13 +19,15 @@ from experiments.shared.machine import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.commands.serve import progress_printer
 from isobatch.cluster.serving import applications, ports
+from isobatch.cluster.serving.haproxy import short_temporary
 from isobatch.cluster.serving.local import (
     LocalRay,
     attached,
     check_place,
+    claimed,
+    is_claimed,
     prepare_environment,
     running_cluster,
-    short_temporary,
     while_serving,
 )
 from isobatch.cluster.serving.ports import check_port, held_ports, is_free
@@ -89,6 +91,18 @@ def test_a_taken_port_is_named() -> None:
     check_place(host, port)
     with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
         check_place("192.0.2.77", 8000)  # which is not ours
+
+
+def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
+    """HAProxy would let them: it listens seconds later, on a port that others may use, too."""
+    http, grpc, other = (("127.0.0.79", 8000 + number) for number in range(3))
+    with claimed([http, grpc]):
+        assert [is_claimed(*address) for address in (http, grpc, other)] == [True, True, False]
+        with pytest.raises(UserError, match=r"another .*serve. .* port 8001 of 127\.0\.0\.79"), claimed([other, grpc]):
+            pass
+        with claimed([other]):
+            pass
+    assert [is_claimed(*address) for address in (http, grpc, other)] == [False] * 3
 
 
 def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.deploy import kept_plans
+from isobatch.cluster.commands.deploy import check_unchanged, kept_plans
 from isobatch.cluster.commands.serve import example
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
@@ -195,6 +195,14 @@ def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
     assert list(kept_plans(content)) == ["isobatch"]
     without_plan = [content["applications"][0] | {"args": {}}]
     assert list(kept_plans({"applications": without_plan})) == []
+
+
+def test_a_deploy_that_another_one_replaced_meanwhile_fails() -> None:
+    shop, plain = {"name": "shop", "args": {"slo_ms": 100}}, {"name": "plain"}
+    check_unchanged([shop, plain], [shop, plain | {"args": {}}, {"name": "other", "args": {"slo_ms": 7}}])
+    for theirs in ([plain], [shop | {"args": {"slo_ms": 200}}, plain]):
+        with pytest.raises(UserError, match="another deploy has changed or ended shop meanwhile"):
+            check_unchanged([shop, plain], theirs)
 
 
 def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

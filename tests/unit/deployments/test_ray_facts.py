@@ -37,6 +37,8 @@ INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
     ("ray._private.services", "ConsolePopen", (), "ray_facts.spare_start"),
     ("ray._private.node", "Node.start_monitor", (), "ray_facts.spare_start"),
     ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
+    ("ray._raylet", "CoreWorker", (), "ray_facts.sigterm_kept"),
+    ("ray._private.utils", "set_sigterm_handler", (), "ray_facts.sigterm_kept"),
     ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
     ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
     ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "isobatch.cluster.serving.applications"),
