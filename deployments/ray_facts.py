@@ -197,7 +197,7 @@ def sigterm_kept() -> Iterator[None]:
     from ray import _raylet
     from ray._private import utils
 
-    handler, core_worker = signal.getsignal(signal.SIGTERM), _raylet.CoreWorker
+    handler, core_worker = signal.getsignal(signal.SIGTERM), _raylet.CoreWorker  # type: ignore[attr-defined]
 
     def core_worker_without_handler(*arguments: Any) -> Any:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

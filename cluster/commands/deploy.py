@@ -67,7 +67,11 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
         check_ports(complete)
         check_capacity(complete, nodes())
         if not check:
-            applications.deploy(serving(complete["http_options"]), complete, patience_s, show_progress)
+            try:
+                applications.deploy(serving(complete["http_options"] | http), complete, patience_s, show_progress)
+            except UserError:
+                check_unchanged(requested["applications"], declared_applications())  # another deploy may be the reason
+                raise
             check_unchanged(requested["applications"], declared_applications())
             for name in kept_plans(requested):
                 aside.print(f"{name}: {STAYS}")
