@@ -13,12 +13,14 @@ help:  ## list the targets
 
 setup: $(READY)  ## create .venv with the pinned packages (does nothing when nothing changed)
 
-# torch comes first, by its exact version, so that pip takes a CPU wheel that it is given (--find-links).
+# torch comes first, by its exact version, so that pip takes a CPU wheel that it is given (--find-links). pip would
+# compile bytecode on one core; some packages contain files for other versions of Python, which cannot be compiled.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isobatch needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,gpu]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,gpu]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@
 
 serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000

@@ -204,6 +204,7 @@ def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, mo
     assert len(set(values)) > 1
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_launch_says_why_and_ignores_ctrl_c(tmp_path: Path) -> None:
     network = TimedNetwork(str(tmp_path), tmp_path, "cpu", "float32", "torch", None, (), threads=1)
     with pytest.raises(UserError, match=f"--together: a process that launches has ended: .*{tmp_path}"):

@@ -61,6 +61,7 @@ def test_both_precisions_are_one_network() -> None:
     assert exact.read_bytes() == in_8_bits.read_bytes()
 
 
+@pytest.mark.long
 def test_the_recipe_learns_and_its_inputs_leave_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In small: two blocks, a tenth of the steps. The bounds are far from what seeds or other arithmetic change."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -45,6 +45,7 @@ def maps(answers: list[Any]) -> np.ndarray:
     return np.array([each.label for each in answers])
 
 
+@pytest.mark.long
 def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Path) -> None:
     rules, model = json.loads((prepared / "exits.json").read_text()), load(prepared)
     data = prepared.parent / "a.npz"

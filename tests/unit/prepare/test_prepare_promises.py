@@ -92,6 +92,7 @@ def test_other_thresholds_are_served_as_they_were_measured(
     assert check_exits(tuned, answers, 4)["promise"]["max_loss"] == 0.6
 
 
+@pytest.mark.long
 def test_a_plan_and_thresholds_are_chosen_together(
     run: Run, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def numbers() -> Path:
     return prepared_network_of_numbers() / "out"
 
 
+@pytest.mark.long
 def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:
     data, model, rules = ranks.parent / "a.jsonl", load(ranks), read_rules(ranks / "exits.json")
     output = (ranks.parent / "output.txt").read_text()
