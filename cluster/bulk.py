@@ -1,4 +1,4 @@
-"""Answers a whole file of inputs. What is answered is kept, so that an interrupted run goes on where it stopped.
+"""Answers a whole file of inputs. What is answered is kept, so that an interrupted run continues where it stopped.
 
 Answers are collected in a file `OUT.part`, whose lines are JSON: first what is answered by what, then the answers to
 some rows at a time with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.

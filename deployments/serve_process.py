@@ -129,7 +129,7 @@ class ReplicaProcess:
 
 
 def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A task that goes on if the client goes. Serve then cancels all calls in the request's context, so the task has
+    """A task that continues if the client goes. Serve then cancels all calls in the request's context, so the task has
     another one. It is in `tasks` until it ends.
     """
     task = asyncio.get_running_loop().create_task(work, context=Context())

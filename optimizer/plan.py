@@ -14,7 +14,7 @@ from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
-Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
+Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp after it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
 # Strict, to refuse true and false here: `check_numbers` does not find the field by its name in older files.
 Number = Annotated[float, Field(strict=True)]
@@ -63,7 +63,7 @@ def blocks_text(first: int, last: int) -> str:
 class Placement:
     """`replicas` devices of one kind that run one split or, taking turns, several.
 
-    In a `local` placement, inputs that go on from one split to the next stay on their replica: they are not handed
+    In a `local` placement, inputs that continue from one split to the next stay on their replica: they are not handed
     over, and every replica forms the batches of the deeper split by itself.
     """
 

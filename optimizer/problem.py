@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def ramp_blocks(self) -> frozenset[int]:
-        """Blocks with a ramp behind them: the ramp takes time on some device, or inputs leave there."""
+        """Blocks with a ramp after them: the ramp takes time on some device, or inputs leave there."""
         before = range(self.num_blocks - 1)
         costs = {block for block in before for table in self.tables if any(row[block] > 0 for row in table.ramp_s)}
         leaving = {block for block in before if self.survival[block + 1] < self.survival[block]}

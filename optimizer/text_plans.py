@@ -49,7 +49,7 @@ class DecodingGoal:
 
 @dataclass(frozen=True)
 class DecodingWay:
-    """How one replica writes: `launches` of the blocks before `cut`, then one of the deep part behind it.
+    """How one replica writes: `launches` of the blocks before `cut`, then one of the deep part after it.
 
     Without a deep part `cut` is `num_blocks`.
     """
@@ -103,7 +103,7 @@ class DecodingFacts:
 
 
 def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
-    """The blocks before which the network may be cut: behind each ramp, or at its end, which is no cut."""
+    """The blocks before which the network may be cut: after each ramp, or at its end, which is no cut."""
     ramps = [] if goal.exits == OFF else [block + 1 for block, _ in profile.workload.survival]
     return [*ramps, profile.num_blocks]
 
@@ -120,7 +120,7 @@ def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
 def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False) -> ExpectedPace:
     """The pace of one cycle: `way.launches` launches of the first part, and one of the deep part.
 
-    A token goes on after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
+    A token continues after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
     launches. The deep part also runs all rows that it has not seen, prompts among them, unless their text has ended.
     Where exits project KV (`projects`), rows of tokens that have left do not run.
     """
@@ -272,7 +272,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
 
 
 def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -> tuple[Split, ...]:
-    """The splits of a network that is cut behind the ramps before these blocks; `deep`: the batch of all but the first
+    """The splits of a network that is cut after the ramps before these blocks; `deep`: the batch of all but the first
     split."""
     return tuple(
         Split(start, stop, deep if start else residents, (stop - 1,) if stop < num_blocks else ())

@@ -65,7 +65,7 @@ def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tupl
 
 
 def _loses_exits(plan: Plan, facts: Problem, all_open: Problem) -> bool:
-    """Whether more inputs go on somewhere than if all ramps were open."""
+    """Whether more inputs continue somewhere than if all ramps were open."""
     shares = zip(facts.for_plan(plan).survival, all_open.survival, strict=True)
     return any(share > (1 + LOST) * least for share, least in shares)
 

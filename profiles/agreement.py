@@ -211,7 +211,7 @@ def summed(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
 
 
 class Look(NamedTuple):
-    """The answers counted until `ended_s` behind the same open ramps, the score then, and the score of an alarm."""
+    """The answers counted until `ended_s` with the same open ramps, the score then, and the score of an alarm."""
 
     ended_s: float
     answers: AuditedAnswers

@@ -96,7 +96,7 @@ class ExitProfile:
         """The survival for planning when the current plan opens these ramps. For that plan it is exact.
 
         At a closed ramp it has the inputs that would leave there if it were open as well, as long as more inputs stay
-        than leave at the ramps behind it. Without `sure`, it is `survival`, whichever ramps are open.
+        than leave at the ramps after it. Without `sure`, it is `survival`, whichever ramps are open.
         """
         if known := self._planned.get(opened := frozenset(ramps)):
             return known
@@ -109,7 +109,7 @@ class ExitProfile:
     def with_survival(self, survival: Sequence[float]) -> "ExitProfile":
         """The exits of other inputs, of which these shares enter each block while all ramps are open.
 
-        The inputs that leave at a ramp would leave in the same proportions behind it if it were closed.
+        The inputs that leave at a ramp would leave in the same proportions after it if it were closed.
 
         >>> exits = ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25)))
         >>> exits.with_survival((1.0, 0.2, 0.1)).sure
@@ -166,7 +166,7 @@ class ExitProfile:
     def by_set(self) -> tuple[Flags, Floats]:
         """`sure` as a table with a row for each set and a column for each ramp, and the share of each set.
 
-        Without `sure`, an input that leaves at a ramp would also leave at each one behind it.
+        Without `sure`, an input that leaves at a ramp would also leave at each one after it.
         """
         if not self.sure:
             nested = np.triu(np.ones((self.num_blocks, self.num_blocks - 1), bool))

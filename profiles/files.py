@@ -172,7 +172,7 @@ def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
 
 
 def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> bool:
-    """Whether the table is of a shared device that was measured anew: at this length, or at any without sharing it."""
+    """Whether the table is of a shared device that was measured again: at this length, or at any without sharing it."""
     whole, kinds = whole_kind(table.kind)[0], {kind for kind, _ in anew}
     if whole == table.kind:
         return False

@@ -35,7 +35,7 @@ class LatencyTable:
 
     `ramp_s[i][k]` is the extra time of an active ramp after block k; 0 where block k may have none.
     `launch_s` is the extra time of every launch, with the replica's own work where it was timed. `stop_s` is the extra
-    time at each ramp behind which the batch gets smaller, in addition to the ramp; None: the same as `launch_s`.
+    time at each ramp after which the batch gets smaller, in addition to the ramp; None: the same as `launch_s`.
     `hidden_bytes[k]` is the size of one input on the wire when it leaves block k for another device.
     `memory_bytes[k]` is the memory of block k on the device (weights and, in block 0, the embedding).
     `repeated_bytes[k]` is the part of it that block k - 1 holds as well, where layers share weights; empty: none do.

@@ -170,7 +170,7 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> sweep.Ro
 def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
     """Run all blocks and ramps like a replica that stops at every ramp.
 
-    The number of inputs that go on is fixed, so the time does not depend on which inputs would leave.
+    The number of inputs that continue is fixed, so the time does not depend on which inputs would leave.
     """
     for ramp, count in zip(model.ramp_blocks, sweep.staying(len(batch), len(model.ramp_blocks)), strict=True):
         survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors

@@ -103,7 +103,7 @@ class DecodingTable:
 class DecodingWorkload:
     """The texts of clients, and how early their tokens are known.
 
-    `survival`: for each block that a ramp may follow, the share of tokens that go on after it; `projected`: the same
+    `survival`: for each block that a ramp may follow, the share of tokens that continue after it; `projected`: the same
     where KV is projected. `prompts` and `outputs` are the numbers of tokens of sampled texts.
     """
 
@@ -138,7 +138,7 @@ class DecodingWorkload:
         return max(self.prompts), max(self.outputs)
 
     def after(self, block: int) -> float:
-        """The share of tokens that go on after a block; all of them where no ramp is possible."""
+        """The share of tokens that continue after a block; all of them where no ramp is possible."""
         return dict(self.survival).get(block, 1.0)
 
 
@@ -181,7 +181,7 @@ class DecoderProfile:
         return table
 
     def for_exits(self, exits: str) -> "DecoderProfile":
-        """The profile for this way of exits: where KV is projected, other shares go on, at ramps where it was tried.
+        """The profile for this way of exits: where KV is projected, other shares continue, at ramps where it was tried.
 
         Raise UserError where these shares are not known at all.
         """

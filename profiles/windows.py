@@ -122,9 +122,9 @@ class Window:
 def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
     """The number of inputs of which `entered` is the share that enters each block, if some did not finish.
 
-    This is the estimate of Kaplan and Meier: the share that goes on from block to block is that of the inputs that did
-    not end in between, and `entered / known` is the product of these shares. So an input that ended before it left
-    counts as a survivor up to its last block, and not at all behind it.
+    This is Kaplan and Meier's estimate: the share that continues from block to block is that of the inputs that did not
+    end in between, and `entered / known` is the product of these shares. So an input that ended before it left counts
+    as a survivor up to its last block, and not at all after it.
     """
     goes_on = entered - (unfinished or 0)
     rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)

@@ -102,7 +102,7 @@ class LivePlan:
         self._show()
 
     def allow(self, share: float) -> None:
-        """Let the next phase go on until this share of `seconds` is over."""
+        """Let the next phase continue until this share of `seconds` is over."""
         self._until_share, self._confirming = share, self.stopped
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:

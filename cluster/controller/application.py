@@ -141,7 +141,7 @@ class RunningApplication:
         return plan
 
     async def roll_out(self, plan: Plan) -> Moved:
-        """Returns when all fronts follow the plan. The roll-out goes on even if the caller ends before that."""
+        """Returns when all fronts follow the plan. The roll-out continues even if the caller ends before that."""
         benched = {"benched": self._benched} if self._benched else {}  # only a deployer takes this argument
         ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):

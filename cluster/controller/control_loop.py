@@ -153,7 +153,7 @@ class ControlLoop:
         return await self._to_its_end(self._preview())
 
     async def pause(self, paused: bool) -> None:
-        """A decision that is being made is not executed; a roll-out that has begun goes on."""
+        """A decision that is being made is not executed; a roll-out that has begun continues."""
         await self._to_its_end(self._pause(paused))
 
     async def standing(self) -> Standing:

@@ -134,7 +134,7 @@ def _as_window(survival: Sequence[float]) -> Window:
 
 
 def back_to_open_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
-    """Counts by the block before which inputs stood, as counts by the block behind the last open ramp they passed.
+    """Counts by the block before which inputs stood, as counts by the block after the last open ramp they passed.
 
     >>> back_to_open_ramps((5, 4, 3, 2), ramps=(1,))
     (9, 0, 5, 0)

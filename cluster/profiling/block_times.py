@@ -184,7 +184,7 @@ def uncatalogued(kind: str) -> str | None:
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
-    """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that go on after it).
+    """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that continue after it).
 
     >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4).survival
     (1.0, 0.5, 0.5, 0.1)

@@ -214,7 +214,7 @@ class VirtualDecoder:
         self.splits = splits
 
     def _survival(self, split: int) -> float:
-        """The share of the tokens in a split that go on after it."""
+        """The share of the tokens in a split that continue after it."""
         before = self.workload.after(self.splits.ends[split - 1] - 1) if split else 1.0
         return self.workload.after(self.splits.ends[split] - 1) / before if before else 0.0
 

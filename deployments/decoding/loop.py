@@ -112,7 +112,7 @@ class EngineLoop:
             self._orders.put(lambda: self._close(stream))
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
-        """Run `work` on the engine's thread, and return its result. Decoding goes on if it raises an error."""
+        """Run `work` on the engine's thread, and return its result. Decoding continues if it raises an error."""
         done = Future[Result]()
 
         def order() -> None:
@@ -201,7 +201,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
-LEAST_RISES = 0.1  # seconds that the least lag of a replica rises in a second, as its clock may be set anew
+LEAST_RISES = 0.1  # seconds that the least lag of a replica rises in a second, as its clock may be set again
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 
 

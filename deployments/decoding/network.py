@@ -36,7 +36,7 @@ from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
 COLDEST = 1e-6  # logits that are divided by a much lower temperature would overflow
-# oneDNN compiles anew for each number of rows, which takes milliseconds, so launches have multiples of this many.
+# oneDNN compiles again for each number of rows, which takes milliseconds, so launches have multiples of this many.
 # Launches of 32 texts with exits have 20 to 60 rows: in steps of 16 an eighth of them was padding, which takes as long
 # as other rows on Zen 4.
 ROW_STEP = 4

@@ -1,8 +1,8 @@
 """Chooses the next launch of a replica, and which waiting sequences become residents.
 
-A sequence that waits for a deep split writes nothing meanwhile, so deep splits do not wait for a full batch: one runs
-when a share of the residents is pending before it, when no other sequence can go on, or when a token would be late. The
-first split always runs with all sequences that are ready.
+A sequence that waits for a deep split generates no tokens meanwhile, so deep splits do not wait for a full batch. One
+runs when a share of the residents is pending before it, when no other sequence can continue, or when a token would be
+late. The first split always runs with all sequences that are ready.
 """
 
 from collections import defaultdict, deque

@@ -258,7 +258,7 @@ class Dispatcher:
     # What changes while inputs are inside
 
     def reroute(self, route: Route, groups: Mapping[str, Collection[str]], wakes_in_s: float | None = None) -> None:
-        """Follow another plan, or other replicas, from now on. Inputs go on from their blocks.
+        """Follow another plan, or other replicas, from now on. Inputs continue from their blocks.
 
         Running launches are not disturbed. Inputs whose state was on a lost replica begin again. `wakes_in_s`: the
         application is parked, and its replicas run this time after its next input.

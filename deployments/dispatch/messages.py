@@ -201,7 +201,7 @@ class Launch:
             self.ran_to = stop
 
     def compare(self, block: int, now_s: float) -> None:
-        """Learn the delay of the sample row, which left or stays behind this block. Only the first call counts."""
+        """Learn the delay of the sample row, which left or stays after this block. Only the first call counts."""
         if self.compared:
             return
         expected: ExpectedTimes | None = self.tickets[self.sample_row].expected

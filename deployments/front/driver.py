@@ -76,7 +76,7 @@ class Driver:
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
-        self.lag = FadingPeak()  # the time from a known answer until its request goes on: delays of the event loop
+        self.lag = FadingPeak()  # the time from a known answer until its request continues: delays of the event loop
         self.proxies = WatchedProxies()
         self._workers = workers
         self._clock = clock

@@ -159,7 +159,7 @@ class Follower:
         return tuple(StandbyReplica(kind, device_id, self._graph.uses(device_id)) for kind, device_id in devices)
 
     async def _follow(self, graph: Graph) -> None:
-        """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""
+        """Switch to another plan. Inputs continue from their blocks, and running launches are not disturbed."""
         if graph.version == self._graph.version:
             return
         if not graph.parked:
@@ -231,7 +231,7 @@ class ServeWorkers:
         """Follow a group's replicas from now on. Returns when the front is connected to the present ones, and they have
         run full batches of the plan.
 
-        Both go on if the caller stops waiting.
+        Both continue if the caller stops waiting.
         """
         if group not in self._handles:
             self._watch(group)

@@ -92,7 +92,7 @@ SLOW = 16
 SLOW_WITHIN_S = 10
 # HAProxy's condition for a client of which too many requests came too slowly.
 TOO_SLOW = f"{{ sc0_gpc0_rate gt {SLOW} }}"
-# HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
+# HAProxy's expression for the delay, in ms, of a client's request after those of others, by its rate of requests.
 _DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"
 # The file from which HAProxy reads the SLO, in ms, of each backend when it starts. Fronts fill it, and tell the running
 # HAProxy over its socket.

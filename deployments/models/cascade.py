@@ -244,7 +244,7 @@ def _mixed(level: Level, logits: Floats, memory: Floats, rows: NDArray[np.int64]
 
 
 def _staying(count: int, exits: Exits, kept: Rows) -> Rows:
-    """The positions of the inputs that go on, of `count`: inputs that have not left, and kept ones."""
+    """The positions of the inputs that continue, of `count`: inputs that have not left, and kept ones."""
     return np.setdiff1d(np.arange(count), np.setdiff1d(exits.rows, kept))
 
 

@@ -17,7 +17,7 @@ class Product:
     """Linear layers that read the same rows, as one product.
 
     On a processor, weights are packed once in the order in which oneDNN reads them, as torch's compiler does: otherwise
-    each call packs them anew.
+    each call packs them again.
     """
 
     def __init__(self, layers: Listed[nn.Linear]) -> None:

@@ -217,7 +217,7 @@ def read_ramps(
     bridge: Callable[[int], nn.Module] | None = None,
 ) -> Ramps:
     """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths. `rules`: a part of the file's,
-    where it is for several networks. `bridge` makes the bridge behind a block, of a network that has bridges."""
+    where it is for several networks. `bridge` makes the bridge after a block, of a network that has bridges."""
     widths, rules = list(pooled_widths), rules or read_rules(rules_path)
     try:
         weights = load_file(weights_path)

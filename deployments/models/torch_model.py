@@ -280,7 +280,7 @@ class TorchModel(CutNetwork):
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
-        """The same object as last time, where a launch goes on with the texts that it had before a ramp."""
+        """The same object as last time, where a launch continues with the texts that it had before a ramp."""
         known, spans = self._last_spans
         if lengths is not known:
             tokens = int(lengths.sum())

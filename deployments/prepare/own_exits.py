@@ -27,7 +27,7 @@ from isobatch.profiles.promise import FilePart
 
 WEIGHTS = "model.safetensors"
 Read = TypeVar("Read")
-# Names of classifiers behind blocks: DeeBERT's, and those of PABEE and ElasticBERT.
+# Names of classifiers after blocks: DeeBERT's, and those of PABEE and ElasticBERT.
 _CLASSIFIERS = (r"((?:\w+\.)+highway\.(\d+)\.)classifier\.weight", r"()classifiers\.(\d+)\.weight")
 # Names of the layer with a tanh before a classifier, in the order in which they are tried.
 _DENSE = ("{own}pooler.dense", "{base}.encoder.pooler.{block}.dense", "{base}.pooler.dense", "{base}.pooler")

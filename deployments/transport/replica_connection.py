@@ -131,7 +131,7 @@ class ReplicaConnection(KeyedConnection):
 async def connect_to(
     wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = ""
 ) -> ReplicaConnection:
-    """Connect to a replica, which knows a front that connects again by its name: it goes on to hold its survivors."""
+    """Connect to a replica, which knows a front that connects again by its name: it continues to hold its survivors."""
     connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost, front), replica.address)
     if not connection.is_open:  # `on_lost` was called before the caller had the connection, and so had no effect
         raise ConnectionError(GONE)
@@ -213,7 +213,7 @@ class _FrontConnection(AuthorizedConnection):
             self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
 
     def _note(self, key: str) -> None:
-        last = self._server.fronts.get(self._caller, self)  # the front may have connected anew meanwhile
+        last = self._server.fronts.get(self._caller, self)  # the front may have connected again meanwhile
         last._claimed.append(key)
         if not last.is_open:
             last._drop_later()

@@ -69,7 +69,7 @@ class Builder:
 
     @cached_property
     def _survival(self) -> Floats:
-        """The share that enters each block, and 0 behind the last."""
+        """The share that enters each block, and 0 after the last."""
         return np.array([*self.facts.survival, 0.0])
 
     @cached_property
