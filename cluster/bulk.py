@@ -1,7 +1,7 @@
-"""Answers a whole file of inputs. What is answered is kept, so that an interrupted run continues where it stopped.
+"""Answers a whole file of inputs. Answers are kept, so that an interrupted run continues where it stopped.
 
-Answers are collected in a file `OUT.part`, whose lines are JSON: first what is answered by what, then the answers to
-some rows at a time with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.
+`OUT.part` collects them as lines of JSON: first the names of file and network, then the answers to some rows at a time
+with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.
 """
 
 import csv

@@ -1,8 +1,7 @@
 """The processes of an application: how Serve starts, checks and ends them, and their log.
 
 Log lines go to Serve's log of the process, as text or JSON. A server that is attacked or overloaded would log the same
-sentence for each request. The first lines of a kind are enough; further ones are counted, and the count is logged once
-a minute.
+sentence for each request. So further lines of a kind are counted, and the count is logged once a minute.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Where a model lies: in a directory here, on Hugging Face's hub, or in a bucket; and its copy on this node.
+"""The place of a model: a directory here, Hugging Face's hub, or a bucket; and its copy on this node.
 
 A model elsewhere is named by a URL: `hf://ORG/NAME`, `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`. With a revision it
-is pinned: `hf://ORG/NAME@COMMIT`, or `s3://BUCKET/FOLDER@HASH`, where HASH is made from the hashes of its files.
-Behind a pinned URL, `/plan.json` is a file of the model. Each node of a cluster fetches what it needs into its cache.
+is pinned: `hf://ORG/NAME@COMMIT`, or `s3://BUCKET/FOLDER@HASH`, where HASH is made from the hashes of its files. A
+pinned URL with `/plan.json` is a file of the model. Each node of a cluster fetches what it needs into its cache.
 """
 
 import logging

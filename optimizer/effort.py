@@ -1,4 +1,4 @@
-"""The constants of the search: how much it tries, and when two numbers count as equal. They were tuned, not derived.
+"""The constants of the search: its effort, and when two numbers count as equal. They were tuned, not derived.
 
 It also has the types of the arrays that the planner computes with.
 """

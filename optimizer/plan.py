@@ -83,7 +83,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class DecodingTerms:
-    """How each replica writes texts, in a plan for a network that writes token by token.
+    """How each replica decodes, in a plan for a decoder.
 
     The batch sizes of its splits count sequences: the residents for the first split, and for a deep one the sequences
     that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,

@@ -281,7 +281,7 @@ def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -
 
 
 def terms_of(plan: Plan) -> DecodingTerms:
-    """How a pipeline's replicas write texts."""
+    """How a pipeline's replicas decode."""
     assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
     return plan.decoding
 

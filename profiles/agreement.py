@@ -1,20 +1,20 @@
-"""How often answers are those of the full network, as far as audits show.
+"""How often answers equal the full network's, estimated from audits.
 
 An audit is an input that is answered at a ramp and still runs to the end, so that both answers can be compared. Audits
-are drawn before anything is known of the inputs, but some never reach the end, and how many depends on the block after
-which they were answered. So the audits of each block are weighted by the share of all answers that left after that
-block: the estimate is unbiased whichever audits are given up.
+are drawn before anything is known of the inputs, but some never reach the end, and their number depends on the block
+after which they were answered. So the audits of each block are weighted by the share of all answers that left after
+that block: dropped audits do not bias the estimate.
 
 The interval is a confidence sequence: it stays valid however often it is read. A fixed mixture of bets is placed
 against each share p of disagreement. The interval holds every p against which the mixture has not yet multiplied its
 stake by 1 / (1 - confidence). The mixture is that of all Bernoulli shares, weighted by PRIOR. It is also valid for
 weighted audits, whose misses count for anything from 0 to 1 (Waudby-Smith and Ramdas, 2023).
 
-An interval is slow to show that a promise broke, as it also counts the long time in which the promise was kept. So
-a score watches for breaks, look by look, as CUSUM does: the logarithm of what a bet against the promise has won. A miss
-adds log 2, a hit subtracts as much as a promise that is just kept needs to gain nothing on average, and the score never
-falls below 0. At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190
-audits, while a promise that is kept raises a false alarm once in hundreds of thousands of audits.
+An interval shows a broken promise late, as it also counts the long time in which the promise was kept. So a score
+watches for breaks, look by look, as CUSUM does: the logarithm of the winnings of a bet against the promise. A miss adds
+log 2; a hit subtracts as much as keeps the average at 0 while the promise is just kept; the score never falls below 0.
+At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190 audits, while a
+promise that is kept raises a false alarm once in hundreds of thousands of audits.
 """
 
 from collections import defaultdict, deque

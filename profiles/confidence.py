@@ -1,10 +1,10 @@
-"""How sure one can be that new inputs lose no more than is allowed, given the losses of tested inputs.
+"""The confidence that new inputs lose no more than is allowed, given the losses of tested inputs.
 
 Every input wins (-1), loses (1) or neither. The mean loss plus `margin` standard errors must be within the allowed
 loss, as in the usual test. But the margin is the least one with which chance passes the test in at most 1 - confidence
 of cases if the true loss is the allowed one, whatever the shares of winning and losing inputs. That chance is a sum
-over all outcomes, so it is valid for few inputs, too. Only the share of inputs that win or lose is not covered in full:
-it is tried at TRIED_SHARES places between its least and greatest value.
+over all outcomes, so it is valid for few inputs, too. Only the share of inputs that win or lose is sampled: at
+TRIED_SHARES places between its least and greatest value.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Latency tables of devices that were not measured: curves fitted to published latencies.
 
-A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is the least time of
-a framework for the kernels of a layer, however few inputs there are; it decides what shrinking batches save. A curve is
+A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is a framework's least
+time for the kernels of a layer, however few inputs there are; it limits the savings of shrinking batches. A curve is
 `published` if latencies of this kind of device, framework and family of networks are known, and `estimated` if its
 constants come from other devices. docs/profiles.md shows how far off they are. A measured table beats both.
 """

@@ -1,4 +1,4 @@
-"""UserError, for everything that the user can mend, and errors of files that name the user's own path."""
+"""UserError, for every fault that the user can correct, and errors of files that name the user's own path."""
 
 import errno
 import json

@@ -1,8 +1,8 @@
 """A log in one file that survives a crash: append-only JSON lines of bounded number, without a server.
 
 One process writes. A line counts only if it is complete, so a write that was cut short loses its own line only. When
-the file has twice as many lines as are wanted, the older half is dropped by writing a new file beside it and renaming
-that: at every moment there is one good file. Every line has its schema version.
+the file has twice as many lines as it should, a new file without the older half replaces it by renaming, so a good file
+always exists. Every line has its schema version.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plans a measurement and makes a table of its raw times: which batch size comes next, and what blocks and ramps take.
+"""Plans a measurement and makes a table of its raw times: the next batch size, and the times of blocks and ramps.
 
 Nothing is measured in this file: measure.py does that, and uses this file to spend its budget.
 """

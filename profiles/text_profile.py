@@ -1,4 +1,4 @@
-"""The profile of a network that writes texts: how long its launches take, and the workload of its clients."""
+"""The profile of a decoder: the times of its launches, and the workload of its clients."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -144,7 +144,7 @@ class DecodingWorkload:
 
 @dataclass(frozen=True)
 class DecoderProfile:
-    """The profile of one network that writes texts: a table for each kind of device, and its workload."""
+    """The profile of one decoder: a table for each kind of device, and its workload."""
 
     model: str
     num_blocks: int

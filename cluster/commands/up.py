@@ -1,4 +1,4 @@
-"""`isobatch up`: from a checkpoint to a server in one command, step by step; what is done is not done again."""
+"""`isobatch up`: from a checkpoint to a server in one command, step by step; finished steps are skipped."""
 
 import json
 import sys

@@ -1,9 +1,9 @@
-"""The devices that are present, and requests for more of Ray's autoscaler: those that the cheapest plan needs.
+"""The devices that are present, and requests to Ray's autoscaler for those that the cheapest plan needs.
 
 No decision waits for requested devices: plans are rolled out on those that are present. Plans do without devices that
-do not arrive in time, for a while. Ray's autoscaler rents nothing at all if it cannot have everything that is requested
-(a kind that no type of node offers, or more nodes than `max_workers`). Then one kind is requested at a time, and fewer
-of it, until the autoscaler accepts.
+do not arrive in time, for a while. Ray's autoscaler rents nothing at all if it cannot serve the whole request (a kind
+that no type of node offers, or more nodes than `max_workers`). Then one kind is requested at a time, and fewer of it,
+until the autoscaler accepts.
 """
 
 from collections import Counter

@@ -231,7 +231,7 @@ class Controller:
     def _judge_trial(self, now_s: float) -> NextStep | None:
         """Return to the previous plan if the new plan turned out worse."""
         if lost_devices(self.running, self.present.counts):
-            self._trial = None  # parked replicas answer nothing by which to judge the plan
+            self._trial = None  # answers on fewer devices do not judge the plan
         if not (trial := self._trial) or trial.seconds < self.patience.replan_every_s / 2:
             return None
         verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)

@@ -267,7 +267,7 @@ class TrackRecord:
             share = max(kept_before, believed, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
-        else:  # applications that write texts report no launches
+        else:  # decoders report no launches
             share = kept_before + NEWEST * (total.goodput_per_s / expected_per_s - kept_before)
         self.kept_share = min(MOST_KEPT, share)
 

@@ -1,4 +1,4 @@
-"""The planning problem of a network that writes texts. Its inputs are the tokens that are written."""
+"""The planning problem of a decoder. Its inputs are the generated tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class DecoderCosts:
 
 @dataclass(frozen=True)
 class DecoderPlanningProblem:
-    """A network that writes texts, and its limits.
+    """A decoder, and its limits.
 
     Settings that a running replica cannot change are those of the plan `running`.
 

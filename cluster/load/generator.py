@@ -2,7 +2,7 @@
 
 Open loop: a request is due at a time of the workload, even if earlier ones are not answered, and its latency counts
 from that time. So a slow server cannot reduce its own load (no coordinated omission). Closed loop (`by_clients`): each
-client sends its next request as soon as the last is answered, which shows how much a server can do.
+client sends its next request as soon as the last is answered, which shows a server's capacity.
 """
 
 import asyncio

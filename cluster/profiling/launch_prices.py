@@ -1,7 +1,7 @@
-"""Measures a decoder on this device: what each part of a launch costs, and what a token costs the front.
+"""Measures a decoder on this device: the cost of each part of a launch, and of a token in the front.
 
-The real engine runs, and prices are fitted to the times of its launches. The front gets tokens that come at once, which
-shows what its processor sustains. For devices that are not here, prices are estimated from datasheets.
+The real engine runs, and prices are fitted to the times of its launches. The front gets tokens without pauses, which
+shows the rate that its processor sustains. For devices that are not here, prices are estimated from datasheets.
 """
 
 import asyncio

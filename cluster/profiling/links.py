@@ -1,7 +1,7 @@
-"""Measures what moving survivors costs: between two processes of this machine, and between nodes of a running Ray.
+"""Measures the cost of moving survivors between two processes of this machine, and between nodes of a running Ray.
 
 A front with the real dispatcher leads inputs through two replicas in processes of their own, which compute nothing. A
-hop is the extra time of an answer that needs the second one. So it includes all that both ends do: copies between
+hop is the extra time of an answer that needs the second one. So it includes the work of both ends: copies between
 device and host, messages, and the front's turn.
 """
 

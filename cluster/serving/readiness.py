@@ -1,4 +1,4 @@
-"""Checks that every node of a running cluster has what a Serve file needs, and reports in sentences what is missing."""
+"""Checks that every node of a running cluster meets the needs of a Serve file, and reports the others in sentences."""
 
 import os
 import sys

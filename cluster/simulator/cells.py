@@ -4,7 +4,7 @@ A cell has a share of the replicas of every placement, at least one, with the sa
 this share of the inputs. Arrivals vary as much as those of the whole fleet: they are every n-th of a Poisson process.
 Fewer replicas become free less often and survivors vary more, so that a cell sustains slightly less than its share.
 
-A few fast devices cannot be divided. Their SLO is shortened instead: the rate that is sustained within a shorter SLO is
+A few fast devices cannot be divided. Their SLO is shortened instead: a rate that is sustained within a shorter SLO is
 also sustained within a longer one.
 """
 

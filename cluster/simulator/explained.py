@@ -1,7 +1,7 @@
-"""What each mechanism brings on these devices and for these inputs, and what would bring more.
+"""The gain from each mechanism on these devices and for these inputs, and what would gain more.
 
-A step is the best plan of a wider family. Its goodput is what that plan sustains in the simulator, so a
-mechanism that does not pay here shows a loss. What would bring more is the planner's estimate.
+A step is the best plan of a wider family. Its goodput comes from the simulator, so a mechanism that does not pay here
+shows a loss. Possible gains are the planner's estimates.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
 """Chooses among plans by simulating them: a plan promises the goodput that it sustains in the simulator.
 
 The planner estimates with sums of median times and evenly spaced inputs, and requires that every input could run to the
-end. The simulator has bursts, queues, drawn exits and the product's own dispatcher. So simple plans are tried first:
-the baselines, at several batch sizes, and one cut. Then the planner searches the best plan within several limits of its
-estimated latency, some above the SLO, and the plan that sustains most is taken. Then plans one move away are tried for
-as long as one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
+end. The simulator has bursts, queues, random exits and the product's own dispatcher. So simple plans are tried first:
+the baselines, at several batch sizes, and one cut. Then the planner searches for the best plan within several limits of
+its estimated latency, some above the SLO. From the one that sustains most, plans one move away are tried for as long as
+one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
 
-The effort is counted in simulated inputs, not in seconds, so that the same problem has the same answer on any machine.
-`--seconds` ends earlier.
+Simulated inputs limit the effort, not seconds, so that the same problem has the same answer on any machine. `--seconds`
+ends earlier.
 """
 
 from collections.abc import Callable, Iterable, Iterator

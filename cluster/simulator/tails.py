@@ -1,8 +1,8 @@
 """Whether the tail of a plan's answers is as short as without exits at any load (`isobatch plan --no-later`).
 
-The cost model knows full launches only, as at full load. At lower loads launches are smaller and the network without
-exits answers sooner, while an input that runs to the end of a plan with cuts still waits before each of them. So plans
-are simulated beside the network without exits, with the same inputs, at several loads.
+The cost model knows full launches only, as at full load. At lower loads launches are smaller, so the network without
+exits answers sooner, while an input that runs to the end of a plan waits at each cut. So plans are simulated beside the
+network without exits, with the same inputs, at several loads.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Chooses a plan that writes texts: of the ways to write that are best by arithmetic, the best one in simulations.
+"""Chooses a decoder's plan: of those with the best estimates, the best one in simulations.
 
 A plan promises the highest rate at which nearly all texts keep the limits on TTFT and TPOT.
 """

@@ -1,7 +1,7 @@
-"""The front of a decoder: it converts texts to tokens and back, and has replicas write them.
+"""The front of a decoder: it converts texts to tokens and back; replicas generate the tokens.
 
-A stream does not end with its replica: another replica continues after the tokens that were written. It writes the same
-tokens as the first one would, since a token depends only on the tokens before it.
+A stream outlives its replica: another replica continues after the last token. It generates the same tokens as the first
+one would, since a token depends only on the tokens before it.
 """
 
 import asyncio

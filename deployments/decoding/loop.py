@@ -1,4 +1,4 @@
-"""Runs the engine on a thread of its own, and streams the tokens that it writes to fronts, over one connection each.
+"""Runs the engine on a thread of its own, and streams its tokens to fronts, over one connection each.
 
 A replica sends the tokens of a launch as one message. As streamed answers of Serve's handles, they would be a message
 for each text, and cost the replica's process more than the launch of a small network. Serve still routes each text to a

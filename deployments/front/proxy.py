@@ -4,8 +4,7 @@ Refusing a request costs this process a large part of the cost of an answer; HAP
 while the front has to refuse requests, it lowers its limit over HAProxy's socket, until it refuses almost none. HAProxy
 then answers 503 to requests that find no place within some milliseconds (cluster/serving/haproxy.py). While the front
 refuses nothing and many requests wait, each answer raises the limit a little. With few requests, the limit grows back
-over a minute, so that the front still knows its limit at the next flood. A thread does this, since the event loop may
-be late.
+over a minute, so that it is still low at the next flood. A thread does this, since the event loop may be late.
 """
 
 import csv

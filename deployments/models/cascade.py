@@ -2,7 +2,7 @@
 
 The blocks of a cascade are the blocks of all its levels, one after another. The head of a level is the ramp after its
 last block: an input that the policy lets leave there has its answer. All other inputs pass the *edge*: they start the
-next level from their own text. It travels with them in the form that the next level reads (`Batch.ahead`). The
+next level from their own text, which travels with them in the form that the next level reads (`Batch.ahead`). The
 log-probabilities of the earlier levels travel too (`Batch.memory`), and have a share in the next level's answer:
 
     p = weight * (probabilities of this level) + (1 - weight) * (probabilities of the earlier levels)

@@ -1,4 +1,4 @@
-"""Ramps: small heads after blocks, at which inputs may leave. Their weights and rules stand beside the checkpoint.
+"""Ramps: small heads after blocks, at which inputs may leave. Their weights and rules are beside the checkpoint.
 
 `ramps.safetensors` holds the weights; `exits.json` holds the rules by which inputs leave and the figures that were
 measured, and may be edited.

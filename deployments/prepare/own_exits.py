@@ -1,10 +1,10 @@
 """Networks that were trained with exits: their heads become ramps as they are.
 
-The heads of DeeBERT, PABEE and ElasticBERT are found by their names in the checkpoint; for other networks, a file says
+The heads of DeeBERT, PABEE and ElasticBERT are found by their names in the checkpoint; for other networks, a file has
 the names (`OwnExits`). The rest of the checkpoint gets the names of Hugging Face's own class, which then reads it.
 
-A head that reads the first token, or the mean over all tokens or places, is a special case of a ramp: weights for what
-it does not read are 0, and so are those of units that it does not have.
+A head that reads the first token, or the mean over all tokens or places, is a special case of a ramp: the weights of
+other tokens, places and units are 0.
 """
 
 import json

@@ -6,8 +6,8 @@ nothing is unpickled, so a malicious message cannot run code. An order takes a t
 Large arrays are received directly into their own memory. Small ones go through a shared buffer, so that one read of the
 socket can bring a whole frame.
 
-A process that listens for others of its application gives out a key (`AccessGate`), which they send first. Until it has
-sent the key, a connection gets little memory and little time, and takes no place from one with the key.
+A process that listens for others of its application gives them a key (`AccessGate`), which they send first. Before the
+key, a connection gets little memory and little time, and takes no place from one with the key.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The copies of launches between host and device. On a GPU they go through pinned memory, so that the host goes
-on while the GPU copies; on a CPU nothing is copied.
+"""The copies of launches between host and device. On a GPU they go through pinned memory, so that the host continues
+while the GPU copies; on a CPU nothing is copied.
 
 The arrays of a launch itself are copied on the stream of its work. Survivors travel on streams of their own, one each
 way, and launches compute meanwhile.

@@ -1,4 +1,4 @@
-"""Fetches survivors that another process holds, directly from replica to replica and not through the front.
+"""Fetches survivors from the replica that holds them, not through the front.
 
 Ray's own transfers are slower: a call by value costs 10 ms for each MiB beyond a quarter of one, and a reference into
 Ray's object store costs 2 to 4 ms more than a socket of our own.

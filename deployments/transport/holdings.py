@@ -1,6 +1,6 @@
 """Holds survivors where they were computed, until the replica that runs the next split fetches them.
 
-A claim is sent instead of them, with the holder's address and a key. The key cannot be guessed, so no other permission
+The front gets a claim instead, with the holder's address and a key. The key cannot be guessed, so no other permission
 is checked. Survivors are forgotten when the front drops them or when their time is up, so a front that vanishes leaves
 nothing behind.
 """

@@ -1,4 +1,4 @@
-"""An order to a replica and its replies, which are sent as they are."""
+"""The messages between a front and a replica: an order and its replies."""
 
 import sys
 

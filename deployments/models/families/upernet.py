@@ -1,6 +1,6 @@
 """UperNet over ConvNeXt, ResNet or Swin: a head that reads each region's last map, of ConvNeXt and Swin a norm of it.
 
-Swin's blocks make tokens, the others' make maps. What makes a map smaller belongs to the first block after it.
+Swin's blocks make tokens, the others' make maps. A downsampling step belongs to the first block after it.
 """
 
 from copy import deepcopy
