@@ -77,10 +77,10 @@ def best_ramps(times: Times, survival: tuple[float, ...], ramps: tuple[int, ...]
 
 
 def _undominated(sets: list[_Opened]) -> Iterator[_Opened]:
-    """The sets of ramps that no other set beats in everything that matters for later blocks.
+    """The sets of ramps that no other set beats in every fact that matters for later blocks.
 
-    The share inside after a later ramp does not depend on the ramps before it, but the share that leaves there does:
-    the cost of an input that leaves in between is known only at the next ramp. So only equal shares are compared.
+    The share that remains after a later ramp does not depend on the ramps before it, but the share that leaves there
+    does: the cost of an input that leaves in between is known only at the next ramp. So only equal shares are compared.
     """
     by_inside = dict[float, list[_Opened]]()
     for each in sorted(sets, key=lambda each: (each.later_s, each.left_s)):

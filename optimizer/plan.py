@@ -86,10 +86,10 @@ class DecodingTerms:
     """How each replica decodes, in a plan for a decoder.
 
     The batch sizes of its splits count sequences: the residents for the first split, and for a deep one the sequences
-    that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,
-    where memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first
-    token and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together.
-    `threads`: of the processors that each replica computes with, where these compute.
+    that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text, if
+    memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first token
+    and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together. `threads`:
+    those of each replica on a CPU.
     """
 
     exits: str
@@ -172,7 +172,7 @@ class Plan:
     dtype: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
     slo_s: float | None = field(default=None, compare=False)  # the SLO of the plan; None: it has none
-    decoding: DecodingTerms | None = None  # for a network that writes token by token, whose inputs are texts
+    decoding: DecodingTerms | None = None  # for a decoder
 
     __pydantic_config__ = STRICT
 
@@ -203,7 +203,7 @@ class Plan:
 
     @property
     def shape(self) -> tuple[tuple[str, tuple[Split, ...], bool], ...]:
-        """What pipelines have in common that differ only in replicas."""
+        """The common shape of pipelines that differ only in replicas."""
         return tuple((each.kind, each.splits, each.local) for each in self.placements)
 
     def placement_of(self, split: Split) -> Placement:

@@ -21,7 +21,7 @@ class Problem:
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
-    lengths: Lengths | None = None  # those whose mean `length` is; None: all inputs are alike
+    lengths: Lengths | None = None  # their mean is `length`; None: all inputs have one length
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
     exits: ExitProfile | None = None  # if set, scores and simulations take the survival of their plan's ramps from here
     keeps_open: bool = False  # a plan opens all ramps at which inputs leave, or none

@@ -22,7 +22,7 @@ from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 
 GAP = 0.03  # of the planner
-WORTH = 0.01  # a change that brings less than this share is left out
+WORTH = 0.01  # a change that gains less than this share is left out
 EFFORT = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)  # of a step
 SINGLE = "single inputs, no exits"
 BATCHES = "batches"
@@ -85,7 +85,7 @@ def _baselines(name: str, facts: Problem, objective: Objective, single: bool = F
 
 
 def changes(facts: Problem, objective: Objective) -> list[Improvement]:
-    """The changes that would bring more, by the planner's estimates, the best first."""
+    """The changes that would gain more, by the planner's estimates, the best first."""
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []

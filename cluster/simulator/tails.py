@@ -16,9 +16,9 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 
 LOADS = (0.3, 0.5, 0.7, 0.9)  # shares of what the network without exits sustains by the cost model
-MOST = 1.02  # times the p99 without exits: chance moves the ratio of two runs by as much
+MOST = 1.02  # times the p99 without exits: the ratio of two runs varies by this much by chance
 PATIENCE = 20.0  # times the SLO, so that no input is refused and missing from the tail
-SEED = 4  # of inputs by which nothing else is chosen
+SEED = 4  # of inputs that are used for nothing else
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ MOST_DOUBLINGS = 10  # at once, after this process was stopped for a while: from
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
 LOOPBACK = ("127.0.0.1", "::1")  # the addresses by which Ray names HAProxy's own node
-# HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
+# HAProxy gets a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
 LEAST, MOST = 4, 4096
@@ -330,7 +330,7 @@ class ProxyLimit(threading.Thread):
 
 
 def _keep(slo_map: Path, entries: Mapping[str, str]) -> None:
-    """Write entries to the map, for a HAProxy that starts while no front could tell it.
+    """Write entries to the map, for a HAProxy that starts while no front can reach it.
 
     If two fronts write at once, the entries of one get lost, and come back when it repeats its limit.
     """
