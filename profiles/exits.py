@@ -19,9 +19,9 @@ Integers = NDArray[np.int64]
 class ExitProfile:
     """`survival[k]` is the share of all inputs that enter block k: it starts at 1, never grows, and may reach 0.
 
-    This holds while every ramp is open. `sure` says what happens when some are closed: sets of ramps at which an input
-    would leave, with the share of inputs that would leave at exactly these. Without `sure`, an input that would leave
-    at a closed ramp is assumed to leave at the next open one.
+    This holds while every ramp is open. `sure` covers closed ramps: it has sets of ramps at which an input would leave,
+    with the share of inputs that would leave at exactly these. Without `sure`, an input that would leave at a closed
+    ramp is assumed to leave at the next open one.
 
     >>> ExitProfile((1.0, 0.5, 0.5, 0.1)).num_blocks
     4
@@ -192,7 +192,7 @@ def survival_after(
 ) -> tuple[float, ...]:
     """The survival after a change, from the observed one, and from a table of survival `now` and `then`.
 
-    The share `full_share` of inputs never leaves early, whatever changes.
+    The share `full_share` of inputs never leaves early.
 
     >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
     (1.0, 1.0, 0.2)

@@ -72,7 +72,7 @@ class Journal(Generic[T]):
 
     def _write(self, path: Path, entry: T) -> None:
         created, line = not path.exists(), _line(entry) if self._ends_whole else b"\n" + _line(entry)
-        self._ends_whole = False  # until all of the line is written: a full disk takes only a part
+        self._ends_whole = False  # until the whole line is written, since a full disk takes only a part
         with path.open("ab") as file:
             _write(file, line)
         if created:

@@ -174,7 +174,7 @@ def balancing(truth: Labels) -> Floats:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A score, and how much one input raises it, by the input's class and its answer (class x answer)."""
+    """A score, and the amount by which one input raises it, by the input's class and its answer (class x answer)."""
 
     value: float
     influence: Floats

@@ -63,7 +63,7 @@ class Sweep:
     """Measures one network at several batch sizes, with most of the budget where its curve bends.
 
     Every size is visited twice, early and late, and the rounds of both visits count, so that a table shows the
-    machine's usual speed and not that of a quick moment.
+    machine's usual speed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Sweep:
         return self._start + self._budget_s - self._clock()
 
     def _sizes(self) -> Iterator[float]:
-        """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
+        """Both ends and the middle in any case, then more sizes until half of the budget is spent."""
         if self._least < 1:
             yield self._least
         while (size := sweep.next_size(self._whole_s, self._largest)) is not None:

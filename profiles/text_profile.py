@@ -49,9 +49,9 @@ class DecodingTable:
     """How long launches take on one kind of device: the seconds of each part of a launch.
 
     `overlaps`: reading and computing overlap, as on a GPU by its datasheet; otherwise all parts add up. `error`: the
-    median relative error on launches that no price was fitted to, and `bias` the relative error of their sum; None: the
-    table is estimated, not measured. `residents`: the most sequences of a timed launch, and so of a plan; None: nothing
-    was timed. `projects`: there is a price for projecting KV.
+    median relative error on launches that were held out, and `bias` the relative error of their sum; None: the table is
+    estimated, not measured. `residents`: the most sequences of a timed launch, and so of a plan; None: nothing was
+    timed. `projects`: there is a price for projecting KV.
     """
 
     kind: str

@@ -32,7 +32,7 @@ def public_address(address: str) -> str:
 
 
 class Claim(Message, frozen=True, weakref=True):
-    """A claim on `count` inputs that stand before block `cursor` and are held at `address`. It is sent as it is.
+    """A claim on `count` inputs before block `cursor`, which are held at `address`. It is sent as it is.
 
     The address begins with the key of the holding process; `key` is the key of these survivors.
     """

@@ -107,7 +107,7 @@ class ReplicaConnection(KeyedConnection):
         self.send(EndIfStuck(after_s))
 
     def retire(self) -> None:
-        """Close the connection once all orders are answered. No others may be sent. A warm-up is not waited for."""
+        """Close the connection once all orders are answered. No others may be sent. Warm-ups need not end."""
         self._retired = True
         self._close_if_done()
 
@@ -118,7 +118,7 @@ class ReplicaConnection(KeyedConnection):
     # Received messages
 
     def on_message(self, message: NumberedReply) -> None:
-        if waiting := self._replies.get(message.number):  # otherwise its caller has given up
+        if waiting := self._replies.get(message.number):  # otherwise its caller no longer waits
             waiting.put_nowait(message.reply)
 
     def lost(self, error: Exception | None) -> None:
@@ -219,7 +219,7 @@ class _FrontConnection(AuthorizedConnection):
             last._drop_later()
 
     def _drop_later(self) -> None:
-        """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""
+        """Drop the survivors of a front that may have vanished: their deadlines may be a day away."""
         asyncio.get_running_loop().call_later(self._server.held_after_s, self._drop)
 
     def _drop(self) -> None:
