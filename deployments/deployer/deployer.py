@@ -299,6 +299,6 @@ class Deployer:
             elif self._leadership.of_application() and memory and memory.fleet == self._fleet.prefix:
                 replace(memory, ended=True).store(self._application)  # the next deployer decides what it can use
                 if self._leadership.of_fleet() and not self._leadership.of_application():
-                    self._fleet.delete()  # the next deployer began another fleet, before it could read that this one ended
+                    self._fleet.delete()  # the next deployer had begun another fleet before this one ended
             else:
                 self._fleet.delete()  # the next deployer has another fleet, which may wait for these devices

@@ -135,7 +135,7 @@ class Cascade(CutNetwork):
         return Cascade(levels, self.ramps, self.labels, self.device, self.dtype, backend or self._backend)
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
-        """Load and prepare the levels that these block ranges run through. The example stands before block 0."""
+        """Load and prepare the levels that these block ranges run through. The example is an input of block 0."""
         wanted = list(block_ranges)
         for level in self.levels:
             if parts := [part for block_range in wanted if (part := level.part(block_range))]:

@@ -48,7 +48,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class ProductPart(nn.Module):
-    """A layer whose weights are in a product: it computes its part of it."""
+    """A layer whose weights are in a product, of which it computes its part."""
 
     def __init__(self, product: Product, start: int, stop: int) -> None:
         super().__init__()

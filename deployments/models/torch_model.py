@@ -161,7 +161,8 @@ class TorchModel(CutNetwork):
 
     @torch.inference_mode()
     def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
-        """Run a launch from block `start` to each stop on a batch as large as the example, which stands before block 0.
+        """Run a launch from block `start` to each stop on a batch as large as the example, which is an input of block
+        0.
 
         No input leaves, so that every block gets the whole batch.
         """
