@@ -137,7 +137,7 @@ def _write_lines(part: Path, out: Path) -> None:
 
 
 def _write_csv(part: Path, out: Path) -> None:
-    """With a column for each label whose probability any row lists; several labels of an input stand in one cell."""
+    """With a column for each label whose probability any row lists; several labels of an input are in one cell."""
     columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record)))
     with out.open("w", newline="") as file:
         if columns:

@@ -128,8 +128,8 @@ class ReplicaProcess:
 
 
 def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A task that continues if the client goes. Serve then cancels all calls in the request's context, so the task has
-    another one. It is in `tasks` until it ends.
+    """A task that continues if the client disconnects. Serve then cancels all calls in the request's context, so the
+    task has another one. It is in `tasks` until it ends.
     """
     task = asyncio.get_running_loop().create_task(work, context=Context())
     tasks.add(task)

@@ -41,11 +41,11 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Remote:
-    """A model that lies elsewhere, or one file of it."""
+    """A model on the hub or in a bucket, or one file of it."""
 
     scheme: str  # hf, s3 or gs
     place: str  # ORG/NAME on the hub, BUCKET/FOLDER
-    revision: str = ""  # "": what lies there now
+    revision: str = ""  # "": the present one
     file: str = ""
 
     @property
@@ -121,7 +121,7 @@ def local(model: str | Path) -> Path:
 
 
 def pinned(model: str) -> str:
-    """The same model with the revision that is there now, as a URL; a directory here stays as it is."""
+    """The same model with its present revision, as a URL; a directory here stays as it is."""
     if remote := remote_of(as_url(model)):
         return str(replace(remote, revision=fetched(replace(remote, file=""))[1]))
     return str(local(model)) if is_url(model) else model

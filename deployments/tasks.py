@@ -83,7 +83,7 @@ class TaskAnswer(Protocol):
 
 
 class Task:
-    """One label for each input. Another task is a subclass, and stands in `TASKS` (map_tasks.py)."""
+    """One label for each input. Another task is a subclass in `TASKS` (map_tasks.py)."""
 
     name = "classification"
     heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task

@@ -56,7 +56,7 @@ class DeviceTrial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether too many inputs are late or gone already, whatever is answered later."""
+        """Whether too many inputs are already late or lost for any later answers to help."""
         late = len(self.latencies_s) - self.in_time
         return late + self.gone > (1 - IN_TIME_SHARE) * self.offered
 

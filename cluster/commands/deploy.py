@@ -70,7 +70,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
 
 def kept_plans(content: dict[str, Any]) -> Iterator[str]:
-    """The applications whose plan is of other content of their files: Serve starts nothing again while `args:` stay."""
+    """The applications that keep a plan of changed files: Serve restarts nothing while `args:` are the same."""
     from isobatch.cluster.serving.serve_file import classifiers, name_of
     from isobatch.deployments.config import AppConfig, checked
     from isobatch.deployments.graph import origin_of

@@ -7,7 +7,7 @@ from typing import Annotated
 from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 from isobatch.profiles.errors import UserError
 
-OF_ONE = ("plan", "lengths")  # options that say nothing of several applications
+OF_ONE = ("plan", "lengths")  # options without a meaning for several applications
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ def timed(
 ) -> list[Measured]:
     """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun.
 
-    Launches include what a replica adds to them: it merges inputs and separates exits.
+    Launches include the replica's own work: it merges inputs and separates exits.
     """
     measured, device = list[Measured](), str(model.device)
     source = source_of(device_name(device), model.backend, dtype, torch.get_num_threads())

@@ -113,7 +113,7 @@ def _texts(model: Any, workload: DecodingWorkload, count: int, seed: int) -> lis
     shape, random = anatomy_of(model).shape, Random(seed)
     context = shape.context(None)
     requests = []
-    for _ in range(count + count // 2):  # some begin while others go on
+    for _ in range(count + count // 2):  # some begin while others continue
         place = random.randrange(len(workload.prompts))
         prompt = min(workload.prompts[place], context - 1)
         output = min(workload.outputs[place], shape.room(prompt, context))

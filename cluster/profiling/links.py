@@ -51,7 +51,7 @@ NOBODY_LEFT = Exits(NOBODY, NOBODY, np.zeros((0, 1), np.float32))
 
 class Passing:
     """A network of two blocks that computes nothing. The first of an input's numbers says whether it leaves after block
-    0, the second what it weighs after it, in bytes on the device."""
+    0; the second is its size after that block, in bytes on the device."""
 
     num_blocks, num_labels, ramp_blocks, reads_text = 2, 1, (0,), False
 

@@ -57,7 +57,7 @@ def check_nodes(content: ServeFile) -> None:
 
 
 def _silence(error: Exception) -> str:
-    """Why a node did not say what it has."""
+    """Why a node did not answer."""
     from ray.exceptions import GetTimeoutError, NodeDiedError
 
     ended = isinstance(error, GetTimeoutError | NodeDiedError)
