@@ -78,9 +78,7 @@ def load(
     lengths: Annotated[
         Path | None, "Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."
     ] = None,
-    prompts: Annotated[
-        Path | None, "For networks that write texts: prompts, one a line, sent in turn; answers are streamed."
-    ] = None,
+    prompts: Annotated[Path | None, "For decoders: prompts, one a line, sent in turn; answers are streamed."] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(

@@ -129,7 +129,7 @@ def prepare(given: GivenOptions) -> None:
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
     else:
-        refusal = "is for decoders: this network writes nothing"
+        refusal = "is for decoders: this network is not one"
         options = given.only(ClassifierPrepareOptions, refusal)
         if options.own_exits or options.exit_names:
             _prepare_own(options, source, loss)
