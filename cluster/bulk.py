@@ -1,7 +1,7 @@
-"""Answers a whole file of inputs. What is answered is kept, so that an interrupted run goes on where it stopped.
+"""Answers a whole file of inputs. Answers are kept, so that an interrupted run continues where it stopped.
 
-Answers are collected in a file `OUT.part`, whose lines are JSON: first what is answered by what, then the answers to
-some rows at a time with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.
+`OUT.part` collects them as lines of JSON: first the names of file and network, then the answers to some rows at a time
+with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.
 """
 
 import csv
@@ -137,7 +137,7 @@ def _write_lines(part: Path, out: Path) -> None:
 
 
 def _write_csv(part: Path, out: Path) -> None:
-    """With a column for each label whose probability any row lists; several labels of an input stand in one cell."""
+    """With a column for each label whose probability any row lists; several labels of an input are in one cell."""
     columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record)))
     with out.open("w", newline="") as file:
         if columns:

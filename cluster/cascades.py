@@ -37,7 +37,7 @@ from isobatch.profiles.measure import device_name
 
 SIMULATED = 20_000  # inputs of a run that measures latencies
 GAP = 0.01  # the share by which a plan may be worse than the best possible one
-FULL = 8  # inputs of the launch by whose times blocks are compared
+FULL = 8  # inputs of the launch whose times compare blocks
 A_MILLION_PER_HOUR = 1e6 / 3600  # inputs per second
 
 

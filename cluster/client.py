@@ -29,7 +29,7 @@ class _RefusedError(UserError):
 def json_at(
     url: str, headers: Mapping[str, str], body: bytes | None = None, method: str | None = None, patience_s: float = 10.0
 ) -> Any:
-    """The server's JSON. Raise HTTPError for another status than success, UserError if nobody answers there in HTTP."""
+    """The server's JSON. Raise HTTPError for another status than success, UserError if there is no HTTP server."""
     try:
         as_sent = {name: value.encode().decode("latin-1") for name, value in headers.items()}  # in UTF-8
         with urlopen(Request(url, body, as_sent, method=method), timeout=patience_s) as reply:
@@ -58,7 +58,7 @@ def stats_at(base: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def outputs_from(url: str, values: Iterable[Any], headers: Mapping[str, str], **fields: Any) -> Iterator[Outputs]:
-    """The server's output for each input, in order. `fields` stand beside `inputs` in each body."""
+    """The server's output for each input, in order. `fields` are beside `inputs` in each body."""
     pool, pending = ThreadPoolExecutor(UNDER_WAY), deque[Future[list[Outputs]]]()
     try:
         for chunk in chunks(values, AT_ONCE):

@@ -1,4 +1,4 @@
-"""How right a network is in full and with exits, on inputs that it has not seen."""
+"""The quality of a network's answers with and without exits, on inputs that it has not seen."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -86,7 +86,7 @@ class PixelClassification(Task):
 
 
 class Keypoints(Task):
-    """The points of what a picture shows, each where its heat map is largest; its score is the largest number there.
+    """The points of a picture, each at the maximum of its heat map, which is its score.
 
     `grid`: height and width of the heat maps, `reads`: of the pictures that the network reads. An answer has one part
     for each point: in `label` the cell of its map, and in the rows of its logits the maps.

@@ -1,8 +1,8 @@
 """Gives the threads that compute on a CPU cores of their own.
 
-A launch that shares its core with the front, the proxy and Ray is interrupted hundreds of times, and after each time
-its data must come into the core's cache again. So where at least as many cores are left for everything else, each
-replica computes on cores that no other thread of its Ray uses.
+A launch that shares its core with the front, the proxy and Ray is interrupted hundreds of times, and each time loses
+its data in the core's cache. So where at least as many cores are left for everything else, each replica computes on
+cores that no other thread of its Ray uses.
 
 While a replica lives, it locks a file with the number of cores that it needs. From these files all replicas of a
 machine compute the same division of its cores, so no process has to lead them.

@@ -45,7 +45,7 @@ def are_near(first: NDArray[Any], second: NDArray[Any], tolerance: float) -> NDA
 
 
 def _place(sides: Sides, reads: tuple[int, int]) -> tuple[Floats, Floats]:
-    """The middle and the size of what the network sees of a picture."""
+    """The middle and the size of the part of a picture that the network reads."""
     from transformers.models.vitpose.image_processing_pil_vitpose import box_to_center_and_scale
 
     height, width = reads

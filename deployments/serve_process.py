@@ -1,8 +1,7 @@
 """The processes of an application: how Serve starts, checks and ends them, and their log.
 
 Log lines go to Serve's log of the process, as text or JSON. A server that is attacked or overloaded would log the same
-sentence for each request. The first lines of a kind are enough; further ones are counted, and the count is logged once
-a minute.
+sentence for each request. So further lines of a kind are counted, and the count is logged once a minute.
 """
 
 import asyncio
@@ -129,8 +128,8 @@ class ReplicaProcess:
 
 
 def own_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A task that goes on if the client goes. Serve then cancels all calls in the request's context, so the task has
-    another one. It is in `tasks` until it ends.
+    """A task that continues if the client disconnects. Serve then cancels all calls in the request's context, so the
+    task has another one. It is in `tasks` until it ends.
     """
     task = asyncio.get_running_loop().create_task(work, context=Context())
     tasks.add(task)

@@ -1,8 +1,8 @@
-"""Where a model lies: in a directory here, on Hugging Face's hub, or in a bucket; and its copy on this node.
+"""The place of a model: a directory here, Hugging Face's hub, or a bucket; and its copy on this node.
 
 A model elsewhere is named by a URL: `hf://ORG/NAME`, `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`. With a revision it
-is pinned: `hf://ORG/NAME@COMMIT`, or `s3://BUCKET/FOLDER@HASH`, where HASH is made from the hashes of its files.
-Behind a pinned URL, `/plan.json` is a file of the model. Each node of a cluster fetches what it needs into its cache.
+is pinned: `hf://ORG/NAME@COMMIT`, or `s3://BUCKET/FOLDER@HASH`, where HASH is made from the hashes of its files. A
+pinned URL with `/plan.json` is a file of the model. Each node of a cluster fetches what it needs into its cache.
 """
 
 import logging
@@ -41,11 +41,11 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Remote:
-    """A model that lies elsewhere, or one file of it."""
+    """A model on the hub or in a bucket, or one file of it."""
 
     scheme: str  # hf, s3 or gs
     place: str  # ORG/NAME on the hub, BUCKET/FOLDER
-    revision: str = ""  # "": what lies there now
+    revision: str = ""  # "": the present one
     file: str = ""
 
     @property
@@ -121,7 +121,7 @@ def local(model: str | Path) -> Path:
 
 
 def pinned(model: str) -> str:
-    """The same model with the revision that is there now, as a URL; a directory here stays as it is."""
+    """The same model with its present revision, as a URL; a directory here stays as it is."""
     if remote := remote_of(as_url(model)):
         return str(replace(remote, revision=fetched(replace(remote, file=""))[1]))
     return str(local(model)) if is_url(model) else model

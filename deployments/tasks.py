@@ -1,8 +1,8 @@
 """The tasks of networks: one label for each input, several labels for it, one for each word of a text, or a score.
 
-A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
+A `Task` has everything that depends on this: the heads with the task, and the names of answers and their forms as JSON
 and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`). Tasks whose answers are maps
-stand in `map_tasks.py`.
+are in `map_tasks.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class TaskAnswer(Protocol):
 
 
 class Task:
-    """One label for each input. Another task is a subclass, and stands in `TASKS` (map_tasks.py)."""
+    """One label for each input. Another task is a subclass in `TASKS` (map_tasks.py)."""
 
     name = "classification"
     heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task

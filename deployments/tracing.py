@@ -1,7 +1,7 @@
 """OpenTelemetry spans of requests, queues, launches and hops, if the environment asks for them.
 
-The variables are OpenTelemetry's own (docs/watching.md). Whether a request is traced is decided before anything is
-created for it: by default, 99 of 100 requests cost no more than reading a header and drawing a random number.
+The variables are OpenTelemetry's own (docs/watching.md). The decision to trace a request comes before any work for it:
+by default, 99 of 100 requests cost only a look at a header and a random number.
 """
 
 import os

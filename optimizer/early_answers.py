@@ -3,7 +3,7 @@
 Batches never shrink, so only the time until the answer is gained. The network runs in one piece. Its ramps may delay
 the inputs that stay to the end by a budget: a share of the time that a lone input takes without ramps, since ramps
 delay a lone input most. Of all sets of ramps within the budget, the one with the shortest mean time until the answer
-is opened. A ramp is worth opening as long as the inputs that leave there save more time than the inputs behind it lose
+is opened. A ramp is worth opening as long as the inputs that leave there save more time than the inputs after it lose
 (the paper's utility); the mean counts both.
 """
 
@@ -25,7 +25,7 @@ from isobatch.profiles.errors import UserError
 class Times:
     """Seconds into a launch: `done_s[k]` when block k and its ramp are done, with no other ramp open.
 
-    `delay_s[k]`: how much later everything behind block k is when its ramp is open. The last block has no ramp.
+    `delay_s[k]`: how much later everything after block k is when its ramp is open. The last block has no ramp.
     """
 
     done_s: tuple[float, ...]
@@ -77,10 +77,10 @@ def best_ramps(times: Times, survival: tuple[float, ...], ramps: tuple[int, ...]
 
 
 def _undominated(sets: list[_Opened]) -> Iterator[_Opened]:
-    """The sets of ramps that no other set beats in everything that matters for later blocks.
+    """The sets of ramps that no other set beats in every fact that matters for later blocks.
 
-    The share inside behind a later ramp does not depend on the ramps before it, but the share that leaves there does:
-    the cost of an input that leaves in between is known only at the next ramp. So only equal shares are compared.
+    The share that remains after a later ramp does not depend on the ramps before it, but the share that leaves there
+    does: the cost of an input that leaves in between is known only at the next ramp. So only equal shares are compared.
     """
     by_inside = dict[float, list[_Opened]]()
     for each in sorted(sets, key=lambda each: (each.later_s, each.left_s)):

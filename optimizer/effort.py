@@ -1,4 +1,4 @@
-"""The constants of the search: how much it tries, and when two numbers count as equal. They were tuned, not derived.
+"""The constants of the search: its effort, and when two numbers count as equal. They were tuned, not derived.
 
 It also has the types of the arrays that the planner computes with.
 """
@@ -30,14 +30,14 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class Effort:
-    """More effort takes longer and leaves a smaller gap. The reported gap is right whatever these numbers are."""
+    """More effort takes longer and leaves a smaller gap. The reported gap is right for any of these numbers."""
 
     # Multipliers (goals/relaxation.py): steps of the ascent, and how far above the best bound each step aims.
     ascent_steps: int = 40
     first_hope: float = 0.1
     last_hope: float = 1e-4
     hope_after_failure: float = 0.7
-    cuts: int = 6  # of all cuts the tightest ones, which are used
+    cuts: int = 6  # the tightest of all cuts, which are used
 
     # Sweeps (search/sweeps.py): the number of partial plans before one block.
     narrow: int = 48

@@ -69,7 +69,7 @@ def _too_much(facts: Problem, objective: Objective) -> str | None:
 def _too_dear(facts: Problem, objective: Objective) -> str | None:
     if objective.cost_per_hour is None:
         return None
-    wanted = objective.goodput_per_s or 1e-6  # any goodput, but not none
+    wanted = objective.goodput_per_s or 1e-6  # any goodput above 0
     cheapest = side_by_side(facts, replace(objective, goal="cost", goodput_per_s=wanted, cost_per_hour=None))
     if cheapest is None:
         return None

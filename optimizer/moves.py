@@ -50,7 +50,7 @@ def _inner(split: Split) -> bool:
 
 
 def _batches(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Changes]:
-    """One more, one fewer, a quarter more, a fifth fewer, twice and half as many: small steps leave no plateau."""
+    """One more, one fewer, a quarter more, a fifth fewer, twice and half as many: small steps may stay on a plateau."""
     least, most = objective.batches
     for split in plan.splits:
         largest = min(most, facts.table(plan.placement_of(split).kind).largest)
@@ -89,7 +89,7 @@ def _parted(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 
 def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
-    """One ramp inside a split opened or closed: the search only considers all of them or none."""
+    """One ramp inside a split opened or closed, as the search opens all of them or none."""
     for split in plan.splits:
         for ramp in _leaving(facts).intersection(range(split.start, split.stop - 1)):
             yield {split: (replace(split, ramps=tuple(sorted({*split.ramps} ^ {ramp}))),)}

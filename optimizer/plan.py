@@ -14,7 +14,7 @@ from isobatch.profiles.errors import UserError, check_numbers, first_wrong, json
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
-Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
+Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp after it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
 # Strict, to refuse true and false here: `check_numbers` does not find the field by its name in older files.
 Number = Annotated[float, Field(strict=True)]
@@ -63,7 +63,7 @@ def blocks_text(first: int, last: int) -> str:
 class Placement:
     """`replicas` devices of one kind that run one split or, taking turns, several.
 
-    In a `local` placement, inputs that go on from one split to the next stay on their replica: they are not handed
+    In a `local` placement, inputs that continue from one split to the next stay on their replica: they are not handed
     over, and every replica forms the batches of the deeper split by itself.
     """
 
@@ -83,13 +83,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class DecodingTerms:
-    """How each replica writes texts, in a plan for a network that writes token by token.
+    """How each replica decodes, in a plan for a decoder.
 
     The batch sizes of its splits count sequences: the residents for the first split, and for a deep one the sequences
-    that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,
-    where memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first
-    token and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together.
-    `threads`: of the processors that each replica computes with, where these compute.
+    that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text, if
+    memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first token
+    and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together. `threads`:
+    those of each replica on a CPU.
     """
 
     exits: str
@@ -172,7 +172,7 @@ class Plan:
     dtype: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
     slo_s: float | None = field(default=None, compare=False)  # the SLO of the plan; None: it has none
-    decoding: DecodingTerms | None = None  # for a network that writes token by token, whose inputs are texts
+    decoding: DecodingTerms | None = None  # for a decoder
 
     __pydantic_config__ = STRICT
 
@@ -203,7 +203,7 @@ class Plan:
 
     @property
     def shape(self) -> tuple[tuple[str, tuple[Split, ...], bool], ...]:
-        """What pipelines have in common that differ only in replicas."""
+        """The common shape of pipelines that differ only in replicas."""
         return tuple((each.kind, each.splits, each.local) for each in self.placements)
 
     def placement_of(self, split: Split) -> Placement:

@@ -21,7 +21,7 @@ class Problem:
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
-    lengths: Lengths | None = None  # those whose mean `length` is; None: all inputs are alike
+    lengths: Lengths | None = None  # their mean is `length`; None: all inputs have one length
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
     exits: ExitProfile | None = None  # if set, scores and simulations take the survival of their plan's ramps from here
     keeps_open: bool = False  # a plan opens all ramps at which inputs leave, or none
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def ramp_blocks(self) -> frozenset[int]:
-        """Blocks with a ramp behind them: the ramp takes time on some device, or inputs leave there."""
+        """Blocks with a ramp after them: the ramp takes time on some device, or inputs leave there."""
         before = range(self.num_blocks - 1)
         costs = {block for block in before for table in self.tables if any(row[block] > 0 for row in table.ramp_s)}
         leaving = {block for block in before if self.survival[block + 1] < self.survival[block]}

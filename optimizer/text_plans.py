@@ -17,12 +17,12 @@ from isobatch.profiles.exits import LEAST
 from isobatch.profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
-# Sequences that one replica writes at once.
+# Sequences that one replica decodes at once.
 RESIDENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PROMPT_ROWS = (64, 256, 1024)  # prompt positions of one launch
 USED_MEMORY = 0.9  # the share of a device's memory for weights and KV; the rest is for intermediate results
 MEGABYTE = 2**20
-# A way with fewer residents is preferred if it writes at least this share of the best tokens per second.
+# A way with fewer residents is preferred if it has at least this share of the best tokens per second.
 NEARLY_BEST = 0.95
 OFF = "off"
 PAGE = 32  # positions that a text may leave empty in its last pages
@@ -49,7 +49,7 @@ class DecodingGoal:
 
 @dataclass(frozen=True)
 class DecodingWay:
-    """How one replica writes: `launches` of the blocks before `cut`, then one of the deep part behind it.
+    """How one replica decodes: `launches` of the blocks before `cut`, then one of the deep part after it.
 
     Without a deep part `cut` is `num_blocks`.
     """
@@ -62,7 +62,7 @@ class DecodingWay:
 
 @dataclass(frozen=True)
 class ExpectedPace:
-    """The pace of a replica that is never idle, and the waits of a text there, by arithmetic."""
+    """The estimated pace of a replica that is never idle, and the waits of a text there."""
 
     way: DecodingWay
     tokens_per_s: float
@@ -103,13 +103,13 @@ class DecodingFacts:
 
 
 def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
-    """The blocks before which the network may be cut: behind each ramp, or at its end, which is no cut."""
+    """The blocks before which the network may be cut: after each ramp, or at its end, which is no cut."""
     ramps = [] if goal.exits == OFF else [block + 1 for block, _ in profile.workload.survival]
     return [*ramps, profile.num_blocks]
 
 
 def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
-    """All ways to write whose residents fit into memory and are no more than in any timed launch."""
+    """All ways to decode whose residents fit into memory, and are no more than in any timed launch."""
     most = min(facts.texts_held(goal), facts.table.residents or RESIDENTS[-1])
     residents = [each for each in RESIDENTS if each <= max(most, 1)]
     for cut, launches, count, rows in product(cuts_of(facts.profile, goal), RHYTHMS, residents, PROMPT_ROWS):
@@ -120,7 +120,7 @@ def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
 def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False) -> ExpectedPace:
     """The pace of one cycle: `way.launches` launches of the first part, and one of the deep part.
 
-    A token goes on after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
+    A token continues after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
     launches. The deep part also runs all rows that it has not seen, prompts among them, unless their text has ended.
     Where exits project KV (`projects`), rows of tokens that have left do not run.
     """
@@ -196,7 +196,7 @@ def expected_paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPac
 def most_promising(paces: Iterable[ExpectedPace], goal: DecodingGoal, count: int) -> list[ExpectedPace]:
     """The ways that are worth simulating, the fastest first: one of each cut and rhythm.
 
-    A way whose mean is above a limit cannot keep the limit for nearly all texts. Of ways that write nearly as fast, the
+    A way whose mean is above a limit cannot keep the limit for nearly all texts. Of ways that are nearly as fast, the
     one with the fewest residents is taken, as each resident then waits less.
     """
     by_rhythm: dict[tuple[int, int], list[ExpectedPace]] = {}
@@ -212,7 +212,7 @@ def most_promising(paces: Iterable[ExpectedPace], goal: DecodingGoal, count: int
 
 
 def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
-    """Why this device cannot write the workload for this goal; None if it can."""
+    """Why this device cannot serve the workload for this goal; None if it can."""
     workload, device = facts.profile.workload, facts.device
     if goal.exits == PROJECT and not facts.table.projects:
         return f"exits = 'project': the time of projection on {device.kind} is not known: measure with isobatch profile"
@@ -237,7 +237,7 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
-    """The plan by which replicas write in this way; it promises nothing yet."""
+    """The plan for this way to decode; it promises nothing yet."""
     profile = facts.profile
     cuts, waits = tuple[int, ...](), way.residents
     if way.cut < profile.num_blocks:
@@ -272,7 +272,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
 
 
 def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -> tuple[Split, ...]:
-    """The splits of a network that is cut behind the ramps before these blocks; `deep`: the batch of all but the first
+    """The splits of a network that is cut after the ramps before these blocks; `deep`: the batch of all but the first
     split."""
     return tuple(
         Split(start, stop, deep if start else residents, (stop - 1,) if stop < num_blocks else ())
@@ -281,7 +281,7 @@ def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -
 
 
 def terms_of(plan: Plan) -> DecodingTerms:
-    """How a pipeline's replicas write texts."""
+    """How a pipeline's replicas decode."""
     assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
     return plan.decoding
 
@@ -323,5 +323,5 @@ def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
 
 
 def residents_of(plan: Plan) -> int:
-    """Texts that all replicas write at once."""
+    """Texts that all replicas decode at once."""
     return sum(each.placements[0].replicas * each.splits[0].batch_size for each in plan.pipelines)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
-# The best of this plan and similar ones in simulations, with what it sustains; the plan itself where none is simulated.
+# The best of this plan and similar ones in simulations, with its goodput; the plan itself if none is simulated.
 Rehearse = Callable[[Plan, Problem], Plan]
-LOST = 0.01  # closing ramps loses exits if this share more inputs go on
+LOST = 0.01  # closing ramps loses exits if this share more inputs continue
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
 REHEARSED = 3  # sets of ramps, the best by estimate, that are simulated
 LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
@@ -65,7 +65,7 @@ def plan_for_its_ramps(facts: Problem, objective: Objective, find: Find) -> tupl
 
 
 def _loses_exits(plan: Plan, facts: Problem, all_open: Problem) -> bool:
-    """Whether more inputs go on somewhere than if all ramps were open."""
+    """Whether more inputs continue somewhere than if all ramps were open."""
     shares = zip(facts.for_plan(plan).survival, all_open.survival, strict=True)
     return any(share > (1 + LOST) * least for share, least in shares)
 
@@ -102,7 +102,7 @@ def tuned(
     """Thresholds with which a better plan is possible than with those of `isobatch prepare`, within the promise.
 
     None if there are none. `find` gives the best plan for a problem by estimate. With `rehearse` a few sets of ramps
-    are simulated, and what their plans sustain decides. Once it is `out_of_time`, no further set of ramps is tried.
+    are simulated, and the goodput of their plans decides. Once it is `out_of_time`, no further set of ramps is tried.
     """
     exits = evidence.exits(evidence.prepared)
     known = replace(facts, survival=exits.survival, exits=exits)
@@ -130,8 +130,8 @@ def _rated(
 ) -> list[tuple[Plan, Problem]]:
     """Plans with likely thresholds for the sets of ramps that they open, the best first, each with its problem.
 
-    In each turn one ramp is added or taken away, or stays alone. Where ramps are expensive, one alone is often best,
-    and on the way from one to another both would be open. The ramps of the best plan so far come first.
+    In each turn one ramp is added or removed, or stays alone: if ramps are expensive, one alone is often best, and a
+    search by single steps would have to open two. The ramps of the best plan so far come first.
     """
     rated, every = dict[tuple[int, ...], tuple[Plan, Problem]](), range(facts.num_blocks - 1)
     for _ in range(TURNS):

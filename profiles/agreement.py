@@ -1,20 +1,20 @@
-"""How often answers are those of the full network, as far as audits show.
+"""How often answers equal the full network's, estimated from audits.
 
 An audit is an input that is answered at a ramp and still runs to the end, so that both answers can be compared. Audits
-are drawn before anything is known of the inputs, but some never reach the end, and how many depends on the block after
-which they were answered. So the audits of each block are weighted by the share of all answers that left after that
-block: the estimate is unbiased whichever audits are given up.
+are drawn before anything is known of the inputs, but some never reach the end, and their number depends on the block
+after which they were answered. So the audits of each block are weighted by the share of all answers that left after
+that block: dropped audits do not bias the estimate.
 
 The interval is a confidence sequence: it stays valid however often it is read. A fixed mixture of bets is placed
 against each share p of disagreement. The interval holds every p against which the mixture has not yet multiplied its
 stake by 1 / (1 - confidence). The mixture is that of all Bernoulli shares, weighted by PRIOR. It is also valid for
 weighted audits, whose misses count for anything from 0 to 1 (Waudby-Smith and Ramdas, 2023).
 
-An interval is slow to show that a promise broke, as it also counts the long time in which the promise was kept. So
-a score watches for breaks, look by look, as CUSUM does: the logarithm of what a bet against the promise has won. A miss
-adds log 2, a hit subtracts as much as a promise that is just kept needs to gain nothing on average, and the score never
-falls below 0. At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190
-audits, while a promise that is kept raises a false alarm once in hundreds of thousands of audits.
+An interval shows a broken promise late, as it also counts the long time in which the promise was kept. So a score
+watches for breaks, look by look, as CUSUM does: the logarithm of the winnings of a bet against the promise. A miss adds
+log 2; a hit subtracts as much as keeps the average at 0 while the promise is just kept; the score never falls below 0.
+At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190 audits, while a
+promise that is kept raises a false alarm once in hundreds of thousands of audits.
 """
 
 from collections import defaultdict, deque
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 # A beta distribution of shares of disagreement, with a mean of about 1.6 % and the weight of 30 audits.
 PRIOR = 0.5, 30.0
-# Audits: blocks with fewer are counted together with their neighbours, or their weights would be chance.
+# Audits: blocks with fewer are counted together with their neighbours, since their own weights would be chance.
 MIN_AUDITS_PER_PART = 50
 MIN_AUDITS = 100  # audits: with fewer, the state of a promise is "not watched"
 BISECTION_STEPS = 40  # bisection steps for one end of an interval
@@ -189,7 +189,7 @@ class AuditedAnswers:
         hits = audits * sum(self.left) / sum(self.left[:-1]) - misses
         if limit < 1 / 3:
             return misses * log(2.0) + hits * log1p(-limit / (1 - limit))
-        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # a fair bet, which doubling would not be here
+        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # doubling would not be a fair bet here
 
     @property
     def depth(self) -> tuple[float, float] | None:
@@ -211,7 +211,7 @@ def summed(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
 
 
 class Look(NamedTuple):
-    """The answers counted until `ended_s` behind the same open ramps, the score then, and the score of an alarm."""
+    """The answers counted until `ended_s` with the same open ramps, the score then, and the score of an alarm."""
 
     ended_s: float
     answers: AuditedAnswers
@@ -225,8 +225,8 @@ class PromiseWatch:
     """Remembers ten minutes of audits, look by look, and keeps the score against the promise.
 
     Inputs are in doubt for ten minutes after the promise broke, and after inputs begin to leave elsewhere than minutes
-    before. All answers show the latter, long before the few audits do. In doubt, less disagreement is allowed and
-    a lower score is an alarm.
+    before. All answers show such a change, long before the few audits do. In doubt, less disagreement is allowed and a
+    lower score is an alarm.
     """
 
     looks: deque[Look] = field(default_factory=deque)
@@ -264,7 +264,7 @@ class PromiseWatch:
         self.score, self.scored = 0.0, AuditedAnswers()
 
     def restart(self) -> None:
-        """Forget earlier audits, which say nothing about thresholds that have changed since."""
+        """Forget earlier audits, which were of other thresholds."""
         self.reset_score()
         self._unscored = AuditedAnswers()
         self._stale = len(self.looks)
@@ -318,10 +318,11 @@ class RecentAgreement(NamedTuple):
 
 
 def recent_agreement(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> RecentAgreement:
-    """The agreement and the state of the promise by several watches together, each of a part of the answers.
+    """The agreement and the state of the promise by several watches, each of a part of the answers.
 
-    A promise counts as broken for ten minutes after an alarm, whatever has changed since. The scores of all watches at
-    one time are added: since none falls below 0, the sum is at least about the score of one watch of all answers.
+    A promise counts as broken for ten minutes after an alarm, even if thresholds have changed since. The scores of all
+    watches at one time are added: since none falls below 0, the sum is at least about the score of one watch of all
+    answers.
     """
     agreement = summed(watch.recent(now_s) for watch in watches).agreement()
     if promised is None:

@@ -1,10 +1,10 @@
-"""How sure one can be that new inputs lose no more than is allowed, given the losses of tested inputs.
+"""The confidence that new inputs lose no more than is allowed, given the losses of tested inputs.
 
 Every input wins (-1), loses (1) or neither. The mean loss plus `margin` standard errors must be within the allowed
 loss, as in the usual test. But the margin is the least one with which chance passes the test in at most 1 - confidence
 of cases if the true loss is the allowed one, whatever the shares of winning and losing inputs. That chance is a sum
-over all outcomes, so it is valid for few inputs, too. Only the share of inputs that win or lose is not covered in full:
-it is tried at TRIED_SHARES places between its least and greatest value.
+over all outcomes, so it is valid for few inputs, too. Only the share of inputs that win or lose is sampled: at
+TRIED_SHARES places between its least and greatest value.
 """
 
 import math
@@ -20,7 +20,7 @@ from isobatch.profiles.losses import Loss, Metric
 TRIED_SHARES = 48  # shares of inputs that win or lose, at which the chance of passing is computed
 MAX_MARGIN = 64.0  # standard errors: no test needs a larger margin
 BISECTION_STEPS = 20  # bisection steps for a margin or a bound
-NEGLIGIBLE = 1e-10  # numbers of winning inputs outside these tails of the distribution are left out
+NEGLIGIBLE = 1e-10  # numbers of winning inputs beyond these tails of the distribution are left out
 
 
 @cache
@@ -100,7 +100,7 @@ class _Outcomes:
 
 
 def _outcomes(count: int, max_loss: float, metric: Metric) -> _Outcomes:
-    """The outcomes of a test, without numbers of winning inputs that are as good as impossible."""
+    """The outcomes of a test, without numbers of winning inputs of negligible probability."""
     shares = np.array([max_loss])
     if metric != "agreement":
         shares = np.geomspace(max(max_loss, 1 / count), 1.0, TRIED_SHARES)

@@ -1,7 +1,7 @@
 """Latency tables of devices that were not measured: curves fitted to published latencies.
 
-A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is the least time of
-a framework for the kernels of a layer, however few inputs there are; it decides what shrinking batches save. A curve is
+A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is a framework's least
+time for the kernels of a layer, however few inputs there are; it limits the savings of shrinking batches. A curve is
 `published` if latencies of this kind of device, framework and family of networks are known, and `estimated` if its
 constants come from other devices. docs/profiles.md shows how far off they are. A measured table beats both.
 """
@@ -25,7 +25,7 @@ FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
 FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
-# Between these quantiles of known devices' errors lie four of five times of devices that are not known (bench-curves).
+# Four of five times of unknown devices lie between these quantiles of known devices' errors (bench-curves).
 MOST_CASES = (0.025, 0.975)
 # Devices with published latencies that are not in the catalogue. An RTX 3090 is twice as fast with sums in float16, as
 # TensorRT keeps them; the devices of the catalogue are as fast with sums in float32.
@@ -37,7 +37,7 @@ FLOAT16_SUMS = {("rtx3090", "tensorrt"): 2.0}
 class Curve:
     """The constants of launch times for one framework, one kind of device and one precision."""
 
-    call_s: float  # of a launch, whatever it runs
+    call_s: float  # of any launch
     floor_s: float  # of a kernel: a layer takes at least the floors of its kernels
     bytes_per_s: float  # rate of reading weights, once for a batch
     flops_per_s: float  # rate of arithmetic on inputs
@@ -146,7 +146,7 @@ def _most(known: Collection[Fitted], backend: str, family: str) -> float:
 
 
 def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -> list[Fitted]:
-    """The curves of the same framework that are alike in most: family and precision, precision, or neither."""
+    """The curves of the same framework that are most alike: in family and precision, in precision, or in neither."""
     here = [each for each in known if each.backend == backend]
     if not here:
         raise UserError(f"there are no times of backend {backend!r}: choose among {', '.join(BACKENDS)}")
@@ -167,8 +167,8 @@ def pace(kind: str, backend: str, dtype: str) -> float:
 def steady(kind: str, backend: str, dtype: str) -> float:
     """Operations per second at the clock of a device under load: the geometric mean of its base and its boost clock.
 
-    The peak is printed at the boost clock, which cards of little power hold for moments only: a T4's base clock is 37 %
-    of it, a V100's 90 %.
+    The peak is printed at the boost clock, which cards with a low power limit hold only briefly: a T4's base clock is
+    37 % of it, a V100's 90 %.
     """
     sums = FLOAT16_SUMS.get((kind, backend), 1.0) if dtype == "float16" else 1.0
     return sums * peak(kind, dtype) * sqrt(_known(kind).base_clock)

@@ -19,7 +19,7 @@ COMPUTE_SHARE = 0.75  # the share of the peak flops that a large matrix product 
 MEMORY_SHARE = 0.80  # the share of the peak bandwidth that a stream reaches
 # How the three times combine. 1: they add up; infinity: the longest one hides the others.
 OVERLAP = 1.2
-LAUNCH_S = 200e-6  # seconds for the way of a batch in and out of a device: an assumption, to be measured
+LAUNCH_S = 200e-6  # seconds to move a batch into and out of a device: an assumption, to be measured
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 BYTES = {"float32": 4, "float16": 2}  # bytes of a number
 
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Shape:
-    """A network as a datasheet table needs it; `ramps[k]` is the ramp after block k, empty for the last block."""
+    """A network's figures for a datasheet table; `ramps[k]` is the ramp after block k, empty for the last block."""
 
     name: str
     blocks: tuple[Block, ...]

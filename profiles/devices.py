@@ -15,7 +15,7 @@ GBIT = 10**9 / 8
 HOP_S = 0.0018
 # Seconds until a replica that keeps its survivors gets its next order: the front sends it when a launch has ended.
 TURN_S = 0.001
-MOST_DEVICES = 2**20  # of one kind: far beyond what any cluster has
+MOST_DEVICES = 2**20  # of one kind: far more than any cluster has
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def as_text(counts: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one kind of device to another, or to the same kind (in another machine, or the same one)."""
+    """The connection from one kind of device to another, or to the same kind (in another machine, or the same one)."""
 
     source: str
     target: str
@@ -99,7 +99,7 @@ class DeviceKind:
         return "float16" if self.fp16_flops > self.fp32_flops else "float32"
 
     def shared_by(self, sharers: int) -> "DeviceKind":
-        """What each of several replicas has of one device."""
+        """The share of one device that each of several replicas has."""
         return replace(self, memory_bytes=self.memory_bytes // sharers, price_per_hour=self.price_per_hour / sharers)
 
 
@@ -242,7 +242,7 @@ def links_between(
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
     Links that were `measured` there replace the catalogue's. A kind that is not in the catalogue is connected as the
-    slowest kind in it. `gbit_per_s` gives the rates of links that are known better, by the names in the example.
+    slowest kind in it. `gbit_per_s` overrides the rates of links, by the names in the example.
 
     >>> links = links_between(fleet("v100=1,k80=1"), gbit_per_s={"v100>k80": 0.08})
     >>> [(f"{link.source}>{link.target}", link.bytes_per_s / 1e6) for link in links]
@@ -267,8 +267,8 @@ MOST_WAYS = 64  # choices of kinds that are shared; further ones are not planned
 
 
 def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tuple[Device, ...]]:
-    """The devices as they are, and then every way in which all devices of some kinds are shared, each by several
-    replicas, where `kinds` has the shared ones.
+    """The whole devices, and then every way in which several replicas share each device of some kinds. `kinds` has the
+    shared ones.
 
     >>> ways = ways_to_share(fleet("cpu=2,v100=1"), {"cpu", "v100", "cpu/2", "v100/3"})
     >>> [as_text({device.kind: device.count for device in way}) for way in ways]

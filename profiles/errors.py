@@ -1,4 +1,4 @@
-"""UserError, for everything that the user can mend, and errors of files that name the user's own path."""
+"""UserError, for every fault that the user can correct, and errors of files that name the user's own path."""
 
 import errno
 import json
@@ -24,15 +24,15 @@ NO_ROOM = {  # advice for errors of a full disk
 
 
 class UserError(ValueError):
-    """The user gave something that cannot be used. The message is one line: the value, and what would work instead.
+    """The user gave a wrong value. The message is one line: the value, and one that would work.
 
     The command line prints it without a traceback and exits with 2.
     """
 
 
 class WrongInputError(UserError):
-    """One of several inputs cannot be used. `value` is this input, so that a caller can find its row; `problem` is what
-    is wrong with it."""
+    """One of several inputs cannot be used. `value` is this input, so that a caller can find its row; `problem` is its
+    fault."""
 
     def __init__(self, message: str, value: object = None, problem: str = "") -> None:
         super().__init__(message)
@@ -152,7 +152,7 @@ def read_model(path: Path, model: type[Model]) -> Model:
     text = read_text(path)
     content = json_in(text, path)
     try:
-        read = model.model_validate_json(text)  # whose errors speak of JSON's objects and arrays
+        read = model.model_validate_json(text)  # its errors name JSON's objects and arrays
     except ValidationError as error:
         wrong = first_wrong(error)
         raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error

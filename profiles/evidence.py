@@ -25,7 +25,7 @@ MAX_LADDERS = 8  # ladders that are cached
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two tables of the same ramps, and the promise. A ramp stands after every block but the last."""
+    """Two tables of the same ramps, and the promise. There is a ramp after every block but the last."""
 
     shape: ExitTable
     test: ExitTable
@@ -53,7 +53,7 @@ class Evidence:
         return replace(self, metric=metric or self.metric)
 
     def shows(self, lost: Loss) -> bool:
-        """Whether such a loss shows that no more is lost than is allowed."""
+        """Whether this loss proves that inputs lose no more than is allowed."""
         return shown(lost, self.max_loss, self.confidence, self.metric)
 
     @property
@@ -66,7 +66,7 @@ class Evidence:
         return self._highest(self.shape, ramps, costs)
 
     def proven_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
-        """Candidates that keep the promise by the test table. Use this once: chance passes one of many tries."""
+        """Candidates that keep the promise by the test table. Use this once: of many tries, one passes by chance."""
         return self._highest(self.test, ramps, costs)
 
     def _highest(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
@@ -86,9 +86,10 @@ class Evidence:
         return self._ladders[key]
 
     def agreeing_candidates(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
-        """Candidates with which, by the test table, at most the share `most` of answers is not the full network's.
+        """Candidates with which, by the test table, at most the share `most` of answers differs from the full
+        network's.
 
-        The test table cannot show less than half an input: for a smaller `most`, no input leaves early. This keeps no
+        The test table cannot show less than half an input: for a smaller `most`, no input leaves early. This is no
         promise by itself: audits must watch it.
         """
         chosen, rows = self.shape.strictest, list(ramps)
@@ -98,7 +99,7 @@ class Evidence:
         return chosen
 
     def disagreement(self, chosen: Indices) -> float:
-        """The share of answers that are not the full network's, by the test table; at least half an input."""
+        """The share of answers that differ from the full network's, by the test table; at least half an input."""
         return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.smallest_share)
 
     @property

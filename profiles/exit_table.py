@@ -49,7 +49,7 @@ class ExitTable:
     last: the probability that the answer is right (0 or 1 where the truth is known), and its label. `truth` is the true
     label of each input. `costs` is the share of the network that runs up to each ramp, and up to the end.
 
-    `reference` are the answers of another network to compare with; None: those of the full network.
+    `reference` has the answers of another network to compare with; None: the full network's.
     """
 
     candidates: Floats
@@ -169,9 +169,9 @@ class ExitTable:
     def losses(self, metric: Metric) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 for the reverse.
 
-        Agreement cannot be won: every answer that is not the full network's is a loss. Where all classes count alike,
-        the losses of a rare class weigh more; for micro-F1, those of an input with many labels. For NDCG, a document's
-        loss is that of its list if no other document leaves early.
+        Agreement cannot be won: every answer that differs from the full network's is a loss. If all classes count
+        alike, the losses of a rare class weigh more; for micro-F1, those of an input with many labels. For NDCG, a
+        document's loss is that of its list if no other document leaves early.
         """
         if metric == MICRO_F1:
             ends = [np.full(self.num_inputs, place) for place in range(self.num_ramps + 1)]
@@ -234,7 +234,7 @@ def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
 def ladder(table: ExitTable, metric: Metric) -> list[Indices]:
     """Choices of thresholds, from the one with the least loss to the one with the least cost.
 
-    Between the choices that the multipliers give lie single steps from one to the next.
+    Single steps connect the choices that the multipliers give.
     """
     losses = table.losses(metric)
     rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]

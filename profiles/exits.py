@@ -19,9 +19,9 @@ Integers = NDArray[np.int64]
 class ExitProfile:
     """`survival[k]` is the share of all inputs that enter block k: it starts at 1, never grows, and may reach 0.
 
-    This holds while every ramp is open. `sure` says what happens when some are closed: sets of ramps at which an input
-    would leave, with the share of inputs that would leave at exactly these. Without `sure`, an input that would leave
-    at a closed ramp is assumed to leave at the next open one.
+    This holds while every ramp is open. `sure` covers closed ramps: it has sets of ramps at which an input would leave,
+    with the share of inputs that would leave at exactly these. Without `sure`, an input that would leave at a closed
+    ramp is assumed to leave at the next open one.
 
     >>> ExitProfile((1.0, 0.5, 0.5, 0.1)).num_blocks
     4
@@ -96,7 +96,7 @@ class ExitProfile:
         """The survival for planning when the current plan opens these ramps. For that plan it is exact.
 
         At a closed ramp it has the inputs that would leave there if it were open as well, as long as more inputs stay
-        than leave at the ramps behind it. Without `sure`, it is `survival`, whichever ramps are open.
+        than leave at the ramps after it. Without `sure`, it is `survival`, whichever ramps are open.
         """
         if known := self._planned.get(opened := frozenset(ramps)):
             return known
@@ -109,7 +109,7 @@ class ExitProfile:
     def with_survival(self, survival: Sequence[float]) -> "ExitProfile":
         """The exits of other inputs, of which these shares enter each block while all ramps are open.
 
-        The inputs that leave at a ramp would leave in the same proportions behind it if it were closed.
+        The inputs that leave at a ramp would leave in the same proportions after it if it were closed.
 
         >>> exits = ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25)))
         >>> exits.with_survival((1.0, 0.2, 0.1)).sure
@@ -166,7 +166,7 @@ class ExitProfile:
     def by_set(self) -> tuple[Flags, Floats]:
         """`sure` as a table with a row for each set and a column for each ramp, and the share of each set.
 
-        Without `sure`, an input that leaves at a ramp would also leave at each one behind it.
+        Without `sure`, an input that leaves at a ramp would also leave at each one after it.
         """
         if not self.sure:
             nested = np.triu(np.ones((self.num_blocks, self.num_blocks - 1), bool))
@@ -192,7 +192,7 @@ def survival_after(
 ) -> tuple[float, ...]:
     """The survival after a change, from the observed one, and from a table of survival `now` and `then`.
 
-    The share `full_share` of inputs never leaves early, whatever changes.
+    The share `full_share` of inputs never leaves early.
 
     >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
     (1.0, 1.0, 0.2)

@@ -38,7 +38,7 @@ class Profile:
     token_exits: ExitProfile | None = None
     # Of a cascade: the blocks at which its second and later levels begin. Every plan is cut there.
     edges: tuple[int, ...] = ()
-    links: tuple[Link, ...] = ()  # what moving survivors costs, where it was measured
+    links: tuple[Link, ...] = ()  # the measured costs of moving survivors
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -72,14 +72,14 @@ class Profile:
         """Both as one. A later table replaces that of the same kind and length, but no measurement by a derived table.
 
         There may be derived tables for several backends and precisions. A later note replaces the earlier one on the
-        same subject, and a later link that between the same kinds. What sharing a device costs was measured with its
-        table, and goes with it.
+        same subject, and a later link that between the same kinds. The cost of sharing a device was measured with its
+        table, and is dropped with it.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
         anew = {(table.kind, table.length) for table in other.tables if not table.derived}
         tables = {_key(table): table for table in self.tables if not _outdated(table, anew)}
         for table in other.tables:
-            tables.pop(_key(table), None)  # so that a new table stands last
+            tables.pop(_key(table), None)  # so that a new table is last
             tables[_key(table)] = table
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
@@ -172,7 +172,7 @@ def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
 
 
 def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> bool:
-    """Whether the table is of a shared device that was measured anew: at this length, or at any without sharing it."""
+    """Whether the table is of a shared device that was measured again: at this length, or at any without sharing it."""
     whole, kinds = whole_kind(table.kind)[0], {kind for kind, _ in anew}
     if whole == table.kind:
         return False

@@ -71,7 +71,7 @@ class Forecaster:
         if any(not 0 <= block < num_blocks - 1 for block in ramps):
             raise ValueError(f"ramp_blocks = {list(ramps)} must lie between 0 and {num_blocks - 2}")
         self._num_blocks = num_blocks
-        self._cuts = [block + 1 for block in ramps]  # the blocks behind a ramp
+        self._cuts = [block + 1 for block in ramps]  # the blocks after a ramp
         self._steady = SteadySurvival(num_blocks)
         self._mix, self._any_full = SteadySurvival(2), False  # of `Window.mix`
         self._expected: Floats | None = None  # the survival that was expected of the next window
@@ -174,7 +174,7 @@ class Forecaster:
         return Reading(self._long, 1 / window.texts, self._long)
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
-        """Survival at every block, `z` standard deviations from the mean; blocks not behind a ramp inherit it."""
+        """Survival at every block, `z` standard deviations from the mean; blocks not after a ramp inherit it."""
         curve = np.ones(self._num_blocks)
         curve[self._cuts] = np.clip([_at(ramp, z) for ramp in ramps], 0.0, 1.0)
         return tuple(np.minimum.accumulate(curve).tolist())

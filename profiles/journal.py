@@ -1,8 +1,8 @@
 """A log in one file that survives a crash: append-only JSON lines of bounded number, without a server.
 
 One process writes. A line counts only if it is complete, so a write that was cut short loses its own line only. When
-the file has twice as many lines as are wanted, the older half is dropped by writing a new file beside it and renaming
-that: at every moment there is one good file. Every line has its schema version.
+the file has twice as many lines as it should, a new file without the older half replaces it by renaming, so a good file
+always exists. Every line has its schema version.
 """
 
 import json
@@ -72,7 +72,7 @@ class Journal(Generic[T]):
 
     def _write(self, path: Path, entry: T) -> None:
         created, line = not path.exists(), _line(entry) if self._ends_whole else b"\n" + _line(entry)
-        self._ends_whole = False  # until all of the line is written: a full disk takes only a part
+        self._ends_whole = False  # until the whole line is written, since a full disk takes only a part
         with path.open("ab") as file:
             _write(file, line)
         if created:

@@ -33,17 +33,16 @@ class LatencyTable:
 
     Where texts differ in length, a batch size counts tokens, as a multiple of a text of `length` tokens.
 
-    `ramp_s[i][k]` is the extra time of an active ramp after block k; 0 where block k may have none.
-    `launch_s` is the extra time of every launch, with the replica's own work where it was timed. `stop_s` is the extra
-    time at each ramp behind which the batch gets smaller, in addition to the ramp; None: the same as `launch_s`.
-    `hidden_bytes[k]` is the size of one input on the wire when it leaves block k for another device.
-    `memory_bytes[k]` is the memory of block k on the device (weights and, in block 0, the embedding).
-    `repeated_bytes[k]` is the part of it that block k - 1 holds as well, where layers share weights; empty: none do.
-    `activation_bytes[k]` is the memory of one input on the device while block k runs it; empty: not measured.
-    `length` is the mean number of tokens per input in the measurement; None where inputs have one size.
-    `backend` computes, with precision `dtype`; None where nothing computes, or it was not noted.
-    `block_p95_s` are 95th percentiles, beside the medians; empty where the source has none.
-    `interval[i]` are the factors between which times at batch size i lie in four of five cases; empty: not estimated.
+    `ramp_s[i][k]` is the extra time of an active ramp after block k; 0 where block k may have none. `launch_s` is the
+    extra time of every launch, with the replica's own work where it was timed. `stop_s` is the extra time at each ramp
+    after which the batch gets smaller, in addition to the ramp; None: the same as `launch_s`. `hidden_bytes[k]` is the
+    size of one input on the wire when it leaves block k for another device. `memory_bytes[k]` is the memory of block k
+    on the device (weights and, in block 0, the embedding). `repeated_bytes[k]` is the part of it that block k - 1 holds
+    as well, where layers share weights; empty: none do. `activation_bytes[k]` is the memory of one input on the device
+    while block k runs it; empty: not measured. `length` is the mean number of tokens per input in the measurement; None
+    where inputs have one size. `backend` computes, with precision `dtype`; None: nothing computes, or it was not noted.
+    `block_p95_s` are 95th percentiles, beside the medians; empty where the source has none. `interval[i]` are the
+    factors between which times at batch size i lie in four of five cases; empty: not estimated.
     """
 
     kind: str
@@ -219,8 +218,7 @@ def _longer(rows: Rows, factors: Sequence[float]) -> Rows:
 def mixed_backends_warning(tables: Sequence[LatencyTable]) -> str | None:
     """A warning if tables are of different backends or precisions; None if they are of one.
 
-    An eager device pays for every kernel, a compiled one hardly at all: plans that combine them compare frameworks, not
-    devices.
+    Eager code pays for every kernel, compiled code hardly: plans that combine them compare frameworks, not devices.
     """
     variants = {table.kind: " ".join(filter(None, (table.backend, table.dtype))) for table in tables}
     if len({variant for variant in variants.values() if variant}) < 2:

@@ -1,15 +1,15 @@
-"""The loss of inputs by leaving early, in the metric of the promise, and how surely these inputs show it.
+"""The loss of inputs by leaving early, in the metric of the promise, and the confidence in it.
 
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
 - worst-class: right answers among the inputs of one class, for the class that loses most. Each class has its own test,
-  and all tests must pass. A class that loses too much fails its own test often enough, so no test must be stricter.
+  and all tests must pass. A class that loses too much fails its own test often enough, so tests need not be stricter.
 - mean-iou: a picture's intersection over union, as the mean of the labels that it has. Every picture counts alike, so
   that the loss is a mean over inputs; a score over the pixels of all pictures would depend on few pictures of a rare
   label, and have no valid test for few of them.
 - absolute-error: how much further scores are from the true ones, as a share of their range.
 - ndcg@10: of lists of documents, each of which counts as one input (profiles/ranking.py).
 - macro-f1, mcc, micro-f1: a score of all inputs together, which is no mean over them. Its loss and standard error come
-  from the first-order influence of each input on the score, which is valid for many inputs, but not for few.
+  from the first-order influence of each input on the score, which is valid only for many inputs.
 """
 
 import math
@@ -174,7 +174,7 @@ def balancing(truth: Labels) -> Floats:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A score, and how much one input raises it, by the input's class and its answer (class x answer)."""
+    """A score, and the amount by which one input raises it, by the input's class and its answer (class x answer)."""
 
     value: float
     influence: Floats

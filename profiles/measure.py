@@ -63,7 +63,7 @@ class Sweep:
     """Measures one network at several batch sizes, with most of the budget where its curve bends.
 
     Every size is visited twice, early and late, and the rounds of both visits count, so that a table shows the
-    machine's usual speed and not that of a quick moment.
+    machine's usual speed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Sweep:
         return self._start + self._budget_s - self._clock()
 
     def _sizes(self) -> Iterator[float]:
-        """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
+        """Both ends and the middle in any case, then more sizes until half of the budget is spent."""
         if self._least < 1:
             yield self._least
         while (size := sweep.next_size(self._whole_s, self._largest)) is not None:
@@ -170,7 +170,7 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> sweep.Ro
 def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
     """Run all blocks and ramps like a replica that stops at every ramp.
 
-    The number of inputs that go on is fixed, so the time does not depend on which inputs would leave.
+    The number of inputs that continue is fixed, so the time does not depend on which inputs would leave.
     """
     for ramp, count in zip(model.ramp_blocks, sweep.staying(len(batch), len(model.ramp_blocks)), strict=True):
         survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors

@@ -87,7 +87,7 @@ def _rules_in(folder: Path) -> _Rules:
 
 
 def agreement_in(folder: Path) -> float | None:
-    """The share of answers that should be the full network's: the promised one, or else the measured one.
+    """The share of answers that should equal the full network's: the promised one, or else the measured one.
 
     The measured share may be luck, so the lower end of its 95 % interval is used. None: nothing is known.
     """
@@ -108,7 +108,7 @@ def promise_in(folder: Path) -> ExitPromise | None:
 
 
 def tolerance_in(folder: Path) -> float:
-    """How far two scores or points may be apart that count as the same; 0 where the network here gives labels."""
+    """The largest distance of two scores or points that count as the same; 0 for a network with labels."""
     return _rules_in(folder).tolerance or 0.0
 
 

@@ -35,7 +35,7 @@ class RankedLists:
         return ndcg
 
     def losses(self, scores: NDArray[Any]) -> Floats:
-        """What each document loses if it alone is answered at a ramp. `scores`: ramps + 1 x documents, full ones last.
+        """The loss of each document if it alone is answered at a ramp. `scores`: ramps + 1 x documents, full ones last.
 
         A document's loss is in units of a list of mean length, so that the mean over documents is that over lists.
         """

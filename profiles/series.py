@@ -1,6 +1,6 @@
 """The next value of one series, by several methods at once, each weighted by its recent errors.
 
-The interval around the forecast comes from earlier errors: the part that chance does not explain is assumed to go on,
+The interval around the forecast comes from earlier errors: the part that chance does not explain is assumed to last,
 and the distribution of the errors gives the standard deviations that hold 95 % of them. Nothing in this file raises.
 """
 

@@ -1,4 +1,4 @@
-"""Plans a measurement and makes a table of its raw times: which batch size comes next, and what blocks and ramps take.
+"""Plans a measurement and makes a table of its raw times: the next batch size, and the times of blocks and ramps.
 
 Nothing is measured in this file: measure.py does that, and uses this file to spend its budget.
 """
@@ -16,8 +16,8 @@ from isobatch.profiles.latency import LatencyTable, interpolate
 
 Floats = NDArray[np.float64]
 BEND = 0.015  # a curve that is straight to within this share needs no more points
-# Sizes further apart say nothing of those between: hardware computes in tiles, and a size that fills its last tile is
-# quicker than its neighbours (by 3 to 7 % in bfloat16 with AMX).
+# Sizes further apart than this factor do not determine those between: hardware computes in tiles, and a size that fills
+# its last tile is quicker than its neighbours (by 3 to 7 % in bfloat16 with AMX).
 FAR_APART = 2.0
 NOISY = 0.10  # a measurement with a larger relative spread is not reliable enough for planning
 LEAVING = 8  # of this many inputs one leaves at a stop that is timed, and another one
@@ -85,8 +85,8 @@ class Rounds:
 def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
     """The next batch size to measure: the middle of the interval with the most doubt; None if the curve is known.
 
-    The doubt about an interval is judged by how far the points at its ends lie off the straight line. Intervals whose
-    ends are far apart come first, the largest sizes before the others: most of a device's time goes into large batches.
+    The doubt about an interval is the distance of the points at its ends from the straight line. Intervals whose ends
+    are far apart come first, the largest sizes before the others: most of a device's time goes into large batches.
 
     >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 8: 2.0}, 64)
     (1, 8, 64)
@@ -142,9 +142,9 @@ def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> fl
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
-    A launch costs what running a block by itself adds, without the work of a replica. A stop costs what is left of the
-    time of all blocks and ramps with stops: a launch, the move of inputs, and the next blocks' first run at another
-    size. The part of that which grows with the number of inputs is added to the ramp's own time.
+    The cost of a launch is the time that running a block by itself adds, without the work of a replica. The cost of a
+    stop is the rest of the time of all blocks and ramps with stops: a launch, the move of inputs, and the next blocks'
+    first run at another size. The part of that which grows with the number of inputs is added to the ramp's own time.
     """
     known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
@@ -206,7 +206,7 @@ def _stop_s(
 
 
 def staying(count: int, stops: int) -> list[int]:
-    """How many inputs of a batch are left after each stop at which some leave, in the measurement of stops.
+    """In the measurement of stops: the inputs of a batch that remain after each stop.
 
     >>> staying(32, 11), staying(3, 4), staying(1, 2)
     ([27, 23, 20, 17, 14, 12, 10, 8, 6, 5, 4], [2, 1, 1, 1], [1, 1])

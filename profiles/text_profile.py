@@ -1,4 +1,4 @@
-"""The profile of a network that writes texts: how long its launches take, and the workload of its clients."""
+"""The profile of a decoder: the times of its launches, and the workload of its clients."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -49,9 +49,9 @@ class DecodingTable:
     """How long launches take on one kind of device: the seconds of each part of a launch.
 
     `overlaps`: reading and computing overlap, as on a GPU by its datasheet; otherwise all parts add up. `error`: the
-    median relative error on launches that no price was fitted to, and `bias` the relative error of their sum; None: the
-    table is estimated, not measured. `residents`: the most sequences of a timed launch, and so of a plan; None: nothing
-    was timed. `projects`: there is a price for projecting KV.
+    median relative error on launches that were held out, and `bias` the relative error of their sum; None: the table is
+    estimated, not measured. `residents`: the most sequences of a timed launch, and so of a plan; None: nothing was
+    timed. `projects`: there is a price for projecting KV.
     """
 
     kind: str
@@ -103,7 +103,7 @@ class DecodingTable:
 class DecodingWorkload:
     """The texts of clients, and how early their tokens are known.
 
-    `survival`: for each block that a ramp may follow, the share of tokens that go on after it; `projected`: the same
+    `survival`: for each block that a ramp may follow, the share of tokens that continue after it; `projected`: the same
     where KV is projected. `prompts` and `outputs` are the numbers of tokens of sampled texts.
     """
 
@@ -138,13 +138,13 @@ class DecodingWorkload:
         return max(self.prompts), max(self.outputs)
 
     def after(self, block: int) -> float:
-        """The share of tokens that go on after a block; all of them where no ramp is possible."""
+        """The share of tokens that continue after a block; all of them where no ramp is possible."""
         return dict(self.survival).get(block, 1.0)
 
 
 @dataclass(frozen=True)
 class DecoderProfile:
-    """The profile of one network that writes texts: a table for each kind of device, and its workload."""
+    """The profile of one decoder: a table for each kind of device, and its workload."""
 
     model: str
     num_blocks: int
@@ -181,7 +181,7 @@ class DecoderProfile:
         return table
 
     def for_exits(self, exits: str) -> "DecoderProfile":
-        """The profile for this way of exits: where KV is projected, other shares go on, at ramps where it was tried.
+        """The profile for this way of exits: where KV is projected, other shares continue, at ramps where it was tried.
 
         Raise UserError where these shares are not known at all.
         """

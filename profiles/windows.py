@@ -15,7 +15,7 @@ from isobatch.profiles.journal import Journal
 
 Floats = NDArray[np.float64]
 
-PRIOR_INPUTS = 20.0  # inputs that give a window the same weight as all windows before it
+PRIOR_INPUTS = 20.0  # a window with this many inputs weighs as much as all windows before it
 KEEP_WINDOWS = 2880  # windows in a history: a day of half-minute windows, the shortest possible
 TINY = 1e-9  # a number of inputs that counts as none
 MOST = 2**53  # counts must be smaller: beyond this, a float no longer tells one count from the next
@@ -27,9 +27,9 @@ class Window:
 
     `left[k]` inputs were answered after block k; inputs that ran to the end count in the last block. `unfinished[k]`
     inputs ended without an answer before block k (empty: none). `arrived` inputs came meanwhile, of which some were
-    refused and some are still on their way. `texts` is the number of texts in which they came, where an input is
-    a number of tokens, else 0. `full` of the inputs asked for the whole network: `left` is without them, as they say
-    nothing about survival. `peak_per_s` is the largest rate of any look in the window.
+    refused and some are still on their way. `texts` is the number of texts in which they came, where an input is a
+    number of tokens, else 0. `full` of the inputs requested the whole network: `left` is without them, as they could
+    not leave. `peak_per_s` is the largest rate of any look in the window.
     """
 
     start_s: float
@@ -100,7 +100,7 @@ class Window:
 
     @property
     def mix(self) -> "Window":
-        """All arrivals as inputs of two blocks: only inputs that ask for the whole network reach the second."""
+        """All arrivals as inputs of two blocks: only requests for the whole network reach the second."""
         return Window(self.start_s, self.duration_s, self.arrived, (max(0, self.arrived - self.full), self.full))
 
     def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:
@@ -122,9 +122,9 @@ class Window:
 def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
     """The number of inputs of which `entered` is the share that enters each block, if some did not finish.
 
-    This is the estimate of Kaplan and Meier: the share that goes on from block to block is that of the inputs that did
-    not end in between, and `entered / known` is the product of these shares. So an input that ended before it left
-    counts as a survivor up to its last block, and not at all behind it.
+    This is Kaplan and Meier's estimate: the share that continues from block to block is that of the inputs that did not
+    end in between, and `entered / known` is the product of these shares. So an input that ended before it left counts
+    as a survivor up to its last block, and not at all after it.
     """
     goes_on = entered - (unfinished or 0)
     rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)

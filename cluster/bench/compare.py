@@ -54,7 +54,7 @@ class ComparedSystem:
     slo_ms: float
     promised_per_s: float
     goodput_per_s: float
-    bound_per_s: float  # what no system can exceed, by the same table
+    bound_per_s: float  # an upper bound for any system, by the same table
     p50_ms: float | None
     p99_ms: float | None
     accuracy: float | None  # of all inputs, the same for every system, apart from the timing

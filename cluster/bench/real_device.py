@@ -1,7 +1,7 @@
 """A real device in the simulator's event loop: every batch is computed on it, and time advances by what it took.
 
-The cost of carrying inputs to the dispatcher and answers to clients is left out: this measures a device under load, not
-a front. On the CPU, a launch counts by its own processor time, so that other work on the machine does not matter.
+It measures a device under load, not a front: inputs reach the dispatcher, and answers their clients, at no cost. On the
+CPU, a launch counts by its own processor time, so that other work on the machine does not matter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ class DeviceTrial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether too many inputs are late or gone already, whatever is answered later."""
+        """Whether too many inputs are already late or lost for any later answers to help."""
         late = len(self.latencies_s) - self.in_time
         return late + self.gone > (1 - IN_TIME_SHARE) * self.offered
 

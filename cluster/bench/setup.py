@@ -134,7 +134,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
 
     def ready(plan: Plan) -> None:
-        """Export what a plan runs, so that no export falls into a timed trial."""
+        """Export the blocks of a plan, so that no export falls into a timed trial."""
         backends.make_ready(model, folder, backends.planned_block_ranges(model, plan, kind))
 
     if request.data:

@@ -100,7 +100,7 @@ def check_unchanged(deployed: Sequence[dict[str, Any]], running: Sequence[dict[s
 
 
 def kept_plans(content: dict[str, Any]) -> Iterator[str]:
-    """The applications whose plan is of other content of their files: Serve starts nothing anew while `args:` stay."""
+    """The applications that keep a plan of changed files: Serve restarts nothing while `args:` are the same."""
     from isobatch.cluster.serving.serve_file import classifiers, name_of
     from isobatch.deployments.config import AppConfig, checked
     from isobatch.deployments.graph import origin_of

@@ -1,4 +1,4 @@
-"""`isobatch explain`: what each mechanism of a plan brings, and what would bring more."""
+"""`isobatch explain`: the gain from each mechanism of a plan, and what would gain more."""
 
 import json
 from dataclasses import asdict

@@ -37,7 +37,7 @@ SHOWN_BYTES = 300  # of an answer with another status than 200
 
 
 class _KeptLoad(LoadGenerator):
-    """Keeps what was measured before Ctrl-C."""
+    """Keeps the measurements before Ctrl-C."""
 
     interrupted = False
 
@@ -78,9 +78,7 @@ def load(
     lengths: Annotated[
         Path | None, "Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."
     ] = None,
-    prompts: Annotated[
-        Path | None, "For networks that write texts: prompts, one a line, sent in turn; answers are streamed."
-    ] = None,
+    prompts: Annotated[Path | None, "For decoders: prompts, one a line, sent in turn; answers are streamed."] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -146,7 +144,7 @@ def load(
 
 
 def _check_read(arriving: ArrivalOptions, clients: int | None) -> None:
-    """Raise UserError for an option that says nothing of these arrivals."""
+    """Raise UserError for an option that does not apply to these arrivals."""
     if clients:
         check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
     arriving.check_read()
@@ -166,7 +164,7 @@ def _ended(record: LoadRecord) -> LoadRecord:
 def _end(
     summary: report.Summary | prompts.TextSummary, source: _KeptLoad, out: Path, written: str, console: Console
 ) -> None:
-    """Write the figures, and print what the server said of requests without an answer."""
+    """Write the figures, and print the server's errors for requests without an answer."""
     report.write(summary, out)
     for status, body in sorted(source.errors.items()):
         if body:

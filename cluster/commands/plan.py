@@ -1,4 +1,4 @@
-"""`isobatch plan`: which blocks run where, in how many replicas, at what batch size, and what that promises."""
+"""`isobatch plan`: which blocks run where, in how many replicas, at what batch size, and with what promise."""
 
 import json
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class ClassifierPlanOptions(_CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderPlanOptions(_CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
+    """The options for a decoder."""
 
     model: Annotated[
         str | None,

@@ -36,15 +36,15 @@ from isobatch.profiles.files import Profile, load, write_whole
 OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
 )  # fmt: skip
-HANDOVER_S = 1.0  # until a replica that stands by is used
-LOOK_EVERY_S = 1.0  # where replicas stand by or an application parks, so that lent devices return soon
-DIVISIONS = 3  # at most; each knows what the plans of the division before it sustain
+HANDOVER_S = 1.0  # until a standby replica is used
+LOOK_EVERY_S = 1.0  # with standby or parking, so that lent devices return soon
+DIVISIONS = 3  # at most; each knows the goodput of the plans of the previous division
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One application with the part of the fleet that it may use, and what it is planned with."""
+    """One application with its part of the fleet, and the problem by which it is planned."""
 
     entry: FleetEntry
     path: Path
@@ -198,7 +198,7 @@ def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) ->
 
 
 def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
-    """Divide and plan; where a plan sustains less than its application needs, divide again with what was learnt."""
+    """Divide and plan; if a plan sustains less than its application needs, divide again by the simulated goodput."""
     asking, short = [each.asks for each in applications], list[tuple[FleetApplication, float]]()
     for _ in range(DIVISIONS):
         try:
@@ -206,7 +206,7 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
         except UserError:
             if not short:
                 raise
-            break  # the error below says what the simulated plans lack
+            break  # the error below names the shortfall
         parts = [_part(devices, part) for part in division.parts]
         results = [each.plan_on(_known(part, each.profile)) for each, part in zip(applications, parts, strict=True)]
         planned = PlannedFleet(goal, devices, applications, division, results)
@@ -232,7 +232,7 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
 
 
 def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> None:
-    """Raise UserError if the application cannot be served: asked before its plan is made."""
+    """Raise UserError if the application cannot be served, before its plan is made."""
     entry = each.entry
     if entry.model is None and entry.args.get("backend") != VIRTUAL:
         raise UserError(f"--out: {entry.name} needs model: the directory to serve; or backend: virtual under args:")

@@ -95,7 +95,7 @@ def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:
-    """Name the device kinds whose numbers are not measured, so that nobody takes them for measurements."""
+    """Name the kinds of devices whose numbers are estimates."""
     for origin, words in ((PUBLISHED, "fitted to published times"), (ESTIMATED, "from those of other devices")):
         kinds = [table for table in result.facts.tables if table.origin == origin]
         estimated = [" ".join(filter(None, (each.kind, each.backend, each.dtype))) for each in kinds]

@@ -102,7 +102,7 @@ class LivePlan:
         self._show()
 
     def allow(self, share: float) -> None:
-        """Let the next phase go on until this share of `seconds` is over."""
+        """Let the next phase continue until this share of `seconds` is over."""
         self._until_share, self._confirming = share, self.stopped
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
@@ -144,7 +144,7 @@ def _splits(plan: Plan) -> str:
 Simulate = Callable[[Plan, Problem, Objective, Find], choice.SimulatedChoice | None]
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
-ROUGH_RUNS = 10  # about as many short runs find what a plan sustains at both ends of an interval
+ROUGH_RUNS = 10  # about this many short runs find a plan's goodput at both ends of an interval
 
 
 def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, objective: Objective) -> PlanResult:

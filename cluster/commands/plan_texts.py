@@ -1,4 +1,4 @@
-"""The plan of a decoder: from the options of `isobatch plan` to what it prints."""
+"""The plan of a decoder: from the options of `isobatch plan` to its output."""
 
 import json
 from pathlib import Path

@@ -53,7 +53,7 @@ def predict(
     dtype: Annotated[Dtype | None, "With --model: its precision; none: the one for which its ramps were made."] = None,
     force: Annotated[bool, "Start again, and replace OUT."] = False,
 ) -> None:
-    """Answer every input of a file. After an interruption, the same command goes on where it stopped.
+    """Answer every input of a file. After an interruption, the same command continues where it stopped.
 
     Answers have the number of their row. Inputs run in full batches: at every ramp the remaining inputs of several
     batches are joined.

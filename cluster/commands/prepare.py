@@ -129,7 +129,7 @@ def prepare(given: GivenOptions) -> None:
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
     else:
-        refusal = "is for decoders: this network writes nothing"
+        refusal = "is for decoders: this network is not one"
         options = given.only(ClassifierPrepareOptions, refusal)
         if options.own_exits or options.exit_names:
             _prepare_own(options, source, loss)
@@ -233,7 +233,7 @@ def _prepare_classifier(
 
 
 def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:
-    """Raise UserError for options that do not go with a network that gives a score, or only with one."""
+    """Raise UserError for options that a network with a score does not have, or that only such a network has."""
     if not task.by_score:
         of_one = "is for networks with one output, the score of a query and a document"
         check_unread({"--queries": options.queries}, of_one)

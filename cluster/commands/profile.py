@@ -13,7 +13,7 @@ from isobatch.deployments.named import known_backend
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """The options for any network; a decoder, which writes texts token by token, has no others."""
+    """The options for any network; a decoder has no others."""
 
     model: Annotated[
         str, typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo.")

@@ -1,6 +1,6 @@
 """`isobatch profile` of a network that classifies: its blocks are timed, and its exits counted.
 
-With --links, what moving survivors costs is added to a profile that has the times of this device.
+With --links, the cost of moving survivors is added to a profile that has the times of this device.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

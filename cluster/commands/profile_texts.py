@@ -103,7 +103,7 @@ def _measured_table(
 def workload_of(rules: DecoderRules, source: Path, reads: int) -> DecodingWorkload:
     """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them.
 
-    For a network that is not prepared, a length is assumed: a prompt and its text each fill a quarter of what it reads,
+    For a network that is not prepared, a length is assumed: a prompt and its text each fill a quarter of its context,
     up to `ASSUMED_TOKENS`.
     """
     if rules.lengths is None:

@@ -61,7 +61,7 @@ def serve(
         Path | None, "A file of isobatch plan: each split runs on its own replicas, and a controller is added."
     ] = None,
     profile: Annotated[
-        Path | None, "The file of isobatch profile from which the plan was made; networks that write texts need none."
+        Path | None, "The file of isobatch profile from which the plan was made; decoders need none."
     ] = None,
     out: Annotated[Path | None, "Only write a Serve file with these options, for isobatch simulate and deploy."] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,

@@ -158,11 +158,11 @@ class ArrivalOptions:
 
     @property
     def trace_text(self) -> str:
-        """How the trace's file was understood; empty without a trace."""
+        """The reading of the trace's file, as text; empty without a trace."""
         return traces.description(self.trace, self.trace_each_s) if self.trace else ""
 
     def check_read(self) -> None:
-        """Raise UserError for an option that says nothing of such arrivals."""
+        """Raise UserError for an option that does not apply to such arrivals."""
         if self.trace:
             check_not_given(self, ("arrivals", "cv"), "is not for --trace, which has its own arrivals")
         else:
@@ -244,7 +244,7 @@ def called(command: Command, **values: Any) -> None:
 
 
 def flag(name: str) -> str:
-    """The option on the command line that a parameter of a command stands for.
+    """The command line's option for a parameter of a command.
 
     >>> flag("slo_ms"), flag("as_json")
     ('--slo-ms', '--json')

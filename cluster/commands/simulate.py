@@ -7,14 +7,12 @@ from typing import Annotated
 from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 from isobatch.profiles.errors import UserError
 
-OF_ONE = ("plan", "lengths")  # options that say nothing of several applications
+OF_ONE = ("plan", "lengths")  # options without a meaning for several applications
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(ArrivalOptions):
-    config: Annotated[
-        Path, "A Serve file whose args: name a plan and a profile; networks that write texts need no profile."
-    ]
+    config: Annotated[Path, "A Serve file whose args: name a plan and a profile; decoders need no profile."]
     application: Annotated[str | None, "One of several, by its name. None: all of a fleet together."] = None
     plan: Annotated[Path | None, "The plan, in place of the one that the file names."] = None
     hours: Annotated[float, "How long, in simulated time."] = 0.1
@@ -78,5 +76,5 @@ def simulate(given: GivenOptions) -> None:
         refusal = "is for classifiers: texts are simulated without it"
         rehearse_texts(given.only(TextSimulationOptions, refusal), applications)
     else:
-        refusal = "is for networks that write texts: this one writes nothing"
+        refusal = "is for decoders: this network is not one"
         simulate_run.rehearse_inputs(given.only(ClassifierSimulationOptions, refusal), content)

@@ -111,7 +111,7 @@ def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float
             shown, last = look(last)
             answers = True
         except UserError as error:
-            code = error.code if isinstance(error, _StatusError) else 0  # 0: nobody answers
+            code = error.code if isinstance(error, _StatusError) else 0  # 0: no answer
             answers = answers or code in _STARTS
             if not answers or (code and code not in _LATER):
                 raise

@@ -1,4 +1,4 @@
-"""`isobatch up`: from a checkpoint to a server in one command, step by step; what is done is not done again."""
+"""`isobatch up`: from a checkpoint to a server in one command, step by step; finished steps are skipped."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import fields_in, write_whole
 from isobatch.profiles.promise import RULES
 
-STEPS = "up.json"  # in the folder: what each step was made from
+STEPS = "up.json"  # in the folder: the inputs of each step
 LOG = "up.log"  # beside it: everything that the steps print
 PROFILE_BUDGET_S = 20.0
 

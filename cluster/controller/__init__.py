@@ -1,1 +1,1 @@
-"""Decides which plan an application should run next: observe, forecast, plan, and roll out what is worth it."""
+"""Decides which plan an application runs next: observe, forecast, plan, and roll out a plan that is worth it."""

@@ -19,7 +19,7 @@ from isobatch.optimizer.plan import Plan
 class RolloutError(Exception):
     """A plan could not be rolled out, and the previous plan runs again.
 
-    `blameless`: the failure says nothing against the plan, for instance because its devices are gone.
+    `blameless`: the plan is not the cause, for instance because its devices are gone.
     """
 
     def __init__(self, reason: str, blameless: bool = False) -> None:
@@ -62,7 +62,7 @@ def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str,
     return {kind: max(0, count - slow[kind]) for kind, count in devices.items()}
 
 
-KEEP_SILENT = 100  # silent fronts whose counts are remembered: most are gone for good, but one may answer again
+KEEP_SILENT = 100  # silent fronts whose counts are remembered: most have ended, but one may answer again
 
 
 class News:
@@ -86,7 +86,7 @@ class News:
 
 
 def leader_of(application: str) -> str:
-    """The deployment that leads an application from plan to plan: its deployer or, of texts, the front."""
+    """The deployment that changes an application's plan: its deployer or, of a decoder, the front."""
     from ray import serve
 
     if (status := serve.status().applications.get(application)) is None:
@@ -128,7 +128,7 @@ class RunningApplication:
         return config
 
     async def is_as(self, config: ServedConfig) -> bool:
-        """Whether this configuration is still deployed. It is gone where another deployment leads the application."""
+        """Whether this configuration is still deployed, and no other one has replaced it."""
         try:
             return await self.config() == config
         except Exception:
@@ -141,7 +141,7 @@ class RunningApplication:
         return plan
 
     async def roll_out(self, plan: Plan) -> Moved:
-        """Returns when all fronts follow the plan. The roll-out goes on even if the caller ends before that."""
+        """Returns when all fronts follow the plan. The roll-out continues even if the caller ends before that."""
         benched = {"benched": self._benched} if self._benched else {}  # only a deployer takes this argument
         ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):

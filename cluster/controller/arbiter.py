@@ -1,13 +1,12 @@
 """Moves devices between the applications of a fleet while they run. Pure code, as the controller: no Ray, no clock.
 
 Each application keeps its own controller, which plans on its *budget*: the devices that it may use. The arbiter changes
-budgets only. An application lends devices that it is not expected to need. It keeps the goodput that it asks for, as
-far as its own devices sustain that.
+budgets only. An application lends devices that it will probably not need. It keeps its requested goodput, as far as its
+own devices sustain that.
 
-A *parked* application has had no inputs for a while, or devices are too few, and others get its devices. Where
-replicas stand by, its next inputs are answered by one of them, on a device of another application, until it has devices
-of its own again. The two applications slow each other there. Without standby its replicas end, and its next inputs wait
-until others start.
+A *parked* application has had no inputs for a while, or there are too few devices; others get its devices. With
+standby, one replica on a device of another application answers its next inputs, until it has devices again. The two
+applications slow each other there. Without standby its replicas end, and its next inputs wait until others start.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +21,7 @@ from isobatch.profiles.devices import as_text
 
 EARLY = 4  # while the same applications refuse inputs, devices are divided again after a quarter of the time
 MOVING_S = 0.5  # between two looks while a device changes hands
-LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision: a giver may not be able to shrink
+LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision, since a giver may be unable to shrink
 KEEP = 20  # decisions that are remembered
 
 
@@ -50,7 +49,7 @@ class FleetDecision:
 
 @dataclass(frozen=True)
 class Holding:
-    """What the arbiter knows of an application, and what it has decided for it."""
+    """The arbiter's facts and decisions about an application."""
 
     budget: Budget  # the devices that it may use; none of its own while it is parked
     uses: Budget  # the devices that no other application may use, whatever the budgets are
@@ -66,7 +65,7 @@ class Holding:
         heard = replace(self, standby=standing.standby or (), uses=standing.uses)
         if not self.parked:
             return replace(heard, budget=standing.budget)
-        if self.unsent:  # its replicas may still run, whatever its controller knows
+        if self.unsent:  # its replicas may still run, even if its controller reports none
             return replace(heard, uses=self.uses)
         if not self.has_got(self.parked, standing):
             return replace(heard, uses=_both(max, standing.budget, standing.uses))
@@ -106,14 +105,14 @@ class Arbiter:
     _kinds: dict[str, tuple[object, str]] = field(default_factory=dict)  # the answers of `kind_for_one`, by application
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
+        """`standings` of the applications whose controllers answer. Others and paused ones keep their devices."""
         nothing = self.config.nothing
         standings = {name: replace(each, budget=_both(max, nothing, each.budget)) for name, each in standings.items()}
         first = {name: Holding(each.budget, each.uses, aim=each.budget) for name, each in standings.items()}
         known = self._held if self._last else first
         self._held = self._held | {name: known[name].after(each) for name, each in standings.items()}
         if len(self._held) < len(self.config.applications):
-            return {}  # since the start some have not answered: it is unknown what they hold
+            return {}  # some controllers have not answered yet: their devices are unknown
         standings = {name: each for name, each in standings.items() if not each.paused}
         self._divide(standings, present, now_s)
         self._moving_s = now_s - max((each.at_s for each in self.decisions if each.budgets), default=now_s)
@@ -232,9 +231,10 @@ class Arbiter:
         self.decisions = [*moved, decision][-KEEP:]
 
     def _asked(self, standings: Mapping[str, Standing], now: Situation) -> tuple[dict[str, Budget], Asked]:
-        """What each application holds, and what is divided. One for which no plan is possible keeps its devices.
+        """The devices that each application holds, and those that are divided. An application without a possible plan
+        keeps its devices:
 
-        Its controller could not free them.
+        its controller could not free them.
         """
         leads = standings.keys() | self.parked - now.asleep  # parked ones get devices even while they do not answer
         held = {name: each.aim if name in leads else each.budget for name, each in self._held.items()}

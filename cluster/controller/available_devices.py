@@ -1,9 +1,9 @@
-"""The devices that are present, and requests for more of Ray's autoscaler: those that the cheapest plan needs.
+"""The devices that are present, and requests to Ray's autoscaler for those that the cheapest plan needs.
 
 No decision waits for requested devices: plans are rolled out on those that are present. Plans do without devices that
-do not arrive in time, for a while. Ray's autoscaler rents nothing at all if it cannot have everything that is requested
-(a kind that no type of node offers, or more nodes than `max_workers`). Then one kind is requested at a time, and fewer
-of it, until the autoscaler accepts.
+do not arrive in time, for a while. Ray's autoscaler rents nothing at all if it cannot serve the whole request (a kind
+that no type of node offers, or more nodes than `max_workers`). Then one kind is requested at a time, and fewer of it,
+until the autoscaler accepts.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ class DeviceRequests:
     def beyond_use(self, uses: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
         """The requests that the autoscaler must know.
 
-        Nodes in use stay without a request. For a request, the autoscaler may keep idle nodes beside those in use.
+        Nodes in use stay without a request; with one, the autoscaler may also keep idle nodes.
         """
         return {kind: count for kind, count in self.counts.items() if count > min(uses.get(kind, 0), present[kind])}
 
@@ -88,7 +88,7 @@ class DeviceRequests:
         return {**present, **{kind: max(count, present.get(kind, 0)) for kind, count in growing.items()}}
 
     def request(self, devices: Mapping[str, int], present: Mapping[str, int], now_s: float) -> None:
-        """Request this many devices of the kinds that may grow, and give back those beyond.
+        """Request this many devices of the kinds that may grow, and release further ones.
 
         The time after which missing devices are late begins once, however often their number changes.
         """
@@ -119,7 +119,7 @@ class DeviceRequests:
         self._requests[kind] = replace(self._requests[kind], count=count)
 
     def update(self, present: Mapping[str, int], now_s: float) -> str:
-        """Note which devices are present, and give up requests that are late; the text names these, if any."""
+        """Note which devices are present, and withdraw late requests; the text names these, if any."""
         self._requests = {
             kind: request.updated(present.get(kind, 0), now_s) for kind, request in self._requests.items()
         }
@@ -205,8 +205,8 @@ def fitting(
 class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
-    A lost device is left out at once. A device that came back counts when it is still present one look later. Devices
-    beyond the `budget` do not count. `shared`: an arbiter changes the budget.
+    A lost device is left out at once. A returned device counts one look later. Devices beyond the `budget` do not
+    count. `shared`: an arbiter changes the budget.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts

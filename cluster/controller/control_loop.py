@@ -75,7 +75,7 @@ class ControlLoop:
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
     def go_on_from(self, before: "ControlLoop") -> None:
-        """Continue after the loop of another configuration: its counts, a person's pause, what the thresholds mean."""
+        """Continue after the loop of another configuration: its counts, pause, and meaning of thresholds."""
         self.spent, self.decided = before.spent, before.decided
         running, keeper, knows = self.controller.running, self.controller.keeper, before.controller.keeper
         if keeper and knows and running.thresholds:
@@ -153,11 +153,11 @@ class ControlLoop:
         return await self._to_its_end(self._preview())
 
     async def pause(self, paused: bool) -> None:
-        """A decision that is being made is not executed; a roll-out that has begun goes on."""
+        """A decision that is being made is not executed; a roll-out that has begun continues."""
         await self._to_its_end(self._pause(paused))
 
     async def standing(self) -> Standing:
-        """What an arbiter needs to know of this application."""
+        """The facts of this application that an arbiter needs."""
         if self.controller.window.latest is None:
             raise ConnectionError("the controller has not looked at the application yet")
         standing = await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
@@ -179,11 +179,11 @@ class ControlLoop:
                 await self._application.park(self.controller.record.wakes_in_s)
             elif grant.device_ids is not None:
                 await self._application.use(grant.device_ids)
-        finally:  # the budget is another one even if the fronts cannot be reached
+        finally:  # the budget has changed even if the fronts cannot be reached
             self._granted.set()
 
     async def act(self) -> None:
-        """Look, and roll out what follows from a grant. Another look is due then. A peek is ended before."""
+        """Look, and roll out the plan that follows from a grant, after ending a peek. Then another look is due."""
         self._granted.clear()
         try:
             async with self._turn:
@@ -227,7 +227,7 @@ class ControlLoop:
         return self.controller.record.events.numbered(step.event.number) or step.event
 
     def _obstacle(self, event: Event, plan: Plan) -> str:
-        """Why the chosen plan may no longer be rolled out, by a command that came meanwhile; empty: it may."""
+        """Why a command that came meanwhile forbids the chosen plan; empty: it may be rolled out."""
         if self.controller.record.paused and event.what != "looked":
             return "the controller was paused meanwhile"
         parked, budget = self.controller.window.parked, self.controller.present.budget

@@ -73,7 +73,7 @@ class Controller:
         return is_refusing(observed) and (may_end_peek if self.peek else self._may_relieve(now_s))
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
-        """Called at every look inside a window; None where there is no reason to decide anything yet."""
+        """Called at every look inside a window; None: there is no reason to decide yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self._begin_anew(now_s)
             return None
@@ -104,7 +104,7 @@ class Controller:
         if not served_alike(plan, self.running):
             self.running, self.peek, self._relief.best = plan, None, None
             self.known.problem = self.known.problem.in_units_of(plan)
-            self.window.start(now_s)  # its looks were under another plan, perhaps in other units
+            self.window.start(now_s)  # looks under another plan may have other units
             if not self.record.arrives_late(plan, now_s):
                 self._record("began", "a plan runs that this controller did not roll out", now_s)
             self._trial = None if self.pinned else self.record.trial(plan)
@@ -120,7 +120,7 @@ class Controller:
         assert step.plan, "This is a bug: there was nothing to roll out."
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
-        if step.event.what == "rolling back" and self._trial:  # what was learned since is of the plan that failed
+        if step.event.what == "rolling back" and self._trial:  # the window belongs to the plan that failed
             self.record.kept_share = self._trial.kept_share
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
@@ -145,7 +145,7 @@ class Controller:
         event, peeked = step.event, step.event.what in PEEK
         if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
             self._peeks.peeked_s, self.peek = now_s, event if event.what == "looked" else None
-        if event.what == "rolling back":  # tried once; its failure says nothing against the previous plan
+        if event.what == "rolling back":  # tried once; the previous plan is not to blame
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
@@ -160,9 +160,9 @@ class Controller:
         self.window.start(now_s)
 
     def requests_refused(self, now_s: float) -> None:
-        """Ray's autoscaler cannot have all of the requested devices, and so rents none of them."""
+        """Ray's autoscaler cannot provide all requested devices, and so rents none of them."""
         self.device_requests.refuse(self.present.counts, now_s)
-        self._devices_changed = True  # another plan may be the best on what can be had
+        self._devices_changed = True  # another plan may be the best on the available devices
 
     def grant(self, budget: Mapping[str, int], why: str, now_s: float, parked: bool = False) -> None:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
@@ -177,7 +177,7 @@ class Controller:
             self._record("granted", why, now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:
-        """Go on watching, and change nothing until a person resumes."""
+        """Keep watching, and change nothing until a person resumes."""
         self._record("paused" if paused else "resumed", "requested by a person", now_s)
 
     @property
@@ -204,7 +204,7 @@ class Controller:
 
     def _end_peek(self, observed: Observed, now_s: float) -> NextStep | None:
         """Learn from the look with all ramps open, and close them again."""
-        if not (peek := self.peek) or self.window.parked:  # the plan with which it wakes is chosen anew
+        if not (peek := self.peek) or self.window.parked:  # the application wakes with a newly chosen plan
             return None
         before = self.known.estimate.survival
         self.known.estimate.add_peek(observed, self.ramps)
@@ -231,7 +231,7 @@ class Controller:
     def _judge_trial(self, now_s: float) -> NextStep | None:
         """Return to the previous plan if the new plan turned out worse."""
         if lost_devices(self.running, self.present.counts):
-            self._trial = None  # what is answered now says nothing about the plan
+            self._trial = None  # answers on fewer devices do not judge the plan
         if not (trial := self._trial) or trial.seconds < self.patience.replan_every_s / 2:
             return None
         verdict = trial.judge(self.known.promises_per_s, self.patience.least_loss)

@@ -4,7 +4,7 @@ A factor belongs to one block on one kind of device, so that it stays valid when
 several blocks; the factors of all of them move towards its ratio to the table. The time that a device waits between two
 launches while inputs wait for it is added to every launch on its kind.
 
-Launches of busy devices weigh more: launches of idle devices are small and say little about full ones.
+Launches of busy devices weigh more: launches of idle devices are small, unlike full ones.
 """
 
 from collections import defaultdict
@@ -24,9 +24,9 @@ from isobatch.profiles.latency import LatencyTable
 
 LEAST_FACTOR = 0.5  # a smaller factor would mean that the table is of another device
 MOST_FACTOR = 2.0  # the same for a larger factor
-HALF_WEIGHT = 20  # launches in a window that move a factor half as fast as any number of them
+HALF_WEIGHT = 20  # launches in a window at which a factor moves half as fast as with many more
 FULLY_BUSY = 0.5  # the share of the time that devices work, from which on their launches weigh in full
-MOST_BETWEEN_S = 0.05  # a longer wait between two launches is no property of the device
+MOST_BETWEEN_S = 0.05  # a longer wait between two launches has other causes than the device
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _splits(plan: Plan, facts: Problem) -> dict[tuple[str, int, int], tuple[Spli
     """Every split of every pipeline, and the share of all inputs that enters it.
 
     Where pipelines share a kind, a launch does not say to which pipeline it belongs. So blocks that two pipelines run
-    with different ramps, or behind different exits, are left out.
+    with different ramps, or after different exits, are left out.
     """
     splits: dict[tuple[str, int, int], tuple[Split, float]] = {}
     unclear = set()

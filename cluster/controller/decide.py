@@ -1,6 +1,6 @@
 """Decides whether another plan is worth the change: both are scored by the same cost model, under the same forecast.
 
-`weigh` compares goodput, `weigh_quick` compares the time that a quicker plan saves with the goodput that it gives up,
+`weigh` compares goodput, `weigh_quick` compares the time that a quicker plan saves with the goodput that it loses,
 `weigh_values` compares the values of another goal. `Trial` measures after a change whether the new plan was a mistake.
 """
 
@@ -17,7 +17,7 @@ from isobatch.optimizer.goals import Goal
 from isobatch.profiles.forecast import Forecast
 
 REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
-LEAST_REFUSED = 3  # refused inputs, below which the share says little
+LEAST_REFUSED = 3  # refused inputs: with fewer, the share may be chance
 HEADROOM = 3  # times `least_gain`: for a change that starts replicas although all inputs are answered in time
 URGENT = 1 / 3  # times `least_gain`: for a change that starts no replica while inputs are late or refused
 FREE_CHANGES = 2  # recent changes after which the next one is still as easy
@@ -96,8 +96,8 @@ def weigh(
     """Change for more goodput.
 
     `changes` counts the recent changes: from the third on, each doubles the gain that the next one must promise, so
-    that plans do not change without end. The gain must be more than `chance` could pretend. `in_time`: nearly all
-    inputs are answered in time, so that a change gains headroom only.
+    that plans settle. The gain must exceed `chance`, which noise alone could produce. `in_time`: nearly all inputs are
+    answered in time, so that a change gains headroom only.
     """
     if lost := lost_devices(running.plan, counts):
         return Verdict(True, f"{lost}: the best plan for the remaining devices", must=True)
@@ -129,7 +129,7 @@ def required_gain(least_gain: float, changes: int) -> float:
 
 
 def chance_gain(observed: Observed) -> float:
-    """The gain that chance could pretend: n inputs measure survival to about 1 / sqrt(n)."""
+    """The gain that noise alone could produce: n inputs measure survival to about 1 / sqrt(n)."""
     return 1 / sqrt(max(1, observed.answered + observed.full))
 
 
@@ -189,7 +189,7 @@ class Demand:
 
 
 def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float, quiet_s: float) -> Demand:
-    """The demand of the next window. None is expected after `quiet_s` without inputs that are as long as a window."""
+    """The demand of the next window: none once `quiet_s`, the time without inputs, is as long as a window."""
     if quiet_s >= window_s * (1 - 1e-9):
         return Demand(0.0, 0.0, peak_per_s)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
@@ -212,12 +212,12 @@ class QuickTerms:
         return plan.score.answer_s(self.expected_per_s)
 
     def stands_in(self, plan: Expectation, most: Expectation) -> bool:
-        """Whether a plan of less goodput is worth what it gives up."""
+        """Whether a plan of less goodput is worth its loss."""
         sooner_s = self.answer_s(most) - self.answer_s(plan)
         return plan.goodput_per_s >= self.needed_per_s and sooner_s >= self.least_saved_s
 
     def text(self, quick: Expectation, slow: Expectation, most: Expectation) -> str:
-        """The time that a quicker plan saves, and the goodput that it gives up."""
+        """The time that a quicker plan saves, and the goodput that it loses."""
         sooner = f"answers take {milliseconds(self.answer_s(quick))} instead of {milliseconds(self.answer_s(slow))}"
         bursts = f"the quicker plan sustains {rate(quick.goodput_per_s)}, more than {self.needed_for}"
         given_up = f"given up: {1 - quick.goodput_per_s / most.goodput_per_s:.0%} of the {rate(most.goodput_per_s)}"
@@ -314,9 +314,9 @@ class Trial:
     """Judges whether the new plan answers as many inputs in time as the previous plan would have, of the same arrivals.
 
     The estimate for the previous plan is the cost model's present score, times `kept_share`, the share of such promises
-    that was kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. Texts report no
-    launches: their kept share also counts tokens that are late although few come. `number` is that of the event that
-    records the change.
+    that was kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. Decoders report
+    no launches: their kept share also counts late tokens under little load. `number` is that of the event that records
+    the change.
     """
 
     number: int
@@ -338,7 +338,7 @@ class Trial:
     def judge(self, sustained_per_s: Callable[[Plan], float], least_loss: float) -> Verdict | None:
         """Whether to return to the previous plan; None: too few inputs arrived to judge.
 
-        `sustained_per_s` is the present cost model. The verdict has a gain where enough inputs arrived to measure it.
+        `sustained_per_s` is the present cost model. The verdict has a gain if enough inputs arrived to measure it.
         """
         if self.observed is None or self.observed.arrivals < TRIAL_ARRIVALS:
             return None

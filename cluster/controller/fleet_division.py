@@ -1,4 +1,4 @@
-"""What the applications of a running fleet ask for, and the division of its devices that is worth a change."""
+"""The goodput that applications of a running fleet request, and the division of devices that is worth a change."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
-RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
+RESERVE = 0.1  # the share of the expected rate that an application sustains beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
 QUICK_S = 2.0  # where replicas start within this time, devices follow the present rates instead of forecasts
 AGAIN_S = 5.0  # where replicas start that quickly, a division is expected to last this long
@@ -130,7 +130,7 @@ class Asked:
                 after = best_division(plans, self.devices, goal, known=known).parts
             except UserError:
                 continue
-            # One that lacks no more than its reserve has what it needs, so that devices do not always move.
+            # An application that lacks only its reserve has enough, so that devices do not always move.
             without_reserve = [_with(each, least_per_s=each.application.least_per_s / (1 + RESERVE)) for each in plans]
             was = _asked_value(without_reserve, goal, present) if present in known else None
             now = _asked_value(plans, goal, after)
@@ -141,19 +141,19 @@ class Asked:
         return None
 
     def _tries(self) -> Iterator[tuple[FleetGoal, int]]:
-        """Goals, each with how many needs are given up, those of the lowest priority first."""
+        """Goals, each with the number of needs that it drops, those of the lowest priority first."""
         if self.config.goal == "cost":
             yield "cost", 0
         goal = "goodput" if self.config.goal == "cost" else self.config.goal
         yield from ((goal, relaxed) for relaxed in range(4 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """The plans with what each application needs. Each need that is given up leaves it the next smaller one:
+        """The plans with the need of each application. A dropped need leaves the next smaller one:
 
         1. its least goodput, and the goodput that it asks for, as far as its own devices sustain this
         2. the same, with its least goodput as far as its own devices sustain it
         3. its least goodput, as far as its own devices sustain it
-        4. any device, because a controller cannot do without
+        4. any device, because a controller needs one
         5. nothing: it is parked
         """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
@@ -234,7 +234,7 @@ def is_quick(start_s: float) -> bool:
 
 
 def kind_for_one(facts: Problem, objective: Objective, present: Budget) -> str:
-    """The kind of which a single device sustains most for an application; empty: a single device is not enough."""
+    """The kind whose single device sustains most for an application; empty: no single device is enough."""
     limits = objective.for_most_goodput
     here = [replace(each, count=1) for each in facts.devices if present.get(each.kind)]
     per_s = {each.kind: promised_per_s(side_by_side(facts.with_devices([each]), limits, NEAR)) for each in here}

@@ -28,8 +28,8 @@ from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
 from isobatch.profiles.devices import is_cpu, whole_kind
 
-ANSWERS_WITHIN_S = 10.0  # for a controller to answer: without an answer its application keeps its devices
-SILENT_S = 1.0  # the same for a controller that did not answer the last time, so that the others do not wait for it
+ANSWERS_WITHIN_S = 10.0  # for a controller to answer; an application without an answer keeps its devices
+SILENT_S = 1.0  # the same for a controller that was silent last time, so that the others do not wait for it
 log = logging.getLogger("ray.serve")
 
 

@@ -131,7 +131,7 @@ class ClassifierPlanningProblem:
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
     ) -> Plan | None:
-        """The best plan by the goal that sustains this rate, with goal: goodput the quickest; None if there is none."""
+        """The best plan by the goal (for goodput: the quickest) that sustains this rate; None if no plan does."""
         goal = "latency" if self.aim.adds_up else self.goal
         objective = replace(self.objective, goodput_per_s=rate_per_s, goal=goal)
         with suppress(UserError):
@@ -152,8 +152,8 @@ class ClassifierPlanningProblem:
 def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
     """Blocks that fewer than one input in a thousand reaches count as unreached.
 
-    A plan covers these blocks anyway. By the cost model, an input that reaches them would wait so long for others to
-    fill its batch that no plan with a cut before them would keep an SLO.
+    A plan covers these blocks anyway. By the cost model, an input there would wait so long for a full batch that no
+    plan with a cut before them keeps an SLO.
     """
     return tuple(share if share >= LEAST_SHARE else 0.0 for share in survival)
 

@@ -14,12 +14,12 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
-# A network, its devices and its objective: all that the planner needs beside the survival of the moment.
+# A network, its devices and its objective: all that the planner needs beside the present survival.
 PlanningProblem = ClassifierPlanningProblem | DecoderPlanningProblem
 CostModel = LaunchTableCosts | DecoderCosts  # scores plans for one survival and one set of corrections
 
 RECENT_S = 2.0  # the looks of this time show the present rate of arrivals
-SHORT_S = 0.5  # a look so soon after another shows no rate of its own
+SHORT_S = 0.5  # a look shorter than this shows no rate of its own
 
 
 class CurrentWindow:
@@ -30,7 +30,7 @@ class CurrentWindow:
         self._recent = deque[Observed]()  # the looks of the last `RECENT_S`, also of the window before
         self.quiet_s, self.had_inputs = 0.0, False  # seconds since an input was inside; whether one ever was
         self.parked = False  # the application has no replicas
-        self.parking = False  # an arbiter has told replicas to end, whatever the fronts still report
+        self.parking = False  # an arbiter has ended the replicas, which fronts may still report
         self.called_for_s = 0.0  # seconds since the first input after parking
         self._added_s = 0.0  # seconds of short looks that were merged into the last of `_recent`
         self.start(now_s)
@@ -67,7 +67,7 @@ class CurrentWindow:
 
     @property
     def recent_per_s(self) -> float:
-        """The largest rate of the last looks: a device that is lent comes back seconds later than it is needed."""
+        """The largest rate of the last looks, since a lent device comes back some seconds late."""
         return max((each.arrivals_per_s for each in self._recent), default=0.0)
 
     @property

@@ -1,10 +1,10 @@
 """Keeps a promise of agreement with the full network: thresholds tighten when it breaks, and loosen on trial only.
 
 Audits are tested as profiles/agreement.py describes. Thresholds that were tuned for the plan lose nearly all that the
-promise allows; they are given up as soon as inputs leave elsewhere than before.
+promise allows, so they end as soon as inputs leave elsewhere than before.
 
 Tighter thresholds come from the exit table of `isobatch prepare`, which holds the loss of each choice. Audits measure
-how many times as much is lost now. This factor, `worse`, is all that is remembered. It grows with tighter thresholds,
+how many times larger the loss is now. Only this factor, `worse`, is remembered. It grows with tighter thresholds,
 because drifted inputs are wrong where the table is sure. So when a promise breaks again within minutes, the factor is
 set larger than the audits of the previous thresholds show.
 """

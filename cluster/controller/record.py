@@ -18,13 +18,13 @@ from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
-AS_KNOWN_S = 20.0  # seconds of overload that weigh the same as all time before: one look may show a burst only
+AS_KNOWN_S = 20.0  # seconds of overload that weigh as much as all time before, since one look may be a burst
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
-LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
+LEAST_INPUTS = 50  # expected inputs of a window from which the kept share is measured
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
-LOADED = 0.3  # inputs in time speak against a shortfall from this share of the goodput that a plan should have
+LOADED = 0.3  # from this share of a plan's goodput on, inputs in time disprove a shortfall
 FORGET_S = 21600.0  # seconds of such load, after which about a third of a shortfall is still remembered
-LONGEST_S = 600.0  # the deployer waits no longer for replicas: if more seconds passed, the clock has jumped
+LONGEST_S = 600.0  # the deployer's longest wait for replicas: if more seconds passed, the clock has jumped
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
@@ -49,7 +49,7 @@ class Event:
     why: str
     before: Plan
     after: Plan | None = None
-    forced: bool = False  # the running plan could not go on
+    forced: bool = False  # the running plan could not continue
     gain_promised: float | None = None
     gain_seen: float | None = None  # measured against the estimate for the previous plan in the same time
     judged: bool = False  # the trial of this change has ended
@@ -125,8 +125,8 @@ class TrackRecord:
 
     `wakes_in_s` is the time from a parked application's next input until its replicas run: a running average.
 
-    `kept_share` is the share of the cost model's goodput that plans reach under load. It is one for all plans, because
-    it differs more from burst to burst than from plan to plan. A plan with a fault of its own fails its trial.
+    `kept_share` is the share of the cost model's goodput that plans reach under load. All plans have one, because it
+    differs more between bursts than between plans; a faulty plan fails its trial.
     """
 
     def __init__(self, events: Events, patience: Patience) -> None:
@@ -174,7 +174,7 @@ class TrackRecord:
         return sum(each.what == "tightened" for each in self._lately(4 * self._patience.hold_s, now_s))
 
     def _lately(self, seconds: float, now_s: float) -> Iterator[Event]:
-        """The events of this time. Those of later times came before the clock was set back, perhaps by hours."""
+        """The events of this time. Events of later times are from before the clock was set back."""
         return (event for event in self.events.all if now_s - seconds <= event.at_s <= now_s)
 
     def objection(self, plan: Plan, recent_inputs: int, now_s: float) -> str | None:
@@ -215,7 +215,7 @@ class TrackRecord:
         """Note how the last roll-out ended, after a restart."""
         if last.what in ("looking", *DONE):
             arrived = last.after is not None and served_alike(last.after, running)
-            if not (arrived or last.what == "rolling out"):  # no other change is noted if it arrives later
+            if not (arrived or last.what == "rolling out"):  # only these events may end late
                 last = replace(last, after=None)
                 if last.what == "rolling back" and (change := self._latest_change):  # the plan that failed still runs
                     self.events.add(replace(change, gain_seen=None, judged=False))
@@ -250,8 +250,8 @@ class TrackRecord:
         """Compare a window, look by look, with the goodput of its plan by the cost model.
 
         While inputs are refused, the answers are all that the plan sustains. The longer that lasts, the more it counts.
-        With fewer inputs, the window shows only that the plan sustains these. A shortfall whose cause has gone, such as
-        other work of the machine, would last: it keeps plans so large that no window shows more. So it is forgotten.
+        With fewer inputs, the window shows only that the plan sustains these. A shortfall would outlast its cause, such
+        as other work of the machine, as it keeps plans so large that no window shows more. So it is forgotten.
         """
         total, kept_before = merged(looks), self.kept_share
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
@@ -267,7 +267,7 @@ class TrackRecord:
             share = max(kept_before, believed, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
-        else:  # applications that write texts report no launches
+        else:  # decoders report no launches
             share = kept_before + NEWEST * (total.goodput_per_s / expected_per_s - kept_before)
         self.kept_share = min(MOST_KEPT, share)
 
@@ -332,7 +332,7 @@ class Barred:
 
 
 def _shapes(plan: Plan) -> frozenset[object]:
-    """For each pipeline, what similar ones share: the cuts, and the rough numbers of devices and batch sizes.
+    """The common shape of each pipeline and similar ones: the cuts, and the rough numbers of devices and batch sizes.
 
     Where a plan on two devices failed, a plan on one of them is not similar: the other may have been lost meanwhile.
     """

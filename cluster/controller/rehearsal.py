@@ -1,4 +1,4 @@
-"""A simulated application with its controller, which is the same control loop as in service, in virtual time."""
+"""A simulated application with the controller of a running one, in virtual time."""
 
 import asyncio
 import time

@@ -44,7 +44,7 @@ from isobatch.profiles.promise import NOTHING, agreement_in, promise_in, thresho
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
-log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
+log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
 
 
 class ControllerService:
@@ -87,7 +87,7 @@ class ControllerService:
         app_config, running = await deployed.config(), await deployed.plan()
         self._stays = partial(deployed.is_as, app_config)
         memory = await asyncio.to_thread(self._memory_for, app_config)
-        await deployed.observe()  # counts until now may be of hours and do not belong to the first window
+        await deployed.observe()  # earlier counts may span hours, and do not belong to the first window
         if isinstance(app_config, AppConfig):
             return self._inputs_loop(app_config, deployed, running, memory)
         pinned = await serve.get_deployment_handle(leader, name).pinned.remote()
@@ -111,7 +111,7 @@ class ControllerService:
         self._request = request if self.config.grow_to else request_nothing
         problem = classifier_problem(self.config, app_config, profile)
         beyond = [device(kind, count) for kind, count in running.devices().items() if kind not in most]
-        problem = replace(problem, fleet=(*problem.fleet, *beyond))  # they are not counted, so the next look lacks them
+        problem = replace(problem, fleet=(*problem.fleet, *beyond))  # not counted, so the next look lacks them
         pinned = first_plan(app_config, profile) if app_config.pinned else None
         keeper = keeper_of(self.config, app_config, profile.num_blocks)
         return _loop_for(problem, self.config, deployed, running, memory, pinned, keeper, self._request)
@@ -126,7 +126,7 @@ class ControllerService:
         return self._memory
 
     async def standing(self) -> Standing:
-        """What the fleet's arbiter asks for. It fails until the application runs."""
+        """The answer to the fleet's arbiter. The call fails until the application runs."""
         return replace(await self._running_loop().standing(), virtual=self._virtual)
 
     async def grant(self, grant: Grant) -> None:
@@ -139,7 +139,7 @@ class ControllerService:
         return self.loop
 
     def end(self) -> None:
-        """Give up requested devices: idle ones may go, and the next controller requests them again."""
+        """Withdraw requests for devices: idle ones may end, and the next controller requests them again."""
         self._request({})
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -1,4 +1,4 @@
-"""Chooses the plan that should run by the knowledge of one moment, and whether it is worth a change."""
+"""Chooses the plan that should run now, and decides whether it is worth a change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

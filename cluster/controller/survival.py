@@ -1,8 +1,8 @@
 """Estimates the share of inputs that enters each block in the next window, from the counts at the open ramps.
 
 Every input that ends counts once. An input that left counts at its ramp. An input that ended without an answer counts
-up to the block before which it stood (`Window.known`). An input that asked for the whole network counts in a share of
-its own, because it says nothing about the others.
+up to its next block (`Window.known`). Inputs that requested the whole network are counted apart, because they would
+leave nowhere.
 """
 
 from collections.abc import Collection, Sequence
@@ -134,7 +134,7 @@ def _as_window(survival: Sequence[float]) -> Window:
 
 
 def back_to_open_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
-    """Counts by the block before which inputs stood, as counts by the block behind the last open ramp they passed.
+    """Counts by the block before which inputs stood, as counts by the block after the last open ramp they passed.
 
     >>> back_to_open_ramps((5, 4, 3, 2), ramps=(1,))
     (9, 0, 5, 0)

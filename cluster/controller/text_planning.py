@@ -1,4 +1,4 @@
-"""The planning problem of a network that writes texts. Its inputs are the tokens that are written."""
+"""The planning problem of a decoder. Its inputs are the generated tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,13 +36,13 @@ class DecoderCosts:
         return [] if self.goal.exits == OFF else [block for block, _ in self.profile.workload.survival]
 
     def score(self, plan: Plan) -> Score:
-        """The tokens per second that a plan sustains in the simulator, of texts that begin and go on in time."""
+        """The tokens per second that a plan sustains in the simulator, of texts that begin and continue in time."""
         tokens_per_s = sustains(plan, self.profile, self.goal) * self.profile.workload.output
         cost = sum(device.count * device.price_per_hour for device in self.fleet)
         return Score((), tokens_per_s, self.goal.ttft_s, cost, ())
 
     def with_all_ramps(self, plan: Plan) -> Plan:
-        """The same plan, cut behind every ramp."""
+        """The same plan, cut after every ramp."""
         return plan.with_each(self._cut_at_ramps)
 
     def _cut_at_ramps(self, plan: Plan) -> Plan:
@@ -56,7 +56,7 @@ class DecoderCosts:
 
 @dataclass(frozen=True)
 class DecoderPlanningProblem:
-    """A network that writes texts, and its limits.
+    """A decoder, and its limits.
 
     Settings that a running replica cannot change are those of the plan `running`.
 

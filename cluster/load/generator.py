@@ -2,7 +2,7 @@
 
 Open loop: a request is due at a time of the workload, even if earlier ones are not answered, and its latency counts
 from that time. So a slow server cannot reduce its own load (no coordinated omission). Closed loop (`by_clients`): each
-client sends its next request as soon as the last is answered, which shows how much a server can do.
+client sends its next request as soon as the last is answered, which shows a server's capacity.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def run_noting_polls(work: Coroutine[Any, Any, T]) -> T:
 
 
 def absent_s() -> float:
-    """The last time when the data that is read now had surely not arrived; 0: this event loop does not note it."""
+    """The last time at which the data that is read now provably had not arrived; 0: this event loop keeps none."""
     loop = asyncio.get_running_loop()
     return loop.polls.previous_s if isinstance(loop, _PollingLoop) else 0.0
 

@@ -1,7 +1,7 @@
-"""Load on a network that writes texts: prompts over OpenAI's interface, each answer streamed.
+"""Load on a decoder: prompts over OpenAI's interface, each answer streamed.
 
-The time to the first token (TTFT) counts from when a request was due. The time per output token (TPOT) is the average
-from the first token to the last.
+The time to the first token (TTFT) counts from the time at which a request was due. The time per output token (TPOT) is
+the average from the first token to the last.
 """
 
 import json

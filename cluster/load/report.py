@@ -68,7 +68,7 @@ class Lateness:
     server_share: float
     late: int  # answers after the SLO
     late_by_generator: int  # those of them that are late only because the generator sent the request late
-    late_by_server: int  # those that had surely not arrived within an SLO after the generator handled the request
+    late_by_server: int  # those that provably had not arrived within an SLO after the generator handled the request
 
     @property
     def warning(self) -> str | None:

@@ -34,7 +34,7 @@ SENTENCES = (
 
 
 def predicts_at(url: str, headers: Mapping[str, str]) -> str:
-    """The URL for predictions, if only the server is given, or one of its applications (`/reviews`).
+    """The URL for predictions of a server, or of one of its applications (`/reviews`).
 
     >>> predicts_at("http://127.0.0.1:8000", {})
     'http://127.0.0.1:8000/predict'

@@ -30,7 +30,7 @@ class CountedArrivals(NamedTuple):
 
 
 def description(path: Path, each_s: float | None = None) -> str:
-    """A sentence on how a trace's file was understood."""
+    """A sentence on the reading of a trace's file."""
     recorded = _recorded(path, each_s)
     if not isinstance(recorded, CountedArrivals):
         return f"{path.name}: {len(recorded):,} arrival times in {recorded[-1]:,.0f} s"

@@ -121,7 +121,7 @@ def timed(
 ) -> list[Measured]:
     """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun.
 
-    Launches include what a replica adds to them: it merges inputs and separates exits.
+    Launches include the replica's own work: it merges inputs and separates exits.
     """
     measured, device = list[Measured](), str(model.device)
     source = source_of(device_name(device), model.backend, dtype, torch.get_num_threads())
@@ -184,7 +184,7 @@ def uncatalogued(kind: str) -> str | None:
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
-    """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that go on after it).
+    """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that continue after it).
 
     >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4).survival
     (1.0, 0.5, 0.5, 0.1)

@@ -1,7 +1,7 @@
-"""Measures a decoder on this device: what each part of a launch costs, and what a token costs the front.
+"""Measures a decoder on this device: the cost of each part of a launch, and of a token in the front.
 
-The real engine runs, and prices are fitted to the times of its launches. The front gets tokens that come at once, which
-shows what its processor sustains. For devices that are not here, prices are estimated from datasheets.
+The real engine runs, and prices are fitted to the times of its launches. The front gets tokens without pauses, which
+shows the rate that its processor sustains. For devices that are not here, prices are estimated from datasheets.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ def _texts(model: Any, workload: DecodingWorkload, count: int, seed: int) -> lis
     shape, random = anatomy_of(model).shape, Random(seed)
     context = shape.context(None)
     requests = []
-    for _ in range(count + count // 2):  # some begin while others go on
+    for _ in range(count + count // 2):  # some begin while others continue
         place = random.randrange(len(workload.prompts))
         prompt = min(workload.prompts[place], context - 1)
         output = min(workload.outputs[place], shape.room(prompt, context))

@@ -1,7 +1,7 @@
-"""Measures what moving survivors costs: between two processes of this machine, and between nodes of a running Ray.
+"""Measures the cost of moving survivors between two processes of this machine, and between nodes of a running Ray.
 
 A front with the real dispatcher leads inputs through two replicas in processes of their own, which compute nothing. A
-hop is the extra time of an answer that needs the second one. So it includes all that both ends do: copies between
+hop is the extra time of an answer that needs the second one. So it includes the work of both ends: copies between
 device and host, messages, and the front's turn.
 """
 
@@ -51,7 +51,7 @@ NOBODY_LEFT = Exits(NOBODY, NOBODY, np.zeros((0, 1), np.float32))
 
 class Passing:
     """A network of two blocks that computes nothing. The first of an input's numbers says whether it leaves after block
-    0, the second what it weighs behind it, in bytes on the device."""
+    0; the second is its size after that block, in bytes on the device."""
 
     num_blocks, num_labels, ramp_blocks, reads_text = 2, 1, (0,), False
 
@@ -242,7 +242,7 @@ def _driver(ends: _Ends, groups: Mapping[str, Collection[str]]) -> Driver:
 
 
 async def _longer_s(driver: Driver, size: int, rounds: int) -> float:
-    """How much longer an answer takes if its input goes on behind block 0, in the median of neighbouring answers."""
+    """How much longer an answer takes if its input continues after block 0, in the median of neighbouring answers."""
     model, longer_s = Passing(), list[float]()
     for _ in range(WARM_UPS + rounds):
         took_s = []

@@ -67,7 +67,7 @@ def gpu_label() -> dict[str, str] | None:
     Without the label, Ray calls both sizes of an A100 by one name.
     """
     kinds = set[str]()
-    with suppress(UserError):  # `isobatch doctor` says what is wrong with the driver
+    with suppress(UserError):  # `isobatch doctor` names the driver's fault
         kinds = {kind_of(gpu.name) for gpu in gpus_by_driver()}
     return {KIND: kinds.pop()} if len(kinds) == 1 else None
 

@@ -1,7 +1,7 @@
 """HAProxy as Serve runs it, with additions for which Ray has no setting: local statistics, limits, errors in JSON.
 
 At every change, Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's program:
-it edits the configuration (haproxy_edits.py), then becomes the real program. Only input that is not HTTP gets HAProxy's
+it edits the configuration (haproxy_edits.py), then becomes the real program. Only bytes that are not HTTP get HAProxy's
 own error pages, which no configuration replaces.
 """
 

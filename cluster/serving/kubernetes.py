@@ -92,9 +92,9 @@ def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
-    """The number of devices of each kind: what the file grants an application, or else what its plan runs on.
+    """The number of devices of each kind: those that the file grants an application, or else those of its plan.
 
-    Applications share devices on which their replicas stand by.
+    Applications share the devices of standby replicas.
     """
     alone, together, standby = Counter[str](), Counter[str](), Counter[str]()
     for config in configs:

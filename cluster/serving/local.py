@@ -373,7 +373,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
 def _stop(raylet: int = 0) -> None:
     """Let applications answer what they admitted, then stop Serve and Ray. Ray's output meanwhile is discarded.
 
-    A call to a Ray that has died hangs for a minute and then ends this process, so none is waited for that long.
+    A call to a dead Ray hangs for a minute and then ends this process, so no call may take that long.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""Checks that every node of a running cluster has what a Serve file needs, and reports in sentences what is missing."""
+"""Checks that every node of a running cluster meets the needs of a Serve file, and reports the others in sentences."""
 
 import os
 import sys
@@ -57,7 +57,7 @@ def check_nodes(content: ServeFile) -> None:
 
 
 def _silence(error: Exception) -> str:
-    """Why a node did not say what it has."""
+    """Why a node did not answer."""
     from ray.exceptions import GetTimeoutError, NodeDiedError
 
     ended = isinstance(error, GetTimeoutError | NodeDiedError)

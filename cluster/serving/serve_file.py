@@ -130,7 +130,7 @@ def _model(target: str | Path, files: dict[str, Any]) -> str | None:
 
 
 def _pinned(model: str, root: Path, files: dict[str, Any]) -> str:
-    """A model's absolute path, or its URL with a revision: that of its plan or profile, or the one that is there now.
+    """A model's absolute path, or its URL with a revision: that of its plan or profile, or the present one.
 
     A relative path is relative to `root`, and a hub id without a slash needs hf:// before it.
     """

@@ -4,7 +4,7 @@ A cell has a share of the replicas of every placement, at least one, with the sa
 this share of the inputs. Arrivals vary as much as those of the whole fleet: they are every n-th of a Poisson process.
 Fewer replicas become free less often and survivors vary more, so that a cell sustains slightly less than its share.
 
-A few fast devices cannot be divided. Their SLO is shortened instead: the rate that is sustained within a shorter SLO is
+A few fast devices cannot be divided. Their SLO is shortened instead: a rate that is sustained within a shorter SLO is
 also sustained within a longer one.
 """
 
@@ -15,19 +15,19 @@ from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.plan import Placement, Plan
 from isobatch.optimizer.problem import Problem
 
-WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulated whole
-SIZE = 1_000  # inputs that come to a cell within an SLO
+WHOLE = 2_000  # a fleet that gets at most this many inputs within an SLO is simulated whole
+SIZE = 1_000  # inputs that a cell gets within an SLO
 LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # sizes that are tried, as multiples of the size
 ALIKE = 0.02  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
-# Pipelines sustain shares of their estimates that differ by about this much. A cell that divides the inputs otherwise
-# among its pipelines errs by that, as far as the parts differ.
+# The shares of their estimates that pipelines sustain differ by about this much. A cell that divides the inputs among
+# its pipelines in other parts errs by this, as far as the parts differ.
 PIPELINES_DIFFER = 0.1
-ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, so that queues find room in it
+ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, which leaves time for queues
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell and what it stands for. `unlike`: the most by which it is busier or idler, as a share of time."""
+    """A cell, and the size that it represents. `unlike`: the largest difference of busy time, as a share."""
 
     plan: Plan
     share: float
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellError:
-    """The part of a plan that was simulated for its promise. `error`: how much two cells differ, if there were two.
+    """The part of a plan that was simulated for its promise. `error`: the difference between two cells, if two ran.
 
     >>> print(CellError(12, 960, 0.008, 1.0))
     in a cell of 12 of its 960 devices, within 0.8 %
@@ -58,7 +58,7 @@ class CellError:
 
 
 def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole: float = WHOLE) -> World:
-    """The world in which this plan is simulated: the whole fleet, or a cell to which about `size` inputs come."""
+    """The world in which this plan is simulated: the whole fleet, or a cell that gets about `size` inputs."""
     score = evaluate(plan, facts)
     if (at_once := slo_s * score.goodput_per_s) <= whole:
         return World(plan, facts, slo_s)
@@ -70,7 +70,7 @@ def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole
 
 
 def _cell_like(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
-    """The smallest cell that is like the fleet; where none is, the one that is most alike."""
+    """The smallest cell that is like the fleet, or else the most similar one."""
     best = Cell(plan, 1.0, 1.0)
     for larger in LARGER:
         cell = _cell(plan, facts, score, max(1.0, times / larger))

@@ -79,7 +79,7 @@ class LaunchSchedule(NamedTuple):
     early: Sequence[Departure]  # before the end
     last: Departure | None  # at the end
     survivors: Mapping[int, Place]
-    stop: int | None = None  # the block before which survivors stand, if the launch ended early
+    stop: int | None = None  # the next block of survivors, if the launch ended early
 
 
 class Devices(Protocol):
@@ -156,7 +156,7 @@ class EventLoop:
             self.tick(self.now_s)
 
     def tick(self, now_s: float) -> None:
-        """Begin the launches of the dispatcher, and count the inputs that it gave up."""
+        """Begin the launches of the dispatcher, and count the inputs that it dropped."""
         for launch in self.dispatcher.tick(now_s):
             self._begin(launch, now_s)
         for ending in self.dispatcher.endings():

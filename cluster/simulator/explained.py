@@ -1,7 +1,7 @@
-"""What each mechanism brings on these devices and for these inputs, and what would bring more.
+"""The gain from each mechanism on these devices and for these inputs, and what would gain more.
 
-A step is the best plan of a wider family. Its goodput is what that plan sustains in the simulator, so a
-mechanism that does not pay here shows a loss. What would bring more is the planner's estimate.
+A step is the best plan of a wider family. Its goodput comes from the simulator, so a mechanism that does not pay here
+shows a loss. Possible gains are the planner's estimates.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 
 GAP = 0.03  # of the planner
-WORTH = 0.01  # a change that brings less than this share is left out
+WORTH = 0.01  # a change that gains less than this share is left out
 EFFORT = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)  # of a step
 SINGLE = "single inputs, no exits"
 BATCHES = "batches"
@@ -85,7 +85,7 @@ def _baselines(name: str, facts: Problem, objective: Objective, single: bool = F
 
 
 def changes(facts: Problem, objective: Objective) -> list[Improvement]:
-    """The changes that would bring more, by the planner's estimates, the best first."""
+    """The changes that would gain more, by the planner's estimates, the best first."""
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []

@@ -1,13 +1,13 @@
 """Chooses among plans by simulating them: a plan promises the goodput that it sustains in the simulator.
 
 The planner estimates with sums of median times and evenly spaced inputs, and requires that every input could run to the
-end. The simulator has bursts, queues, drawn exits and the product's own dispatcher. So simple plans are tried first:
-the baselines, at several batch sizes, and one cut. Then the planner searches the best plan within several limits of its
-estimated latency, some above the SLO, and the plan that sustains most is taken. Then plans one move away are tried for
-as long as one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
+end. The simulator has bursts, queues, random exits and the product's own dispatcher. So simple plans are tried first:
+the baselines, at several batch sizes, and one cut. Then the planner searches for the best plan within several limits of
+its estimated latency, some above the SLO. From the one that sustains most, plans one move away are tried for as long as
+one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
 
-The effort is counted in simulated inputs, not in seconds, so that the same problem has the same answer on any machine.
-`--seconds` ends earlier.
+Simulated inputs limit the effort, not seconds, so that the same problem has the same answer on any machine. `--seconds`
+ends earlier.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,25 +28,25 @@ from isobatch.optimizer.pipelines.baselines import starts
 from isobatch.optimizer.plan import Plan, SimulatedTimes
 from isobatch.optimizer.problem import Problem
 
-CANDIDATE_GAP = 0.03  # of plans that are only candidates: simulation corrects what estimates miss
+CANDIDATE_GAP = 0.03  # of plans that are only candidates: simulation corrects their estimates
 STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most this many times the planner's estimate of its goodput
-COMPARED = 20  # the fewest runs for which the effort suffices, shortened as far as they may be
+COMPARED = 20  # the effort suffices for at least this many runs, shortened if necessary
 OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been the best by chance
-LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_SEED make the promise
+LAST_SEED = 2  # of inputs that choose no plan: they and those of OTHER_SEED make the promise
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 FIRST_RUNS = 4  # how many short runs the first plan takes, about
 LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
-# A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. Of longer runs than
-# `LASTING_SLOS`, nothing is taken off for that.
+# A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. Runs longer than
+# `LASTING_SLOS` are not corrected for this.
 PASSES, LASTING_SLOS = 0.3, 60.0
 GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
-SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
+SURELY = 0.05  # a plan that sustains this share less is worse, and not by chance
 # The first simple plans, which are the baselines with slack and without: they are simulated with other inputs.
 RIVALS = 6
-# A plan with more splits must sustain this share more: what a launch costs beside the tables is not known more exactly.
+# A plan with more splits must sustain this share more: the costs of launches beside the tables are that uncertain.
 LEAST_GAIN = 0.05
 
 
@@ -73,7 +73,7 @@ class SimulationEffort:
     out_of_time: Callable[[], bool] = never
     fits: Callable[[float], bool] = always  # whether this many inputs can be simulated in the time that is left
     better: Callable[[Plan, float, int], None] = ignore
-    each: Each = map  # simulates what does not depend on each other
+    each: Each = map  # runs independent simulations
     tails: Tails | None = None  # the latencies that plans must keep; None: any
 
     def allows(self, plan: Plan) -> bool:
@@ -101,7 +101,7 @@ class SimulatedChoice:
     after_per_s: float
     tried: int
     cell: CellError | None = None
-    simpler: bool = False  # whether another plan sustains more, but so little that this one with fewer splits is taken
+    simpler: bool = False  # whether another plan sustains slightly more, but has more splits
 
     @property
     def gain(self) -> float:
@@ -172,7 +172,7 @@ class BestSoFar:
         return self._guesses or self.simulated >= self.effort.most or self._is_late()
 
     def _is_late(self) -> bool:
-        """Whether the time that is left is needed to make the promise."""
+        """Whether the promise needs all the time left."""
         return self.effort.out_of_time() or not self._has_time_for(0)
 
     def _has_time_for(self, short_runs: int) -> bool:
@@ -263,8 +263,8 @@ class BestSoFar:
     def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
         """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others.
 
-        That of a fleet that is simulated as a cell is the rate of a cell twice as large. In a hurry, it is the rate
-        with the inputs that chose the plan. What short runs pass too much is taken off.
+        For a fleet that is simulated as a cell it is the rate of a cell twice as large, in a hurry the rate with the
+        inputs that chose the plan. The error of short runs is subtracted.
         """
         world = self._world(best, larger=1 if self._hurries else 2)
         is_whole = world.share == 1 and world.slo_s == self.slo_s

@@ -44,7 +44,7 @@ class World:
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
     full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
-    share: float = 1.0  # the share of a larger fleet that this is a cell of, which gets this share of its inputs
+    share: float = 1.0  # of a cell: its share of the fleet and of the fleet's inputs
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter < inf:

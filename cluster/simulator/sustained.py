@@ -25,14 +25,14 @@ SLOS = 100  # duration of a long run
 SHORT_SLOS = 10  # duration of a short run
 ABOVE = 1.1  # no plan sustains more than this many times the planner's estimate of its goodput
 STEP = 0.02  # the first step away from a guess, as a share of the rate
-NEAR = 0.01  # how closely the rate is found, as a share of the rate
+NEAR = 0.01  # the accuracy of the rate, as a share of it
 LOWEST = 0.01  # the lowest rate that is tried, as a share of the highest
 NEARBY_RATES = (0.94, 0.98, 1.02, 1.06)  # rates that are run together, as multiples of the guess
 TURNS = 8  # how often a guess is corrected
-FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
+FAR = 8.0  # times the allowed loss: losses are clipped to this multiple, and to its inverse
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
 BEYOND = 1.15  # the step between rates beyond a sustained one that are tried too
-LOOKS = 50  # checks in a run whether too many inputs are lost already
+LOOKS = 50  # how often a run checks whether too many inputs are lost
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
@@ -68,7 +68,7 @@ def sustained_in(
 def rate_beyond(
     world: World, rate_per_s: float, most_per_s: float, inputs: int, seed: int, slos: float, in_time: float
 ) -> float:
-    """The highest rate up to `most_per_s` that is sustained though a lower one, above the given one, is not; else 0.
+    """The highest sustained rate up to `most_per_s` above a rate that fails; 0: there is none.
 
     The share in time may be nearly level, and then chance decides which rate is the first to fail. Runs that overload
     the plan are broken off soon.
@@ -120,8 +120,8 @@ def confirmed_rate_per_s(
 ) -> float:  # fmt: skip
     """The rate at which exactly this share is in time, searched near `rate_per_s`; 0 where there is none.
 
-    Inputs are lost in bursts, so that one run of few inputs says little. Several runs with inputs of their own say as
-    much as one run of all these inputs. Where losses jump at some rate, no curve fits them, and the interval is halved.
+    Inputs are lost in bursts, so one run of few inputs is inaccurate. Several runs with inputs of their own are as
+    accurate as one run of all. If losses jump at some rate, no curve fits them, and the interval is halved.
     """
     nearby, first_seed = np.log(NEARBY_RATES), len(NEARBY_RATES) * seed
     sustained_per_s, failed_per_s = 0.0, inf
@@ -151,8 +151,8 @@ def _lost(world: World, rate_inputs_and_seed: tuple[float, int, int]) -> float:
 def _allowed_at(nearby: Floats, lost: Floats) -> float:
     """The logarithm of the rate at which the loss is the allowed one, by a Poisson regression of losses on rates.
 
-    `lost`: the losses of the runs as multiples of the allowed loss. They are summed before a logarithm is taken: a
-    single run with hardly any loss says little.
+    `lost`: the losses of the runs as multiples of the allowed loss. They are summed before a logarithm is taken, since
+    the loss of a single run may be nearly 0.
 
     >>> round(_allowed_at(np.array([-0.1, 0.0, 0.1]), np.exp(20 * (np.array([-0.1, 0.0, 0.1]) - 0.03))), 2)
     0.03
@@ -212,7 +212,7 @@ def _simulation(world: World, rate_per_s: float, inputs: int, seed: int) -> tupl
     else:
         times_s = arrivals("poisson", rate_per_s, seconds, seed)
     count, random = len(times_s), np.random.default_rng(seed)
-    if world.share < 1:  # all but its share are an even sequence, so that the sum varies as much as the fleet's
+    if world.share < 1:  # draws beyond its share spread evenly, so that their sum varies as the fleet's
         even = (random.random() + GOLDEN * np.arange(count)) % 1.0
         draws = np.where(random.random(count) < world.share, random.random(count), even)
     else:

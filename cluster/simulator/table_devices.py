@@ -34,7 +34,7 @@ class _Post:
     placement: Placement
     parts: dict[int, tuple[LaunchPart, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
-    turn_s: float = 0.0  # how long a replica stands still before a launch
+    turn_s: float = 0.0  # the idle time of a replica before a launch
 
 
 def group_names(plan: Plan, facts: Problem) -> list[str]:

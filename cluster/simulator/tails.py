@@ -1,8 +1,8 @@
 """Whether the tail of a plan's answers is as short as without exits at any load (`isobatch plan --no-later`).
 
-The cost model knows full launches only, as at full load. At lower loads launches are smaller and the network without
-exits answers sooner, while an input that runs to the end of a plan with cuts still waits before each of them. So plans
-are simulated beside the network without exits, with the same inputs, at several loads.
+The cost model knows full launches only, as at full load. At lower loads launches are smaller, so the network without
+exits answers sooner, while an input that runs to the end of a plan waits at each cut. So plans are simulated beside the
+network without exits, with the same inputs, at several loads.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 
 LOADS = (0.3, 0.5, 0.7, 0.9)  # shares of what the network without exits sustains by the cost model
-MOST = 1.02  # times the p99 without exits: chance moves the ratio of two runs by as much
+MOST = 1.02  # times the p99 without exits: the ratio of two runs varies by this much by chance
 PATIENCE = 20.0  # times the SLO, so that no input is refused and missing from the tail
-SEED = 4  # of inputs by which nothing else is chosen
+SEED = 4  # of inputs that are used for nothing else
 
 
 @dataclass(frozen=True)

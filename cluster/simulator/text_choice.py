@@ -1,4 +1,4 @@
-"""Chooses a plan that writes texts: of the ways to write that are best by arithmetic, the best one in simulations.
+"""Chooses a decoder's plan: of those with the best estimates, the best one in simulations.
 
 A plan promises the highest rate at which nearly all texts keep the limits on TTFT and TPOT.
 """
@@ -34,21 +34,21 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, DecodingWorkload
 
 Kept = TypeVar("Kept")
-NUM_SIMULATED = 4  # ways to write that are simulated for each kind of device
+NUM_SIMULATED = 4  # ways to decode that are simulated for each kind of device
 TURNS = 4  # the least texts of a run, as a multiple of the residents
-PROMISE_LENGTH = 3  # times as many texts as in other runs decide the promise
+PROMISE_LENGTH = 3  # the run that makes the promise has this many times as many texts
 NEAR_SHARE = 0.8  # of the highest possible rate: the search for the sustained rate begins between both
 NEAR_STEPS = 4  # halvings of that interval
 FAR_STEPS = 5  # halvings of the interval below it, if no rate in the first is sustained
-# The share of the tokens of a replica that is never idle which can be sustained. A short run may show more, as an
-# overload shows only once the queue is as long as TTFT.
+# The sustainable share of a never idle replica's tokens. A short run may show more, as an overload shows only once the
+# queue is as long as TTFT.
 BUSY = 0.97
 # The share of the time in which the front's processor passes tokens on: sockets and requests take the rest.
 FRONT_BUSY = 0.5
-MOST_GAIN = 1.2  # a fleet may sustain more than its devices one by one: at most this multiple is tried
+MOST_GAIN = 1.2  # a fleet may sustain more than its devices one by one: the largest multiple that is tried
 BETTER = 1.01  # another way is better if it sustains this multiple
 FOR_EVER_S = 1e9
-PROMISE_SEED = 1  # the best of several plans is partly best by chance, so other random texts decide what is promised
+PROMISE_SEED = 1  # the best of several plans is partly best by chance, so other random texts make the promise
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class DecodingTrial:
 @dataclass(frozen=True)
 class DecodingChoice:
     """A plan, the run that decided its promise, and `ceiling_per_s`: the tokens per second of replicas that are never
-    idle, by arithmetic or in a run, whichever is more."""
+    idle, estimated or simulated, whichever is more."""
 
     plan: Plan
     run: DecodingRun
     ceiling_per_s: float
-    num_ways: int  # ways to write that were compared by arithmetic
+    num_ways: int  # ways to decode whose estimates were compared
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def choose_plan(profile: DecoderProfile, fleet: Sequence[Device], goal: Decoding
     plan, trial = _cheapest(bests, goal) if goal.texts_per_s else _on_all_devices(bests, goal)
     devices, output = plan.devices(), profile.workload.output
     used = [(devices.get(best.kind, 0), best) for best in bests]
-    # Arithmetic takes all launches of a part as equal, so a run may write more.
+    # Estimates assume that all launches of a part are equal, so a run may write more.
     ceiling = sum(count * max(best.ceiling_per_s, best.most_per_s / BUSY * output) for count, best in used)
     cost = sum(count * best.facts.device.price_per_hour for count, best in used)
     tokens = trial.texts_per_s * output
@@ -115,13 +115,13 @@ def choose_plan(profile: DecoderProfile, fleet: Sequence[Device], goal: Decoding
 
 @lru_cache(maxsize=8)
 def plan_on_all(profile: DecoderProfile, fleet: tuple[Device, ...], goal: DecodingGoal) -> Plan:
-    """The best plan on all devices, for callers that simulate it again: its promise is partly due to chance."""
+    """The best plan on all devices, for callers that simulate it again, since its promise is partly chance."""
     bests = _best_of_each_kind(profile, fleet, goal)
     return _side_by_side(bests, [best.count for best in bests], goal)
 
 
 def _best_of_each_kind(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> list[_BestOfKind]:
-    """The best way to write on each kind of device that can keep the limits."""
+    """The best way to decode on each kind of device that can keep the limits."""
     facts = [DecodingFacts(profile, device) for device in fleet if device.count]
     if not facts:
         raise UserError("there are no devices to plan for: a fleet needs at least one")
@@ -132,7 +132,7 @@ def _best_of_each_kind(profile: DecoderProfile, fleet: Sequence[Device], goal: D
 
 
 def _best_way(facts: DecodingFacts, goal: DecodingGoal) -> _BestOfKind | None:
-    """The way to write that sustains most on one device of a kind; None if no way keeps the limits."""
+    """The way to decode that sustains most on one device of a kind; None if no way keeps the limits."""
     if misfit(facts, goal):
         return None
     best: _BestOfKind | None = None
@@ -162,7 +162,7 @@ def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
 
 
 def _readable(profile: DecoderProfile) -> DecodingWorkload:
-    """The workload without the texts that are longer than the network reads: they are refused, and take no time."""
+    """The workload without texts that exceed the network's context: they are refused, and take no time."""
     texts = zip(profile.workload.prompts, profile.workload.outputs, strict=True)
     prompts, outputs = zip(*(each for each in texts if profile.length(*each) <= profile.reads), strict=True)
     return replace(profile.workload, prompts=prompts, outputs=outputs)
@@ -251,7 +251,7 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         return (plan, trial) if trial.keeps(goal) else None
 
     def cost(counts: Sequence[int]) -> tuple[float, int]:
-        """Dollars per hour; of devices that cost the same, such as free ones, fewer are better."""
+        """Dollars per hour; at equal cost (of free devices, for instance), fewer devices are better."""
         dollars = sum(count * best.facts.device.price_per_hour for best, count in zip(bests, counts, strict=True))
         return dollars, sum(counts)
 
@@ -272,8 +272,8 @@ def cheapest_kept(
 ) -> Kept | None:  # fmt: skip
     """What `kept` returns for the cheapest numbers of devices for which it is not None; `at`: where to begin.
 
-    `possible` ascends by cost. If some numbers of devices do not suffice, smaller ones do not suffice either. So each
-    trial rules out either these, or all that cost as much or more. The steps grow until some numbers suffice.
+    `possible` ascends by cost. If some numbers of devices do not suffice, smaller ones do not either. So each trial
+    rules out either these, or all that cost as much or more. The steps grow until some numbers suffice.
     """
     best: Kept | None = None
     while possible:

@@ -1,7 +1,7 @@
-"""Simulates a plan that writes texts: its own engine and scheduler, with launches that only take time.
+"""Simulates a decoder's plan: its own engine and scheduler, with launches that only take time.
 
-As the front does, a text goes to the pipeline with the fewest texts for its share. There, as Serve does, it goes to the
-one with fewer texts of two random replicas. The time of the front and of the network is not simulated.
+As the front does, a text goes to the pipeline with the fewest texts for its share. There, as with Serve, it goes to
+that one of two random replicas that has fewer texts. The time of the front and of the network is not simulated.
 """
 
 from collections import Counter

@@ -1,1 +1,1 @@
-"""Networks that write token by token, with early exits, at full batches."""
+"""Decoders with early exits, at full batches."""

@@ -34,8 +34,8 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 log = logging.getLogger(__name__)
-# Texts that fail alone while no text gets a token. Clients hardly send three such texts one after the other, so the
-# replica is the cause, and Serve starts another one. Two would let a pair of bad texts end an idle replica.
+# Texts that fail alone while no text gets a token. After three the replica is probably the cause, and Serve starts
+# another one. After two, a pair of bad texts could end an idle replica.
 MOST_FAILED_ALONE = 3
 
 
@@ -47,7 +47,7 @@ class Runner(Protocol):
     def drop(self, name: int) -> None: ...
 
     def spoilt(self, pages: Iterable[int]) -> list[int]:
-        """Those of these pages whose KV is not finite: each text that reads one has no next token."""
+        """The pages whose KV is not finite: each text that reads one has no next token."""
         ...
 
     def recut(self, splits: Splits) -> None: ...
@@ -71,7 +71,7 @@ class Engine:
         self._forget()
 
     def recut(self, splits: Splits, limits: DecodingLimits) -> None:
-        """Go on with other splits and limits. Tokens stay the same, unless other ramps predict other tokens."""
+        """Continue with other splits and limits. Tokens stay the same, unless other ramps predict other tokens."""
         self.scheduler.recut(splits, limits)
         self._forget()
         self.network.recut(splits)
@@ -111,7 +111,7 @@ class Engine:
                 raise error
             self.cancel(sequences[0].name)
             return [NewTokens(sequences[0].name, (), (), Finish.FAILED)]
-        for sequence in sorted(sequences, key=attrgetter("name"), reverse=True):  # the oldest is the first to go on
+        for sequence in sorted(sequences, key=attrgetter("name"), reverse=True):  # the oldest is the first to continue
             self.scheduler.preempt(sequence)
             self._suspects.add(sequence.name)
         self._forget()
@@ -214,7 +214,7 @@ class VirtualDecoder:
         self.splits = splits
 
     def _survival(self, split: int) -> float:
-        """The share of the tokens in a split that go on after it."""
+        """The share of the tokens in a split that continue after it."""
         before = self.workload.after(self.splits.ends[split - 1] - 1) if split else 1.0
         return self.workload.after(self.splits.ends[split] - 1) / before if before else 0.0
 

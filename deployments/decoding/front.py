@@ -1,7 +1,7 @@
-"""The front of a decoder: it converts texts to tokens and back, and has replicas write them.
+"""The front of a decoder: it converts texts to tokens and back; replicas generate the tokens.
 
-A stream does not end with its replica: another replica continues after the tokens that were written. It writes the same
-tokens as the first one would, since a token depends only on the tokens before it.
+A stream outlives its replica: another replica continues after the last token. It generates the same tokens as the first
+one would, since a token depends only on the tokens before it.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ class TextPiece:
 
 @dataclass(eq=False)
 class DecoderFront:
-    """Writes texts with one decoder, for any protocol.
+    """Generates texts with one decoder, for any protocol.
 
-    `write_tokens` has any replica write a sequence, or raises `ReplicaFull` before its first token. `state` returns the
-    state of all replicas.
+    `write_tokens` yields a sequence from any replica, or raises `ReplicaFull` before its first token. `state` returns
+    the state of all replicas.
     """
 
     config: DecoderConfig
@@ -179,7 +179,7 @@ class DecoderFront:
                     if text.stopped:
                         return
         except RefusedError as refused:
-            if refused.retry_after_s is not None:  # otherwise the text is the reason, not the load
+            if refused.retry_after_s is not None:  # otherwise the text is the cause, not the load
                 meter.refused()
             raise
         finally:
@@ -293,7 +293,7 @@ class ReplicaGroup:
         self.writing += 1
         try:
             with self.inbox.stream() as stream:
-                if request.requested_s:  # the tokens will be on their way for a while, too
+                if request.requested_s:  # the tokens also take time on their way
                     request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
                 ended: asyncio.Future[ReplicaFull | DecodingError | None] = asyncio.ensure_future(call)
@@ -327,7 +327,7 @@ class ReplicaGroup:
 
 
 def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | DecodingError | None]") -> None:
-    """Pass on how a replica's call has ended. Tokens that it sent may still be on their way."""
+    """Report how a replica's call has ended. Tokens that it sent may still be on their way."""
     if ended.cancelled():
         return
     if error := ended.exception():

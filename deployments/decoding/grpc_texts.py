@@ -76,7 +76,7 @@ class _TextCalls:
             return grpc_server.serialized(message("ModelInferResponse")(**self._fields(infer, text)))
 
     async def _streamed(self, call: Call) -> None:
-        """Answer requests of one stream at the same time. After a refusal the stream goes on."""
+        """Answer requests of one stream at the same time. After a refusal the stream continues."""
         response = message("ModelStreamInferResponse")
         # If its client does not read them, no more are written, and further requests are not read.
         responses: asyncio.Queue[grpc_server.Fields | None] = asyncio.Queue(MAX_STREAM_REQUESTS)

@@ -1,4 +1,4 @@
-"""Runs the engine on a thread of its own, and streams the tokens that it writes to fronts, over one connection each.
+"""Runs the engine on a thread of its own, and streams its tokens to fronts, over one connection each.
 
 A replica sends the tokens of a launch as one message. As streamed answers of Serve's handles, they would be a message
 for each text, and cost the replica's process more than the launch of a small network. Serve still routes each text to a
@@ -112,7 +112,7 @@ class EngineLoop:
             self._orders.put(lambda: self._close(stream))
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
-        """Run `work` on the engine's thread, and return its result. Decoding goes on if it raises an error."""
+        """Run `work` on the engine's thread, and return its result. Decoding continues if it raises an error."""
         done = Future[Result]()
 
         def order() -> None:
@@ -129,7 +129,7 @@ class EngineLoop:
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
             opened = self._working_engine().open(request, request.age_s(time.time()))
-        except Exception as error:  # an error of this text alone: others go on
+        except Exception as error:  # an error of this text alone: others continue
             _call_soon(loop, partial(stream.fail, error))
             return
         if isinstance(opened, ReplicaFull):
@@ -201,7 +201,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
-LEAST_RISES = 0.1  # seconds that the least lag of a replica rises in a second, as its clock may be set anew
+LEAST_RISES = 0.1  # seconds by which the least lag of a replica rises in a second, as its clock may be reset
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 
 
@@ -237,8 +237,8 @@ class TokenInbox:
         self.gate.close()
 
     def lag_s(self, now_s: float) -> float:
-        """The time that tokens are on their way, by the clock of the replica that is the farthest ahead, as any replica
-        may write the next text. It is negative if that clock is ahead of this one."""
+        """The time that tokens are on their way, by the replica clock that is farthest ahead, as any replica may get
+        the next text. It is negative if that clock is ahead of this one."""
         return min(self.least_s.values(), default=0.0) + self.delay.at(now_s)
 
     @contextmanager
@@ -278,7 +278,7 @@ class _ReplicaEnd(AuthorizedConnection):
 
 
 class TokenOutlet(KeyedConnection):
-    """The replica's end: what is written in one turn of the event loop is sent together."""
+    """The replica's end: it sends the tokens of one turn of the event loop together."""
 
     messages = Key  # the front sends nothing
 

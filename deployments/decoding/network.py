@@ -36,7 +36,7 @@ from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
 COLDEST = 1e-6  # logits that are divided by a much lower temperature would overflow
-# oneDNN compiles anew for each number of rows, which takes milliseconds, so launches have multiples of this many.
+# oneDNN compiles again for each number of rows, which takes milliseconds, so launches have multiples of this many.
 # Launches of 32 texts with exits have 20 to 60 rows: in steps of 16 an eighth of them was padding, which takes as long
 # as other rows on Zen 4.
 ROW_STEP = 4
@@ -49,8 +49,8 @@ class Draw:
     """How the token at one position of a sequence is chosen. `banned`: tokens that may not be chosen. `given` and
     `written`: the tokens before it, in the prompt and in the text; empty where they do not matter.
 
-    A random number depends only on the seed and on the token's position. So a restarted sequence writes the same
-    tokens, and a ramp and the full network choose the same token where their probabilities are similar.
+    A random number depends only on the seed and on the token's position. So a restarted sequence repeats its tokens,
+    and a ramp and the full network choose the same token if their probabilities are similar.
     """
 
     sampling: Sampling
@@ -91,7 +91,7 @@ class Draw:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Logits in float32 at least: tokens are chosen in this precision, whatever the network runs in."""
+    """Logits in float32 at least: tokens are chosen in this precision, even if the network runs in a lower one."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -9,8 +9,8 @@ class PagePool:
     """The pages of one replica.
 
     A page holds the KV of all blocks for a few neighbouring positions of one text. A full page may serve every text
-    that begins with the same tokens. While no text uses it, it stays until its place is needed: the page that was used
-    least recently goes first.
+    that begins with the same tokens. An unused page stays until its place is needed: the least recently used page is
+    evicted first.
 
     `asked` counts the positions that new texts needed before their first token; `shared` counts how many of these were
     in pages of other texts already.
@@ -58,7 +58,7 @@ class PagePool:
         return shared
 
     def held(self, names: Iterable[bytes]) -> int:
-        """How many of these pages texts hold already, so that one more text takes no free page for them."""
+        """How many of these pages texts already hold, so that one more text takes no free page for them."""
         return sum(self._users[page] > 0 for page in self._named(names))
 
     def _named(self, names: Iterable[bytes]) -> Iterator[int]:
@@ -82,8 +82,8 @@ class PagePool:
                 self._empty.append(page)
 
     def give(self, pages: Listed[int]) -> None:
-        """Give back the pages of a text, in the order of its positions: the last ones are needed least. Later texts may
-        share those that are full."""
+        """Free the pages of a text, in the order of its positions: the last ones are needed least. Later texts may
+        share full ones."""
         for page in reversed(pages):
             self._users[page] -= 1
             if not self._users[page]:

@@ -153,7 +153,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults | None:
 
 
 def is_decoder(folder: Path) -> bool:
-    """Whether a directory holds a network that writes texts token by token."""
+    """Whether a directory holds a decoder."""
     names = checkpoint_json(folder).get("architectures")
     return isinstance(names, list) and any(str(name).endswith(DECODER_CLASSES) for name in names)
 

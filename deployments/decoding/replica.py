@@ -63,7 +63,7 @@ class ReplicaState:
 
 
 def switched_plan(origin: str) -> StoredPlan | None:
-    """The plan that this application was switched to, if its configurations, by their hash, are still the same."""
+    """The plan to which this application was switched, if its configurations, by their hash, are unchanged."""
     stored = ray_facts.stored_plan(ray_facts.application_name())
     return stored if stored and stored.origin == origin else None
 
@@ -71,9 +71,9 @@ def switched_plan(origin: str) -> StoredPlan | None:
 class PlanSwitch:
     """The plan of a decoder, which a controller may replace.
 
-    It is written to Ray's store, where every replica reads it: so the front need not know which replicas are alive, and
-    one that starts later reads the same plan. Only the cuts, the residents, the share that the deep part waits for, and
-    the rows of prompts are switched: memory, precision and the number of replicas are those of the start.
+    It is written to Ray's store, where every replica reads it: so the front need not know which replicas run, and one
+    that starts later reads the same plan. Only the cuts, the residents, the share that the deep part waits for, and the
+    rows of prompts are switched: memory, precision and the number of replicas are those of the start.
 
     `first` is the plan of the user's file, if there is one, and `config` the configuration of its first pipeline.
     `origin`: the hash of all configurations. `versions` returns the version of the plan on each replica that answers.
@@ -113,7 +113,7 @@ class PlanSwitch:
         return dict(zip(kinds, shares_of(self._plan), strict=True))
 
     def plan(self) -> Plan:
-        """The plan that runs; without a plan in a file, one that the configuration is equivalent to."""
+        """The plan that runs; without a plan in a file, one that is equivalent to the configuration."""
         if self._plan:
             return self._plan
         tables = load_text_profile(self.config.profile_path).tables
@@ -126,7 +126,7 @@ class PlanSwitch:
             begun_s = monotonic()
             if reason := self._refusal(plan):
                 return Undone(reason)
-            self._version += 1  # even if the last one failed: it may be stored, and replicas follow only other versions
+            self._version += 1  # even after a failed switch, whose version may be stored: replicas follow only new ones
             stored = StoredPlan("", self._origin, self._version, plan.to_json())
             await asyncio.to_thread(self._follow, stored, plan)
             while set(await self._versions()) - {stored.version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
@@ -224,7 +224,7 @@ class DecoderReplica(ReplicaProcess):
                 stored = await asyncio.to_thread(switched_plan, self._origin)
                 if stored and stored.version != self._version:
                     await self._loop.call(partial(self._switch_to, stored))
-            except Exception:  # Ray's store may be away for a moment: the present plan runs on
+            except Exception:  # without Ray's store the present plan runs on
                 log.exception("the plan to run cannot be read")
             export(series, await self.state())
             await asyncio.sleep(EXPORT_EVERY_S)

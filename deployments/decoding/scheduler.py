@@ -1,8 +1,8 @@
 """Chooses the next launch of a replica, and which waiting sequences become residents.
 
-A sequence that waits for a deep split writes nothing meanwhile, so deep splits do not wait for a full batch: one runs
-when a share of the residents is pending before it, when no other sequence can go on, or when a token would be late. The
-first split always runs with all sequences that are ready.
+A sequence that waits for a deep split generates no tokens meanwhile, so deep splits do not wait for a full batch. One
+runs when a share of the residents is pending before it, when no other sequence can continue, or when a token would be
+late. The first split always runs with all sequences that are ready.
 """
 
 from collections import defaultdict, deque
@@ -64,7 +64,7 @@ class Pace:
     def tpot_s(self, residents: int) -> float:
         """The time from one token of a sequence to its next, with this number of residents at the present speed.
 
-        A launch with more sequences writes more tokens, so this is no forecast for more residents than there are now.
+        A launch with more sequences writes more tokens, so this holds only for the present number of residents.
         """
         return residents / self.tokens_per_s if self._tokens else 0.0
 
@@ -74,10 +74,10 @@ def _mean(before: float, latest: float) -> float:
 
 
 by_size = attrgetter("size")  # the key by which pieces are sorted and grouped
-FEW_ROWS = 16  # more rows than this of a sequence in its first split count as rows of a prompt
+FEW_ROWS = 16  # a sequence with more rows than this in its first split counts as reading a prompt
 # The share of the residents that a deep split waits for, if neither exits.json nor the user says another one.
 DEEP_SHARE = 0.6
-SHORTEST_RETRY_S = 1.0  # the shortest time after which a client is told to try again
+SHORTEST_RETRY_S = 1.0  # the shortest Retry-After
 MOST_KEPT = 0.5  # the largest share of the time to the first token that is kept for the launches until then
 
 
@@ -143,7 +143,7 @@ class DecodingLaunch:
 @dataclass(frozen=True)
 class NewTokens:
     """The tokens that a launch has written of one sequence, their depths, why the sequence has ended, if it has, and
-    the log probabilities, if they are asked for."""
+    the log probabilities, if they are requested."""
 
     name: int
     tokens: tuple[int, ...]
@@ -182,7 +182,7 @@ class Scheduler:
         self.preempted = 0
         # For each split, by its first block: the launches, the sequences in them, and the room for sequences in them.
         self.launched: dict[int, tuple[int, int, int]] = {}
-        # The residents of the last launch if others had to wait, as places, pages or time were short; else 0.
+        # The residents of the last launch if others had to wait for places, pages or time; else 0.
         self._crowd = 0
         self._now_s = 0.0  # when a launch was chosen last
         self._names = 0  # the name of the latest sequence
@@ -220,8 +220,8 @@ class Scheduler:
         return self._names
 
     def recut(self, splits: Splits, limits: DecodingLimits) -> None:
-        """Go on with other splits and limits. Pages stay as they are. If the splits differ, residents restart from the
-        tokens that they have written, in the same order."""
+        """Continue with other splits and limits. Pages stay as they are. If the splits differ, residents restart from
+        the tokens that they have written, in the same order."""
         self.limits = replace(limits, page_tokens=self.limits.page_tokens)
         if splits == self.splits:
             return
@@ -233,8 +233,8 @@ class Scheduler:
         self.pace.launch_s.clear()
 
     def cancel(self, name: int, now_s: float) -> None:
-        """Forget a sequence and free its pages. A text that reaches a stop string ends like this, too: only the front
-        knows stop strings."""
+        """Forget a sequence and free its pages. A text that reaches a stop string also ends like this, as only the
+        front knows stop strings."""
         if sequence := self.residents.pop(name, None):
             self._release(sequence)
             if sequence.confirmed:
@@ -276,7 +276,7 @@ class Scheduler:
                 for page, name in sequence.newly_full():
                     self.pool.name(page, name)
             if sequence.corrected > corrected:
-                self._dropped.append(sequence.name)  # the states after the wrong draft are of no use
+                self._dropped.append(sequence.name)  # the states after the wrong draft are useless
             new = slice(before, sequence.confirmed)
             if sequence.confirmed and not before:
                 self.pace.sequence_began(now_s - sequence.entered_s)
@@ -339,8 +339,8 @@ class Scheduler:
         return 0 if counts[0] else max(range(len(counts)), key=counts.__getitem__)
 
     def _is_urgent(self, split: int, now_s: float) -> bool:
-        """Whether some token is in time only if the split runs now. Tokens that are late already do not count: under
-        overload all are late, and every launch would be small."""
+        """Whether some token is in time only if the split runs now. Late tokens do not count: under overload all are
+        late, and every launch would be small."""
         soon_s = now_s + self.pace.launch_s[split]
         due_s = (
             sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s

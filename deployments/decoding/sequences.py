@@ -16,8 +16,8 @@ from isobatch.deployments.decoding.pages import page_names, pages_for
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. At temperature 0 it is the most probable one, whatever the seed. `top_k` 0: all tokens may
-    be chosen. `min_p`: a token needs this share of the most probable one's probability.
+    """How a token is chosen. At temperature 0 it is the most probable one, for any seed. `top_k` 0: all tokens may be
+    chosen. `min_p`: a token needs this share of the most probable one's probability.
 
     Before that, logits are changed: `bias` changes those of some tokens, `repetition` those of tokens in the prompt or
     the text, `presence` those of tokens in the text, and `frequency` the same for each time that they are there.
@@ -78,7 +78,7 @@ class TextRequest:
     requested_s: float = 0.0  # when its request reached the front, in Unix time; 0: now
 
     def age_s(self, now_s: float) -> float:
-        """The time since then, which counts for the time to its first token."""
+        """The time since its request, which counts for the time to its first token."""
         return max(0.0, now_s - self.requested_s) if self.requested_s else 0.0
 
     @property
@@ -111,7 +111,7 @@ UNDEFINED = -1  # in place of a token: the logits are not finite
 
 @dataclass(frozen=True)
 class TokenPrediction:
-    """The token that a ramp or the head predicts after a position, and whether it is sure enough to be written."""
+    """The token that a ramp or the head predicts after a position, and whether it is sure enough to be sent."""
 
     token: int
     sure: bool = True
@@ -188,8 +188,8 @@ class Sequence:
         self.logprobs: list[TokenLogprobs | None] = []  # the same
         self.confirmed = 0
         self.entered_s = arrived_s  # the time at which it became a resident
-        self.begun = bool(request.replayed)  # it was a resident, here or elsewhere, so it is not refused any more
-        self.corrected = 0  # the number of drafts with which the full network disagreed
+        self.begun = bool(request.replayed)  # it was a resident, here or elsewhere, so it is no longer refused
+        self.corrected = 0  # drafts that the full network has replaced
         self._undefined = False  # whether its next token is
         self.restart()
 

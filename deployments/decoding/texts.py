@@ -132,7 +132,7 @@ class GrowingText:
         return text[:certain]
 
     def _stop_in(self, text: str, known: int) -> int | None:
-        """The place of the stop string that ends first behind the known characters, and of these of the longest."""
+        """The place of the stop string that ends first after the known characters, and of these of the longest."""
         begun = ((text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stops)
         ends = [(place + len(stop), place) for place, stop in begun if place >= 0]
         return min(ends)[1] if ends else None

@@ -1,7 +1,7 @@
 """The texts of the demo's language model: sums as words. `47+85=` must become `47 plus 85 is 132.`
 
-Most letters follow from the previous one, copied digits need a look back, and the digits of the sum must be computed:
-so tokens need different depths, and a text is either right or wrong.
+Most letters follow from the previous one, copied digits need a look back, and the digits of the sum a computation. So
+tokens need different depths, and a text is either right or wrong.
 """
 
 from itertools import product

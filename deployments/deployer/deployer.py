@@ -1,4 +1,4 @@
-"""Starts the replicas of a plan, leads all fronts from one plan to another, and remembers which plan runs."""
+"""Starts the replicas of a plan, switches all fronts from one plan to another, and remembers which plan runs."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,8 @@ _LEADERS = "leaders:"  # followed by the application's name: the key under which
 class Leadership:
     """Lets one deployer take the lead, and find out whether it still has it.
 
-    A deployer that was replaced lives on while its fronts drain, and meanwhile another may lead the same replicas.
-    `fleet` is the prefix of the applications that hold the replicas.
+    A replaced deployer lives on while its fronts drain, and meanwhile another may lead the same replicas. `fleet` is
+    the prefix of the applications that hold the replicas.
     """
 
     def __init__(self, application: str, fleet: str) -> None:
@@ -62,9 +62,9 @@ class Leadership:
 
 
 log = logging.getLogger("ray.serve")
-PATIENCE_S = 600.0  # for the replicas of a plan to start; a large network takes long to load
-FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; one that does not is dropped
-TIDY_EVERY_S = 10.0  # between two tries to end replicas that are left
+PATIENCE_S = 600.0  # for the replicas of a plan to start, since a large network takes long to load
+FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; a late front is dropped
+TIDY_EVERY_S = 10.0  # between two attempts to end leftover replicas
 COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
 NONE_BENCHED: Mapping[str, str] = {}
 
@@ -135,7 +135,7 @@ class Deployer:
     async def apply(
         self, plan: Plan, patience_s: float = PATIENCE_S, benched: Mapping[str, str] = NONE_BENCHED
     ) -> Moved | Undone:
-        """Lead the application to another plan. The move is completed even if the caller ends meanwhile.
+        """Switch the application to another plan. The move is completed even if the caller ends meanwhile.
 
         `benched`: the slow replicas that the plan does not count on, with their kinds. They stay, because they may
         become fast again.
@@ -164,7 +164,7 @@ class Deployer:
                 self._leading = False
 
     async def use(self, device_ids: frozenset[str]) -> None:
-        """Lead all fronts to the replicas on these of the devices where replicas stand by; the plan stays."""
+        """Let all fronts use the standby replicas on these devices only; the plan stays."""
         async with self._moving:
             self._device_ids = device_ids
             await self._lead(self._graph.plan)
@@ -186,7 +186,7 @@ class Deployer:
 
     async def _send(self, graph: Graph, stored: Plan, version: int) -> None:
         """Send all fronts a graph. A plan is stored first, with which a restarted deployer continues."""
-        await asyncio.to_thread(self._remember, stored, version)  # Ray's store may be away for a while
+        await asyncio.to_thread(self._remember, stored, version)  # Ray's store may be unreachable for a while
         self._graph = graph
         await self._fronts.ask(graph, FOLLOW_WITHIN_S)
 
@@ -269,7 +269,7 @@ class Deployer:
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain. While Serve or
-        Ray's store is away, this is tried again: the replicas hold devices.
+        Ray's store is unreachable, this is tried again: the replicas hold devices.
 
         If the next deployer has started meanwhile, it may use any of these replicas, and cleans up itself.
         """
@@ -299,6 +299,6 @@ class Deployer:
             elif self._leadership.of_application() and memory and memory.fleet == self._fleet.prefix:
                 replace(memory, ended=True).store(self._application)  # the next deployer decides what it can use
                 if self._leadership.of_fleet() and not self._leadership.of_application():
-                    self._fleet.delete()  # the next one began with another fleet before it could read that we ended
+                    self._fleet.delete()  # the next deployer had begun another fleet before this one ended
             else:
                 self._fleet.delete()  # the next deployer has another fleet, which may wait for these devices

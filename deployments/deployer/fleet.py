@@ -17,8 +17,8 @@ from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 _FAILED = "DEPLOY_FAILED"
 _GIVEN_UP = (_FAILED, "UNHEALTHY")
 _GONE = ("NOT_STARTED", "DELETING", _FAILED)
-# How Serve's message begins once it has given up. Before, an unhealthy deployment may say that "a replica failed to
-# start", for instance on a node that was ending: Serve starts another one.
+# The beginning of Serve's message once it has given up. Earlier, an unhealthy deployment may report that "a replica
+# failed to start", for instance on a node that was ending: Serve starts another one.
 NONE_STARTED = "The deployment failed to start"
 
 
@@ -68,7 +68,7 @@ class ServeFleet:
         return all(resources.first_fit(needs, ray_facts.free_resources()))
 
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Each kind is counted alone and on nodes as if they were empty, so what is missing does not exist at all."""
+        """Each kind is counted alone, on nodes without load, so a missing device does not exist at all."""
         nodes, missing = ray_facts.nodes(), dict[str, int]()
         for kind, count in counts.items():
             needs = resources.needed({kind: count}, self._needs, nodes)
@@ -89,7 +89,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
 
 
 def delete_left(application: str) -> bool:
-    """Whether the application has no deployer any more. Then its replicas are deleted, and its plan is forgotten."""
+    """Whether the application no longer has a deployer. Then its replicas are deleted, and its plan is forgotten."""
     if not ray_facts.is_gone(application, DEPLOYER):
         return False
     delete_fleets(fleets_of(application))

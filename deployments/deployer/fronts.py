@@ -13,7 +13,7 @@ NEARLY_ALL = 0.95  # a larger share counts as all
 
 
 class Fronts:
-    """The fronts by name. One that does not reply in time is dropped: if it is alive, it notices that its stream ends,
+    """The fronts by name. A front that does not reply in time is dropped: if it runs, it notices that its stream ends,
     and joins again."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Fronts:
                 self._share_soon()
 
     async def ask(self, content: Any, within_s: float) -> dict[str, Any]:
-        """Send a request to all fronts; returns the replies of those that are alive, by front."""
+        """Send a request to all fronts; returns the replies of those that run, by front."""
         number, boxes = next(self._numbers), self._boxes.copy()
         waiting = {front: asyncio.get_running_loop().create_future() for front in boxes}
         for front, reply in waiting.items():
@@ -87,8 +87,8 @@ class Fronts:
 def shares(arrivals_per_s: Mapping[str, float]) -> dict[str, float]:
     """The share of every replica that each front may use, in proportion to its arrivals.
 
-    No front has less than an equal part, in case it was idle until now. So the shares may add up to more than 1 until
-    the next count; meanwhile the fronts notice that replicas have become slower.
+    No front has less than an equal part, since it may have been idle until now. So the shares may add up to more than 1
+    until the next count; meanwhile the fronts notice that replicas have become slower.
 
     >>> shares({"a": 980.0, "b": 20.0}), shares({"a": 0.0, "b": 0.0})
     ({'a': 1.0, 'b': 0.5}, {'a': 0.5, 'b': 0.5})

@@ -12,7 +12,7 @@ from isobatch.optimizer.plan import Plan
 FRONT = "front"  # the deployment of fronts; of texts, it leads the replicas from plan to plan
 DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need
-COUNT_EVERY_S = 1.0  # how often Ray is asked whether the devices exist
+COUNT_EVERY_S = 1.0  # between two checks that Ray has the devices
 STALE_S = 2.0  # after a new attempt, Serve may report the failure of the previous one for this time
 ReplicaCounts = Mapping[str, int]  # replicas by kind
 
@@ -43,8 +43,8 @@ class Fleet(Protocol):
         """Whether these additional replicas could start now beside the running ones."""
 
     def missing_devices(self, counts: ReplicaCounts) -> dict[str, int]:
-        """The number of these replicas, by kind, for which no node has a device, free or not; kinds that miss none are
-        left out."""
+        """The number of these replicas, by kind, for which no node has a device, free or not; complete kinds are left
+        out."""
 
 
 class CannotStartError(Exception):
@@ -59,7 +59,7 @@ class ReplacedError(CannotStartError):
     """Another deployer leads the replicas."""
 
 
-BLAMELESS = (NoDevicesError, ReplacedError)  # they say nothing against a plan
+BLAMELESS = (NoDevicesError, ReplacedError)  # faults for which the plan is not to blame
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Undone:
-    """A move that failed, and why. The previous plan continues. `blameless`: this says nothing against the new plan."""
+    """A move that failed, and why. The previous plan continues. `blameless`: the new plan is not the cause."""
 
     reason: str
     blameless: bool = False
@@ -88,7 +88,7 @@ async def move(
     stay: ReplicaCounts,
     standby: ReplicaCounts,
 ) -> Moved:
-    """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
+    """Start the replicas that the new plan adds, switch all fronts to it, then end those that it does not need.
 
     `before`: None where no replica runs, as in a parked application. If the new replicas do not fit beside the old
     ones, those that the new plan does not need end first. Until the new ones run, the fronts follow a plan for the

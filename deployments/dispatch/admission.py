@@ -1,16 +1,16 @@
 """Whether an input is admitted, and to which lane: by its risk, the probability that its answer is late.
 
 The risk follows from the work ahead of the input, from the speed of the replicas, and from where inputs leave. Two
-rules decide, and every lane is asked, the one with the earliest answer first:
+rules decide for each lane, the lane with the earliest answer first:
 
 1. No input has a risk above `highest_risk`: usually 50 %. It is higher where a late input costs others little: on idle
-   replicas, and in launches that take no longer with it. An empty lane admits whatever has time by the plan.
+   replicas, and in launches that take no longer with it. An empty lane admits every input that has time by the plan.
 2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
    number of inputs that may still be late. Each admission pays in the tolerated share and takes out the risk; the end
    of the input pays the risk back, and takes out 1 if the input was late.
 
 The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
-- Launches have room. The replicas then have time left, which a refusal only wastes.
+- Launches have room: a refusal would only waste the replicas' time.
 - Launches vary a lot (a shared device, a busy machine), so that inputs may be late even in an empty lane. Refusals do
   not change that share, so twice that share may be late.
 
@@ -54,7 +54,7 @@ class Admitted(NamedTuple):
 
     lane: Lane
     expected: ExpectedTimes
-    risk: float  # the probability to be late
+    risk: float  # the probability of being late
 
 
 class Admission:
@@ -70,7 +70,7 @@ class Admission:
         """The application has no replicas until this time after its next input; None: it has some."""
         if wakes_in_s is None:
             self._begins_s = -inf
-            self._may_be_late, self._late = 1.0, 0.0  # inputs that were late for lack of replicas say nothing now
+            self._may_be_late, self._late = 1.0, 0.0  # inputs were late for lack of replicas, which is over
         self.wakes_in_s = wakes_in_s
 
     def place(

@@ -1,9 +1,9 @@
 """Shadows: audited inputs that have their answer and run on to the end, to compare it with the full network's answer.
 
-They wait apart from other inputs, so that they change no promise, deadline or decision, and fill empty places of
+They wait in queues of their own, so that they change no promise, deadline or decision, and fill empty places of
 launches. Their cost is paid from an allowance, a share of the seconds that replicas compute; it is zero if a launch
 takes no longer with them. The allowance also pays for launches of shadows alone, on idle replicas. No client waits for
-a shadow: after a failure it is given up, not tried again.
+a shadow, so it is dropped after a failure.
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from isobatch.deployments.dispatch.groups import Replica
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
 
-# The next two bound memory: the output of a launch is held for as long as one of its shadows waits.
-# Shadows that wait at once. Beyond that, the one that has waited longest is given up.
+# The next two bound memory: the output of a launch is held for as long as one of its shadows waits. Shadows that wait
+# at once. Beyond that, the one that has waited longest is dropped.
 MOST_SHADOWS = 64
 OLDEST_S = 5.0  # the longest time that a shadow waits
 # The time that shadows wait for other inputs to join, before they are launched alone. A full launch does not wait.
@@ -37,7 +37,7 @@ class Audits:
 
     def __init__(self, limits: Limits, chance: Callable[[], float], num_blocks: int) -> None:
         self.limits, self._chance, self._num_blocks = limits, chance, num_blocks
-        self._by_queue: dict[Queue, deque[_Shadow]] = {}  # the queue is that of other inputs, beside which they wait
+        self._by_queue: dict[Queue, deque[_Shadow]] = {}  # by the queue of other inputs for the same launches
         self.waiting = 0  # the number of shadows that wait
         self._allowed_s = 0.0
         self._finished: list[Audit] = []
@@ -58,8 +58,8 @@ class Audits:
     def kinds(self, tickets: list[Ticket], crowded: bool = False) -> bytes:
         """The kinds of a launch's inputs. Audited inputs become plain ones while the allowance is overdrawn.
 
-        `crowded`: other inputs wait for the replica. Where answers are early, most inputs then leave with their answer,
-        so that others are answered sooner: only `audit_share` of them run on.
+        `crowded`: other inputs wait for the replica. With early answers, most inputs then leave with their answer to
+        make room: only `audit_share` of them run on.
         """
         if crowded and self.limits.answers_early:
             for ticket in tickets:
@@ -137,7 +137,7 @@ class Audits:
     def take_alone(self, now_s: float) -> Iterator[tuple[Lane, Queue, Replica, list[Ticket]]]:
         """Take launches of shadows alone, for idle replicas: shadows that have waited for long, or fill a launch.
 
-        There are none where the plan knows no times, since their cost is unknown.
+        Without planned times there are none, since their cost is unknown.
         """
         self._give_up_old(now_s)
         for queue in list(self._by_queue):
@@ -153,12 +153,12 @@ class Audits:
                 yield waiting[0].lane, queue, replica, [self._take(queue) for _ in range(count)]
 
     def due_s(self, now_s: float) -> float:
-        """When the next shadows have waited for so long that they are launched alone; inf: all have, or none waits."""
+        """When the next shadows have waited long enough to be launched alone; inf: all have, or none waits."""
         dues_s = (waiting[0].since_s + ALONE_AFTER_S for waiting in self._by_queue.values())
         return min((due_s for due_s in dues_s if due_s > now_s), default=inf)
 
     def forget(self, lost: Callable[[Queue], bool] = lambda queue: True) -> None:
-        """Give up the shadows of these queues."""
+        """Drop the shadows of these queues."""
         for queue in [queue for queue in self._by_queue if lost(queue)]:
             while queue in self._by_queue:
                 self._take(queue).place = NOWHERE

@@ -1,9 +1,9 @@
 """Batching: the inputs that wait before each block, the next batch of a group of replicas, and its replica.
 
-An idle replica is given whatever waits: a delay gains nothing, and a single input is as fast as a batch of one. Under
-load replicas are busy, and batches fill up meanwhile. A full batch may wait at a busy replica, so that it starts when
-the launch before it ends. A batch that is not full is sent shortly before that moment, if few inputs wait. If many
-wait, the launch that ends may fill a batch of a later stage, which should go first.
+An idle replica gets all waiting inputs at once, since a delay gains nothing. Under load replicas are busy, and batches
+fill up meanwhile. A full batch may wait at a busy replica, so that it starts when the launch before it ends. A batch
+that is not full is sent shortly before that moment, if few inputs wait. If many wait, the launch that ends may fill a
+batch of a later stage, which should go first.
 
 When several queues compete for the same replicas,
 1. full and urgent queues come first (urgent: with a longer wait, an input would miss its deadline). Of these, the one
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
 # block to the end. The margin is spent on waiting for these batches.
 URGENT = 1.5
-# The most inputs that a launch may skip because they do not fit. After that it goes as it is, so that the search ends.
+# The most inputs that a launch skips because they do not fit: this bounds the search.
 MOST_SKIPPED = 64
 FILL_RATE = 0.05  # the weight of one launch in the learned fill of a stage: about the last twenty launches matter
 
@@ -44,8 +44,8 @@ class Ticket:
     defaults in the class: most inputs leave after the first stage, and then cost no more.
     """
 
-    cursor = 0  # the block before which it stands
-    reached = 0  # the deepest block before which it is known to have stood, even if it began again since
+    cursor = 0  # the block that it runs next
+    reached = 0  # the deepest block that it is known to have reached, even if it began again since
     retries = 0  # at this block, after the network failed
     restarts = 0  # from block 0, after the network failed or the input's state was lost
     ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
@@ -55,7 +55,7 @@ class Ticket:
     kind = RowKind.PLAIN
     priority = 0  # for the order by priority: the highest goes first
     early_answer: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and the label
-    risk = 0.0  # the probability to be late, computed at its admission
+    risk = 0.0  # the probability of being late, computed at its admission
     expected: Any = None  # its `ExpectedTimes` at admission; None: it has begun again since
     reply: Any = None
 
@@ -75,7 +75,7 @@ class Ticket:
         return self.deadline_s < now_s
 
     def reach(self, block: int) -> None:
-        """Note that it stood before this block."""
+        """Note that it reached this block."""
         self.reached = max(self.reached, block)
 
     def attempts(self) -> int:
@@ -141,7 +141,7 @@ class Queue:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the replica that keeps its inputs has gone."""
+        """Whether the replica that keeps its inputs has ended."""
         return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
 
     def add(self, ticket: Ticket) -> None:
@@ -179,8 +179,8 @@ class Queue:
     def take(self, room: int) -> list[Ticket]:
         """Remove a batch for one launch, in the order of the limits.
 
-        By default the input with the earliest deadline goes, however heavy it is; then, by deadline, those that fit. So
-        no input waits for ever, and one that is too heavy for any launch runs alone.
+        By default the input with the earliest deadline goes first, however heavy; then, by deadline, those that fit. So
+        no input waits for ever, and an input too heavy for any launch runs alone.
         """
         if self.owner.order is not None:
             return self._take_in(self._ordered(self.owner.order, room))
@@ -246,7 +246,7 @@ class Queue:
         return late
 
     def launched(self, weight: int) -> None:
-        """Count inputs that went into a launch: later stages still owe their work (negative: they have come back)."""
+        """Count inputs that went into a launch: later stages still owe their work (negative: inputs have come back)."""
         for group, seconds in self._costs_after_launch:
             group.owed_s += weight * seconds
 

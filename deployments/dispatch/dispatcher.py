@@ -49,13 +49,13 @@ class Dispatcher:
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
         self.inside = 0  # admitted inputs that have not ended
-        self._launches: dict[int, Launch] = {}  # that have not come back
+        self._launches: dict[int, Launch] = {}  # by number, until they come back
         self._admission = Admission()
         self._endings: list[Ending] = []
         self._ticket_ids, self._launch_ids = count(), count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
         self._next_deadline_s = inf  # no waiting input has an earlier deadline
-        self._launches_at_s = inf  # then inputs may go to a nearly idle replica, or shadows alone to an idle one
+        self._launches_at_s = inf  # when a nearly idle replica may take inputs, or an idle one shadows alone
         self._nothing_to_launch = False  # `tick` has nothing to launch until another event
         self.reroute(route, groups)
 
@@ -148,7 +148,7 @@ class Dispatcher:
     def released(
         self, launch_id: int, now_s: float, rows: Sequence[int], blocks: Sequence[int], labels: Sequence[object] = ()
     ) -> Sequence[int]:
-        """These inputs of a launch have left, each behind its block; the launch goes on.
+        """These inputs of a launch have left, each after its block; the launch continues.
 
         Returns the rows that had no answer before. `labels` are needed only for launches with `kinds`. Without `rows`,
         `blocks` only tell how far the launch has run.
@@ -171,10 +171,10 @@ class Dispatcher:
     def completed(
         self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None
     ) -> float | None:
-        """A launch came back. Rows in `survivors` go on from their new places; all others have their answer.
+        """A launch came back. Rows in `survivors` continue from their new places; all others have their answer.
 
-        Survivors stand before block `stop`, by default the end of the launch. Returns the seconds since the launch
-        before it came back, if this one waited for it. None where fronts share replicas, as others launch there too.
+        Survivors run block `stop` next, by default the end of the launch. Returns the seconds since the launch before
+        it came back, if this one waited for it. None where fronts share replicas, as others launch there too.
         """
         stop = self._launches[launch_id].stop if stop is None else stop
         if survivors and stop >= self.route.num_blocks:  # before it comes back, so that it can still fail
@@ -214,10 +214,10 @@ class Dispatcher:
     ) -> None:
         """A launch did not come back. Its inputs try again from their old places, on another replica.
 
-        `lost`: their state went with a replica, so they begin again at block 0. So do inputs that the replica has kept
-        for itself. A replica that only reports that another has gone (Fault.STATE) goes on working.
+        `lost`: their state went with a replica, so they begin again at block 0. So do inputs that only this replica
+        kept. A replica that reports the loss of another one (Fault.STATE) continues to work.
 
-        If shadows were in the launch, they may be the cause, so its inputs first try again without any audit.
+        Shadows in the launch may be the cause, so its inputs first try again without any audit.
         """
         launch = self._come_back(launch_id, now_s)
         if fault is not Fault.STATE:
@@ -239,7 +239,7 @@ class Dispatcher:
         self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
-        """No client waits for this input any more. A launch that holds it runs on, without a further stage for it."""
+        """No client waits for this input any more. It ends after its present launch."""
         if ticket.ended:
             return
         if ticket.queue is None:
@@ -258,10 +258,10 @@ class Dispatcher:
     # What changes while inputs are inside
 
     def reroute(self, route: Route, groups: Mapping[str, Collection[str]], wakes_in_s: float | None = None) -> None:
-        """Follow another plan, or other replicas, from now on. Inputs go on from their blocks.
+        """Follow another plan, or other replicas, from now on. Inputs continue from their blocks.
 
-        Running launches are not disturbed. Inputs whose state was on a replica that has gone begin again. `wakes_in_s`:
-        the application is parked, and its replicas run so long after its next input.
+        Running launches are not disturbed. Inputs whose state was on a lost replica begin again. `wakes_in_s`: the
+        application is parked, and its replicas run this time after its next input.
         """
         waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
         members = [each for group in self._groups.values() for each in group.members.values()]
@@ -280,7 +280,7 @@ class Dispatcher:
         # Inputs are admitted only to lanes that can run them to the end, unless there is none.
         self._open = [lane for lane in self._lanes if lane.open] or self._lanes
         for lane, tickets in waiting:
-            if self._admission.wakes_in_s is not None:  # how long they wait for replicas says nothing about launches
+            if self._admission.wakes_in_s is not None:  # their delay is due to missing replicas, not to launches
                 for ticket in tickets:
                     ticket.expected = None
             self._wait(tickets, lane)

@@ -25,7 +25,7 @@ class Replica:
     """One replica as the dispatcher sees it."""
 
     name: str
-    home: "Group"  # which has it, or had it last
+    home: "Group"  # its present or last group
     pending_s: deque[float] = field(default_factory=deque)  # the planned times of its launches, the running one first
     ends_s: deque[float] = field(default_factory=deque)  # when each of them is expected to end
     taken_s: float = 0.0  # the time of recent launches
@@ -35,7 +35,7 @@ class Replica:
     benched_until_s: float | None = None  # None: it is not benched
     benched_since_s: float = 0.0
     slow_at_s: float = 0.0  # when the last launch came back for which it was benched, or stays so
-    keeps_inputs: bool = False  # under the present plan, inputs may wait whose state only this replica has
+    keeps_inputs: bool = False  # the present plan may make inputs wait whose state only this replica has
 
     @property
     def slowdown(self) -> float:
@@ -68,7 +68,7 @@ class Group:
         self.slowdown = 1.0  # the median of its replicas
         self.may_run_kept: set[Replica] = set()  # replicas that may now be able to launch inputs that only they have
         self.transfer_s = 0.0  # the longest transfer of a full batch to this group
-        self.owed_s = 0.0  # the planned time that the inputs inside will cost, without launches that have begun
+        self.owed_s = 0.0  # the planned time of admitted inputs, without launches that have begun
         self._benched: set[Replica] = set()
         # Replicas by their number of launches, ordered by when they reached it: the first one will be free first.
         self._by_load: list[dict[str, Replica]] = [{}]
@@ -86,8 +86,8 @@ class Group:
         self._update()
 
     def follow(self, names: Collection[str], moving: dict[str, Replica] | None = None) -> None:
-        """Set the members. A replica that stays keeps its history. `moving`: the replicas that other groups give up, by
-        name; one that comes from them keeps its history, too."""
+        """Set the members. A replica that stays keeps its history. `moving`: the replicas that leave other groups, by
+        name; they keep their history, too."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)
@@ -135,7 +135,7 @@ class Group:
         return len(self.members) - len(self._benched)
 
     def ahead_s(self, now_s: float, more_s: float = 0.0) -> float:
-        """The time that the group needs for the inputs inside, plus `more_s` of planned work."""
+        """The time that the group needs for the admitted inputs, plus `more_s` of planned work."""
         running_s = self._ends_s - self.running * now_s
         ahead_s = (self.owed_s + more_s) * self._busy_slowdown
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
@@ -195,7 +195,7 @@ class Group:
         return None
 
     def has_room(self, replica: Replica) -> bool:
-        """Whether another launch may wait there: up to `ahead`, or enough to keep it busy during the next transfer."""
+        """Whether a replica may queue another launch: up to `ahead`, or enough to keep it busy in the next transfer."""
         pending_s = replica.pending_s
         waiting = len(pending_s) - 1
         return waiting < self._ahead or (waiting > 0 and sum(pending_s) - pending_s[0] < self.transfer_s)
@@ -261,7 +261,7 @@ class Group:
     def distrust(self, replica: Replica, now_s: float) -> None:
         """Bench a replica on which a launch failed, if the group has others.
 
-        If no other works, those that were benched before are used again: the last one that worked may hang.
+        If no other works, replicas that were benched before are used again, since the last working one may hang.
         """
         replica.last_end_s = now_s  # a launch that waited for the failed one begins now
         if self._has(replica) and len(self.members) > 1:

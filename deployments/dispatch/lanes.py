@@ -2,14 +2,13 @@
 
 The expected times of a new input follow from the work ahead of it. They are corrected by how much later or earlier
 recent inputs left, since the computed times ignore inputs that are not yet queued, launches that vary, and a front that
-is late. The mean of these delays corrects the computed time, and their spread gives its certainty; both become small
-where everything goes as planned. Delays are measured in full launches, so that they grow and shrink with the replicas'
-speed. (In units of an input's own launch, a few milliseconds are a large delay in an empty lane; the same ratio would
-then be expected in a crowded lane.)
+is late. The mean of these delays corrects the computed time, and their spread gives its certainty. Both are small if
+launches take their planned times. Delays are measured in full launches, so that they scale with the replicas' speed.
+(In units of an input's own launch, a few milliseconds would be a large delay in an empty lane, and then be expected in
+a crowded one.)
 
-Where an input leaves is not an error: an input that leaves at the end of a launch takes many times longer than one that
-leaves at the first ramp, and the plan knows the share of both. So each exit point has its own computed time, and only
-the delay at that point is learned.
+An input that leaves at the end of a launch takes many times longer than one that leaves at the first ramp. This
+difference is planned, so each exit point has its own computed time, and only the delay at that point is learned.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
 
 LEARNING_RATE = 0.02  # the weight of one launch in the learned mean and variance: about the last fifty launches matter
-PRIOR_LAUNCHES = 8  # the number of launches that the values before any measurement count for
-MOST_DELAY = 5.0  # the longest delay that is learned, in full launches: one outlier should not dominate
+PRIOR_LAUNCHES = 8  # the weight of the initial values, in launches
+MOST_DELAY = 5.0  # the longest delay that is learned, in full launches, so that one outlier does not dominate
 SURE_SPREADS = 3.0  # beyond the mean plus this many spreads, almost no input is later
 MAX_LATE = 0.01  # the share of all inputs that may be late
 FULL = 0.9  # launches that are fuller than this share have no room left
@@ -37,7 +36,7 @@ class ExpectedTimes(NamedTuple):
     estimates: "Estimates"  # of that lane
     now_s: float
     ends_s: Sequence[float]
-    full_launch_s: float  # the time of full launches on its way: the unit of delays
+    full_launch_s: float  # the time of full launches through the lane: the unit of delays
 
     @property
     def mean_s(self) -> float:
@@ -56,17 +55,17 @@ class ExpectedTimes(NamedTuple):
 
     @property
     def latest_s(self) -> float:
-        """The time by which the input almost surely has its answer."""
+        """The time by which the input almost certainly has its answer."""
         number = self.estimates.last
         return self.ends_s[number] + self.estimates.latest[number] * self.full_launch_s
 
     @property
     def latest_end_s(self) -> float:
-        """The time at which an input that leaves at no ramp has almost surely reached the end."""
+        """The time at which an input that leaves at no ramp has almost certainly reached the end."""
         return self.ends_s[-1] + self.estimates.latest[-1] * self.full_launch_s
 
     def needed_s(self, chance: float) -> float:
-        """The time until the deadline with which the input is late with about this probability.
+        """The time until a deadline that the input misses with about this probability.
 
         This assumes that exit points are far apart.
         """
@@ -99,16 +98,16 @@ class ExpectedTimes(NamedTuple):
 
 
 class Estimates:
-    """The learned delays of one lane, by exit point. All exit points of a stage share what was learned at any of them.
+    """The learned delays of one lane, by exit point. All exit points of a stage share their delays.
 
-    Before any input was measured, `slack` is taken as twice the spread, in full launches.
+    Before any input was measured, the spread is half of `slack`, in full launches.
     """
 
     def __init__(self, stages: Sequence[Stage], slack: float) -> None:
         counts = [len(stage.exits) for stage in stages]
         self._exits = [slice(after - count, after) for count, after in zip(counts, accumulate(counts), strict=True)]
         self._stage_of = [number for number, count in enumerate(counts) for _ in range(count)]
-        # The index of the exit point at each block, or of the first behind it.
+        # The index of the exit point at each block, or of the first after it.
         self.exit_at = [
             exits.start + stage.exit_at(block)
             for exits, stage in zip(self._exits, stages, strict=True)
@@ -119,7 +118,7 @@ class Estimates:
         self._variance, self._launches = [(slack / 2) ** 2] * len(stages), [0] * len(stages)
         reach = [*accumulate(_shares(stages), min), 0.0]
         self.leaving = [before - after for before, after in pairwise(reach)]  # the share that leaves at each exit point
-        self.unanswered = reach[1:]  # the share that is still inside behind it
+        self.unanswered = reach[1:]  # the share that is unanswered after it
         self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
 
     def learn(self, number: int, delay: float) -> None:
@@ -141,9 +140,9 @@ class Estimates:
 
 
 def _shares(stages: Sequence[Stage]) -> Iterator[float]:
-    """The share of inputs before the first exit point, then behind each but the last.
+    """The share of inputs before the first exit point, then after each but the last.
 
-    If the plan expects no input even at the first stage, all inputs are taken to get to the end.
+    If the plan expects no input even at the first stage, all inputs count as running to the end.
     """
     arriving = stages[0].survival
     for stage in stages:
@@ -178,7 +177,7 @@ class Lane:
         self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.stages)}.values())
         # Stages that take turns on a group wait until they are full: each input costs them its whole share.
         self.free_joining = min(each.is_alone * _free_joining(each.stage.launch_s) for each in self.stages)
-        self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
+        self.unavoidable = 0.0  # the mean probability that recent inputs would be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
             group.forget_kept()

@@ -29,10 +29,10 @@ NOWHERE = Place(None, 0)
 
 
 class RowKind(IntEnum):
-    """How the ramps of a launch treat one of its inputs. Every kind but PLAIN stays inside where a ramp lets it go.
+    """How the ramps of a launch treat one of its inputs. Every kind but PLAIN runs on where it could leave.
 
-    An AUDITED input is answered at that ramp and goes on as a SHADOW of itself. The shadow's answer at the end shows
-    whether the first answer was the full network's. A FULL input asked for the full network and is answered at the end.
+    An AUDITED input is answered at that ramp and continues as a SHADOW of itself. The shadow's answer at the end shows
+    whether the first answer was the full network's. A FULL input requested the full network and is answered at the end.
     EARLY inputs exist where every input runs on after its answer: they become shadows too, but cost no audit allowance.
     """
 
@@ -64,10 +64,10 @@ class Fault(Enum):
 class Limits:
     """The dispatcher's settings."""
 
-    backlog: int = 4096  # inputs inside at any time
-    slack: float = 0.2  # how much longer than planned an input may take, as a share; used until launches were measured
+    backlog: int = 4096  # admitted inputs that have not ended, at most
+    slack: float = 0.2  # the share by which an input may exceed its planned time; used until launches were measured
     # Attempts after the first: of a launch at one stage after the network failed, and of an input from block 0. Also
-    # the number of replicas that may hang or end while they run an input, before that input is taken for the cause.
+    # the number of replicas that may hang or end while they run an input, before that input counts as the cause.
     retries: int = 2
     early_s: float = 0.0  # a batch that is not full may be sent this long before its replica is expected to be free
     ahead: int = 1  # full batches that may wait at a busy replica; more may wait only to hide a transfer
@@ -122,9 +122,9 @@ class Audit(NamedTuple):
 class Launch:
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
-    `keep`: the survivors go on on the same replica, so they should stay there. `weight` is the sum of `weights`, and
-    `room` is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every
-    input weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
+    `keep`: the survivors continue on the same replica, so they stay there. `weight` is the sum of `weights`, and `room`
+    is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every input
+    weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
     launch counts as failed.
     """
 
@@ -201,7 +201,7 @@ class Launch:
             self.ran_to = stop
 
     def compare(self, block: int, now_s: float) -> None:
-        """Learn the delay of the sample row, which left or stays behind this block. Only the first call counts."""
+        """Learn the delay of the sample row, which left or stays after this block. Only the first call counts."""
         if self.compared:
             return
         expected: ExpectedTimes | None = self.tickets[self.sample_row].expected

@@ -1,9 +1,8 @@
 """The order of a queue: which waiting inputs a launch takes. Named by import path, as exit policies are.
 
 An order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in weight.
-It returns the inputs that go. Where it returns none, the first input goes alone. Your own may stand anywhere on the
-import path. Without one, inputs go by deadline, which is what admission counts on: another order favours some inputs,
-and those that it leaves waiting may be late though they were admitted.
+It returns the inputs that go. If it returns none, the first input goes alone. Your own may be anywhere on the import
+path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
 
 DAS and slotted DAS are those of TCB (Fu et al., SC 2022): the utility of a text is 1 / its tokens, so short texts go
 first, then by deadline those that are nearly as useful.
@@ -19,7 +18,7 @@ QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
 DEADLINE = "deadline"
 ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
-USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadline
+USEFUL = 0.5  # the share of their mean utility that an input needs to go by deadline
 _weight = attrgetter("weight")
 
 

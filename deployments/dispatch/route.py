@@ -1,4 +1,4 @@
-"""The route of inputs through a plan: everything that the dispatcher knows of a plan, and how it is made from one."""
+"""The route of inputs through a plan: all that the dispatcher knows of the plan."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,10 +13,11 @@ from isobatch.profiles.model import OpenRamps
 
 @dataclass(frozen=True)
 class ExitPoint:
-    """Where inputs leave a launch: behind `block`, at a ramp or at the end of the stage.
+    """Where inputs leave a launch: after `block`, at a ramp or at the end of the stage.
 
     `launch_s[n - 1]` is the planned time until a launch of n inputs gets here, if any input does; `least_s` as in
-    `Stage`. `survival` is the share of all inputs that go on from here (for the last exit point, see the next stage).
+    `Stage`. `survival` is the share of all inputs that continue from here (for the last exit point, see the next
+    stage).
     """
 
     block: int
@@ -63,7 +64,7 @@ class Stage:
         return self.batch * (self.length or 1)
 
     def counted(self, weight: int) -> int:
-        """What an input of this weight counts here: 1 where inputs have no lengths."""
+        """The weight that counts here: 1 if inputs have no lengths."""
         return 1 if self.length is None else weight
 
     def seconds(self, weight: int) -> float:
@@ -87,8 +88,8 @@ class Stage:
         return [seconds_at(size, point.least_s, point.launch_s) for point in self.exits]
 
     def staying_s(self, weight: int, added: int, behind: int | None = None) -> float:
-        """The planned time that `added` of a launch's weight costs behind this block (None: from the start), if it
-        stays to the end. Others leave on the way: what stays then costs more than its part of the launch.
+        """The planned time that `added` of a launch's weight costs after this block (None: from the start), if it stays
+        to the end. Since others leave on the way, it costs more than its part of the launch.
 
         >>> half = ExitPoint(0, (0.01, 0.012), survival=0.5), ExitPoint(3, (0.03, 0.036))
         >>> stage = Stage(0, 4, batch=2, group="a", launch_s=(0.03, 0.035), exits=half)
@@ -110,7 +111,7 @@ class Stage:
         return staying_s
 
     def exit_at(self, block: int) -> int:
-        """The index of the exit point at this block, or of the first one behind it."""
+        """The index of the exit point at this block, or of the first one after it."""
         return self._exit_by_block[block - self.start]
 
     @cached_property
@@ -188,13 +189,13 @@ class Route:
         return [stage for stage in self.stages if stage.stop > block]
 
     def keeps(self, stage: Stage) -> bool:
-        """Whether the survivors of this stage go on on the same replica."""
+        """Whether the survivors of this stage stay on the same replica."""
         after = self.stages[self.numbers[stage.stop]] if stage.stop < self.num_blocks else None
         return after is not None and after.local and after.group == stage.group
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The index of the stage of each block. After a change of plans, inputs may stand inside a stage."""
+        """The index of the stage of each block. After a change of plans, inputs may begin inside a stage."""
         return tuple(number for number, stage in enumerate(self.stages) for _ in range(stage.start, stage.stop))
 
     @cached_property

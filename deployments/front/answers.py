@@ -33,7 +33,7 @@ class Answer:
 
     label: Label
     score: Probability  # the probability of `label`, after calibration
-    exit_block: int  # the block behind which the input left
+    exit_block: int  # the block after which the input left
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads, so its end was cut off
     level: int | None = None  # the level of the cascade that answered, from 0

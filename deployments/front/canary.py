@@ -2,8 +2,8 @@
 
 Each of these requests is computed by both networks. Clients get the canary's answers unless `shadow: true`. An input is
 kept if the canary answered it in time with the same labels. Inputs of one request are much alike, so a request counts
-once, with the share of its inputs that were kept. Once the mean share is surely below `agreement`, by a confidence
-sequence that stays valid however often it is read, this front sends the canary no requests any more.
+once, with the share of its inputs that were kept. Once a confidence sequence, which stays valid however often it is
+read, shows a mean share below `agreement`, this front sends the canary no more requests.
 """
 
 import asyncio

@@ -79,7 +79,7 @@ class Counts:
         self.arrivals = self.arrived_weight = 0
         self.refused = self.refused_weight = 0  # only inputs whose clients wait for as long as the SLO
         self.in_time = self.in_time_weight = 0
-        self.exits: Counter[int] = Counter()  # by the block behind which they left
+        self.exits: Counter[int] = Counter()  # by the block after which they left
         self.exit_weights: Counter[int] = Counter()
         # Inputs that asked for the full network: among the arrivals, and among the exits.
         self.full = self.full_weight = 0
@@ -91,10 +91,10 @@ class Counts:
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
         self._inputs_per_request = self._weight_per_request = 1.0  # means of recent requests
 
-        # Audits, by the block behind which their inputs left: those that ended, and those that disagreed.
+        # Audits, by the block after which their inputs left: those that ended, and those that disagreed.
         self.audited: Counter[int] = Counter()
         self.missed: Counter[int] = Counter()
-        # Inputs that left behind the last block and passed no open ramp, so they agree with the full network anyway.
+        # Inputs that left after the last block and passed no open ramp, so they agree with the full network anyway.
         self.certain = self.certain_weight = 0
         # Recent agreement, by windows of `AUDIT_WINDOW_S`. The windows of all fronts end at the same times.
         self.promised: float | None = None  # the agreement that audits should confirm
@@ -162,7 +162,7 @@ class Counts:
     def input_left(
         self, block: int, took_s: float, in_time: bool, weight: int = 1, full: bool = False, could_disagree: bool = True
     ) -> None:
-        """An input was answered behind this block. `full`: it had asked for the full network.
+        """An input was answered after this block. `full`: it had asked for the full network.
 
         `could_disagree`: it passed an open ramp.
         """
@@ -184,7 +184,7 @@ class Counts:
         self.unfinished_weights[block] += weight
 
     def audit_ended(self, block: int, agrees: bool) -> None:
-        """An audit ended of an input that was answered behind this block. `agrees`: the full answer is the same."""
+        """An audit ended of an input that was answered after this block. `agrees`: the full answer is the same."""
         self.audited[block] += 1
         self.missed[block] += not agrees
 
@@ -356,7 +356,7 @@ def by_level(counted: Mapping[int, int], edges: Sequence[int]) -> Counter[int]:
 
 
 def survival(left: Mapping[int, int], num_blocks: int) -> list[float]:
-    """The share of the answered inputs that entered each block, from the number that left behind each.
+    """The share of the answered inputs that entered each block, from the number that left after each.
 
     >>> survival(Counter({0: 1, 2: 3}), 3)
     [1.0, 0.75, 0.75]

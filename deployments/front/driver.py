@@ -76,12 +76,12 @@ class Driver:
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
-        self.lag = FadingPeak()  # the time from a known answer until its request goes on: delays of the event loop
+        self.lag = FadingPeak()  # the time from a known answer until its request continues: delays of the event loop
         self.proxies = WatchedProxies()
         self._workers = workers
         self._clock = clock
         self._traced = False  # whether any request was traced
-        self._requests = 0  # that wait for their answers
+        self._requests = 0  # requests that wait for their answers
         self._numbers = count(secrets.randbelow(MOST_NUMBERS))  # other fronts have other numbers
         self._drained: asyncio.Future[None] | None = None  # done when no request waits any more
         self._flights: set[asyncio.Task[None]] = set()
@@ -95,12 +95,12 @@ class Driver:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
         `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `best`: how many of the
-        scores matter, the highest ones (0: all), where the policy knows them.
+        highest scores matter (0: all), if the policy supports this.
         """
         if best:
             inputs = wanting_best(inputs, next(self._numbers) % MOST_NUMBERS, best)
         tickets = self._admit(inputs, self._clock() + within_s, full, waits)
-        if best:  # scores that do not matter may be far from the full network's, so they are not audited
+        if best:  # the other scores may be far from the full network's, so they are not audited
             for ticket in tickets:
                 ticket.kind = RowKind.PLAIN
         if priority:
@@ -159,7 +159,7 @@ class Driver:
         self._set_alarm(now_s)
 
     async def close(self) -> None:
-        """Returns when no request waits any more. Launches that still run are given up."""
+        """Returns when no request waits any more. Launches that still run are abandoned."""
         while self._requests:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained

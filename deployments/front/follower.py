@@ -35,12 +35,12 @@ from isobatch.profiles.files import differ
 from isobatch.profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
-# The time to reach the replicas of a new plan, and for these to warm up. After that the plan is followed as it is: any
-# that are missing join later, and any that are not warm yet get orders between their full batches.
+# The time to reach the replicas of a new plan, and for these to warm up. After that the plan is followed as it is:
+# missing replicas join later, and cold ones get orders between their full batches.
 JOIN_WITHIN_S = 4.0
 REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
 RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
-STUCK_S = 5.0  # a launch that still runs this long after it was given up counts as hung, and its replica is ended
+STUCK_S = 5.0  # a launch that still runs this long after its time limit counts as hung, and its replica is ended
 CONNECT_WITHIN_S = 5.0  # the time to connect to a replica
 # The time for a replica to run full batches of the plan. After that it is used even if it has not.
 WARM_WITHIN_S = 30.0
@@ -56,7 +56,7 @@ class Follower:
         self._name = uuid4().hex
         self._replicas: dict[str, Collection[str]] = {}  # by fleet
         self._kinds: dict[str, str] = {}  # kinds of devices, by replica
-        self._ids: dict[str, str] = {}  # of devices where replicas stand by, by replica
+        self._ids: dict[str, str] = {}  # the devices of replicas that stand by, by replica
         self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
         self._following = asyncio.Lock()  # plans are followed one after another
@@ -110,7 +110,8 @@ class Follower:
     async def _listen(self, messages: AsyncIterator[FrontMessage]) -> None:
         """Receive messages for ever. If the deployer is killed, its successor sends the present plan at once.
 
-        A plan takes seconds to follow. Questions are answered meanwhile, as the deployer soon drops a silent front.
+        A plan takes seconds to follow. The front answers other messages meanwhile, as the deployer soon drops a silent
+        front.
         """
         while True:
             try:
@@ -159,11 +160,11 @@ class Follower:
         return tuple(StandbyReplica(kind, device_id, self._graph.uses(device_id)) for kind, device_id in devices)
 
     async def _follow(self, graph: Graph) -> None:
-        """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""
+        """Switch to another plan. Inputs continue from their blocks, and running launches are not disturbed."""
         if graph.version == self._graph.version:
             return
         if not graph.parked:
-            with suppress(TimeoutError):  # replicas that have just gone get successors, which join later
+            with suppress(TimeoutError):  # replicas that have just ended get successors, which join later
                 await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
         self._graph = graph
         self._reroute()
@@ -197,7 +198,7 @@ class _Connected:
     group: str
     connection: ReplicaConnection
     device_id: str
-    warmed_for: str = ""  # the last plan that it was to run full batches of, in JSON
+    warmed_for: str = ""  # the last plan for which it warmed up, in JSON
 
 
 class ServeWorkers:
@@ -213,13 +214,13 @@ class ServeWorkers:
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
-        self._name = uuid4().hex  # by which replicas know this front when it connects again
+        self._name = uuid4().hex  # by this name replicas recognize a front that connects again
         self._connected: dict[str, _Connected] = {}  # by replica
         self._connecting: dict[str, asyncio.Task[None]] = {}  # by replica
         self._handles: dict[str, Any] = {}  # by group
         self._listed: dict[str, frozenset[str]] = {}  # Serve's last list of replicas, by group
         self._was_listed: dict[str, asyncio.Event] = {}  # set once Serve has listed replicas, by group
-        self.plan = ""  # that replicas get ready for before they are used, in JSON; "": for none
+        self.plan = ""  # the plan for which replicas warm up before use, in JSON; "": none
         self.uses: Callable[[str], bool] = lambda device_id: True  # whether the plan has splits for this device
         self._warming = set[str]()  # replicas that are connected, but are not used yet
         self._suspects = set[str]()  # replicas that are ended soon if they still hang
@@ -231,7 +232,7 @@ class ServeWorkers:
         """Follow a group's replicas from now on. Returns when the front is connected to the present ones, and they have
         run full batches of the plan.
 
-        Both go on if the caller stops waiting.
+        Both continue if the caller stops waiting.
         """
         if group not in self._handles:
             self._watch(group)

@@ -3,8 +3,8 @@
 It listens for clients, and passes their calls on over a Unix socket, as HTTP/1.1 (`calls`). Inferences have as many
 places in the front as `ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of
 their own. Streams have others, since they stay open; the requests in them take places in the front (`Places`). While
-the front hangs, HAProxy refuses calls, and after some seconds it ends those inside. It lives exactly as long as the
-front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
+the front hangs, HAProxy refuses calls, and after some seconds it ends those inside. The front restarts it if it ends
+early, and the kernel kills it when the front's process ends.
 """
 
 import contextlib

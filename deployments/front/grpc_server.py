@@ -1,7 +1,7 @@
 """The gRPC server of a front, for every network: its key, its limits, errors, and the methods about the server.
 
-A HAProxy stands before it (`grpc_proxy`), and turns calls into HTTP/1.1 (`calls`). Serve has a gRPC proxy, but its
-replicas would listen on every interface, and would not know the clients' deadlines.
+A HAProxy before it (`grpc_proxy`) turns calls into HTTP/1.1 (`calls`). Serve has a gRPC proxy, but its replicas would
+listen on every interface, and would not know the clients' deadlines.
 """
 
 import asyncio

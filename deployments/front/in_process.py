@@ -1,4 +1,4 @@
-"""What runs the network behind a front: here its own process, without a plan and one batch at a time."""
+"""Runs the network in the front's own process, without a plan and one batch at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ class InProcess:
         ramps = frozenset(model.ramp_blocks if config.exits else ())
         times = (_UNKNOWN_S,) * config.max_batch
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
-        # No batch waits at the busy thread: it could have been merged with inputs that arrive meanwhile.
+        # No batch waits at the busy thread, so that it can still merge with inputs that arrive meanwhile.
         limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
         dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: [_REPLICA]}, limits)
         return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)

@@ -17,8 +17,8 @@ class IncomingRequest(NamedTuple):
     kind: str  # the protocol, since the cost per byte depends on it
     size: int  # bytes of the body
     arrived_s: float  # when its first byte arrived
-    within_s: float | None  # how long its client waits from then on, if the headers say it
-    until_s: float  # when its client gives up, whatever the request says
+    within_s: float | None  # how long its client waits from its arrival, if a header says so
+    until_s: float  # when its client gives up, regardless of headers
     work_s: float  # its expected processor time in this process
     weight: int  # the expected weight of its inputs
     latest_s: float  # when it must be read to be answered in time
@@ -28,7 +28,7 @@ class IncomingRequest(NamedTuple):
     part: float  # the share of its client's time that another front has left to this one
 
     def deadline_s(self, usual_s: float) -> float:
-        """When its client gives up. `usual_s`: how long clients wait whose headers do not say it."""
+        """When its client gives up. `usual_s`: how long a client waits if its headers set no time."""
         return min(self.until_s, self.arrived_s + (self.within_s or usual_s))
 
     @property
@@ -47,7 +47,7 @@ class Content(Generic[Format]):
 
     inputs: Packed | Pictures
     write: Callable[[list[Answer]], Format]
-    within_s: float | None = None  # how long its client waits, if the body says it
+    within_s: float | None = None  # how long its client waits, if the body says so
     best: int = 0  # how many of its scores the client wants, the highest ones; 0: all
 
 

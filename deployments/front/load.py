@@ -91,8 +91,8 @@ class FadingPeak:
 class RetryTimes:
     """The random times after which refused clients retry, in a range that grows with the number of refused requests.
 
-    Otherwise requests that were refused together would come back together. If three requests are refused for each that
-    is answered, their retries spread over three times the range of a single one.
+    Otherwise requests that were refused together would come back together. With three refusals for each answer, retries
+    spread over three times the usual range.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -135,7 +135,7 @@ class RequestQueue:
     Reading a request and encoding its inputs blocks the front's event loop. So requests wait here, and one turn of the
     loop lets in only a few milliseconds of work: answers and health checks run in between. The delay of the requests
     ahead follows from the recent pace of the queue. A request that cannot be in time is refused at once, before its
-    body is parsed. A large request takes longer itself, so it is refused first.
+    body is parsed. A large request takes longer, so it is refused first.
 
     Must be used from one event loop, with a monotonic clock. Work is in seconds of the front's processor time.
     """
@@ -193,7 +193,7 @@ class RequestQueue:
         if self._waiting and self._entered_s:
             self._passed_s = _REMEMBERED_TURNS * self._passed_s + self._entered_s
             self._took_s = _REMEMBERED_TURNS * self._took_s + self._turn_s
-        elif not self._waiting:  # the loop keeps up, so a turn that took long in a rush counts less and less
+        elif not self._waiting:  # the loop keeps up, so a slow turn in a rush counts less and less
             self._took_s = self._passed_s + _REMEMBERED_TURNS * (self._took_s - self._passed_s)
         self._left_s, self._entered_s = SLICE_S, 0.0
         while self._waiting and self._left_s > 0:

@@ -58,13 +58,13 @@ class Observed:
     """The counts of one window, by one front or by several.
 
     `arrivals` counts all inputs, admitted or not. `refused` of them were not admitted by the front, or by the proxy
-    before it, although their clients wait for as long as the SLO. `exits[k]` inputs left behind block k and were
+    before it, although their clients wait for as long as the SLO. `exits[k]` inputs left after block k and were
     answered. `unfinished[k]` ended before they left (late, abandoned, failed, or answered by an earlier level), and
     stood before block k then. `full` of the arrivals asked for the full network, so they count in neither of these two;
     `in_time` counts all answers before their deadline.
 
-    `audited[k]` audits of inputs that left behind block k have ended, and in `missed[k]` of them the full network
-    disagreed. `certain` of the inputs that left behind the last block passed no open ramp, so they could not disagree.
+    `audited[k]` audits of inputs that left after block k have ended, and in `missed[k]` of them the full network
+    disagreed. `certain` of the inputs that left after the last block passed no open ramp, so they could not disagree.
 
     `..._weight` and `..._weights` are the weights of the same inputs: tokens of texts, where plans count them.
     `devices` are all devices that a plan could use now, including those in use. `standby`: None where replicas end with

@@ -114,7 +114,7 @@ class Predict:
 
 
 class OwnForm(Form):
-    """Our own form of POST /predict: any network, any number of inputs, and all that is known of each answer."""
+    """Our own form of POST /predict: any network, any number of inputs, and all facts about each answer."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -4,8 +4,7 @@ Refusing a request costs this process a large part of the cost of an answer; HAP
 while the front has to refuse requests, it lowers its limit over HAProxy's socket, until it refuses almost none. HAProxy
 then answers 503 to requests that find no place within some milliseconds (cluster/serving/haproxy.py). While the front
 refuses nothing and many requests wait, each answer raises the limit a little. With few requests, the limit grows back
-over a minute, so that the front still knows its limit at the next flood. A thread does this, since the event loop may
-be late.
+over a minute, so that it is still low at the next flood. A thread does this, since the event loop may be late.
 """
 
 import csv
@@ -55,7 +54,7 @@ MOST_DOUBLINGS = 10  # at once, after this process was stopped for a while: from
 # While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
 TRIM_EVERY_S = 30.0
 LOOPBACK = ("127.0.0.1", "::1")  # the addresses by which Ray names HAProxy's own node
-# HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
+# HAProxy gets a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
 LEAST, MOST = 4, 4096
@@ -92,7 +91,7 @@ SLOW = 16
 SLOW_WITHIN_S = 10
 # HAProxy's condition for a client of which too many requests came too slowly.
 TOO_SLOW = f"{{ sc0_gpc0_rate gt {SLOW} }}"
-# HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
+# HAProxy's expression for the delay, in ms, of a client's request after those of others, by its rate of requests.
 _DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"
 # The file from which HAProxy reads the SLO, in ms, of each backend when it starts. Fronts fill it, and tell the running
 # HAProxy over its socket.
@@ -331,7 +330,7 @@ class ProxyLimit(threading.Thread):
 
 
 def _keep(slo_map: Path, entries: Mapping[str, str]) -> None:
-    """Write entries to the map, for a HAProxy that starts while no front could tell it.
+    """Write entries to the map, for a HAProxy that starts while no front can reach it.
 
     If two fronts write at once, the entries of one get lost, and come back when it repeats its limit.
     """

@@ -66,7 +66,7 @@ class Service:
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
         encoder = getattr(self._model, "encoder", None)
-        self.texts = texts_of(encoder)  # the encoder with the network's tokenizer; None: it has none that is known here
+        self.texts = texts_of(encoder)  # the encoder with the network's tokenizer; None: it has no known one
         self.reads_pictures = isinstance(encoder, ImageEncoder)  # inputs may be JPEG, PNG or WebP
         # Whether each text has one answer, or several labels, as the interfaces of other servers expect.
         self.classifies_texts = self.reads_text and not self.task.by_token
@@ -215,10 +215,10 @@ class Service:
         return await self.long_work.run(work, latest_s, long_s.expected(size), partial(long_s.learn, size))
 
     async def _written(self, incoming: IncomingRequest, request: ReadRequest[Format], answers: list[Answer]) -> Format:
-        """Write the answers, and learn from the request what such requests cost."""
+        """Write the answers, and learn the cost of such requests."""
         known_s, began_s = self._clock(), request.work_clock()
         answers = finite(_with_facts_of(request.inputs, answers))
-        if self.task.by_map:  # to write maps takes long
+        if self.task.by_map:  # maps take long to write
             written = await self.long_work.run(partial(request.content.write, answers))
         else:
             written = request.content.write(answers)

@@ -1,4 +1,4 @@
-"""The counts for others: /stats, the sums over all fronts, and the metrics of each front for Prometheus.
+"""The published counts: /stats, with sums over all fronts, and each front's metrics for Prometheus.
 
 Metrics are exported through Ray once a second, so that no request waits for them.
 """

@@ -161,7 +161,7 @@ def compute_with(threads: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep memory that a launch frees, so that the next launch need not get it anew from the kernel,
+    """Let this process keep memory that a launch frees, so that the next launch need not get it again from the kernel,
     page by page and filled with zeros: a tenth of the time of a large launch. The process keeps what its largest launch
     took. Other C libraries than glibc have no such options, and are left as they are.
     """

@@ -2,7 +2,7 @@
 
 The blocks of a cascade are the blocks of all its levels, one after another. The head of a level is the ramp after its
 last block: an input that the policy lets leave there has its answer. All other inputs pass the *edge*: they start the
-next level from their own text. It travels with them in the form that the next level reads (`Batch.ahead`). The
+next level from their own text, which travels with them in the form that the next level reads (`Batch.ahead`). The
 log-probabilities of the earlier levels travel too (`Batch.memory`), and have a share in the next level's answer:
 
     p = weight * (probabilities of this level) + (1 - weight) * (probabilities of the earlier levels)
@@ -135,7 +135,7 @@ class Cascade(CutNetwork):
         return Cascade(levels, self.ramps, self.labels, self.device, self.dtype, backend or self._backend)
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
-        """Load and prepare the levels that these block ranges run through. The example stands before block 0."""
+        """Load and prepare the levels that these block ranges run through. The example is an input of block 0."""
         wanted = list(block_ranges)
         for level in self.levels:
             if parts := [part for block_range in wanted if (part := level.part(block_range))]:
@@ -244,7 +244,7 @@ def _mixed(level: Level, logits: Floats, memory: Floats, rows: NDArray[np.int64]
 
 
 def _staying(count: int, exits: Exits, kept: Rows) -> Rows:
-    """The positions of the inputs that go on, of `count`: inputs that have not left, and kept ones."""
+    """The positions of the inputs that continue, of `count`: inputs that have not left, and kept ones."""
     return np.setdiff1d(np.arange(count), np.setdiff1d(exits.rows, kept))
 
 

@@ -103,7 +103,7 @@ class TextEncoder:
         raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
 
     def _cut(self, text: str) -> str:
-        """The part of a text that is tokenized, so that a huge text costs no more than the longest."""
+        """The part of a text that is tokenized, so that a huge text costs no more than the longest that is read."""
         skipped = self.skipped(text)
         return text[skipped : skipped + CHARACTERS_PER_TOKEN * self.longest]
 

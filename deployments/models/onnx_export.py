@@ -121,8 +121,9 @@ def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int
 def in_8_bits(graph: Path) -> None:
     """Turn the weights of the blocks' dense layers into 8-bit integers with one scale per channel.
 
-    Activations are scaled at run time. Ramps and head stay as they are: they decide, and cost next to nothing. A ramp's
-    weights include the scales of its features, whose range is so wide that 8 bits would round the small ones to zero.
+    Activations are scaled at run time. Ramps and head stay as they are, since they decide on exits and cost little. A
+    ramp's weights include the scales of its features, whose range is so wide that 8 bits would round the small ones to
+    zero.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -146,7 +147,7 @@ def in_8_bits(graph: Path) -> None:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Hide the quantiser's advice to preprocess graphs, which brings nothing here. It goes to the root logger."""
+    """Hide the quantiser's advice to preprocess graphs, which gains nothing here. It goes to the root logger."""
     root = logging.getLogger()
     root.addFilter(_is_no_advice)
     try:

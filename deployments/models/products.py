@@ -17,7 +17,7 @@ class Product:
     """Linear layers that read the same rows, as one product.
 
     On a processor, weights are packed once in the order in which oneDNN reads them, as torch's compiler does: otherwise
-    each call packs them anew.
+    each call packs them again.
     """
 
     def __init__(self, layers: Listed[nn.Linear]) -> None:
@@ -48,7 +48,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class ProductPart(nn.Module):
-    """A layer whose weights are in a product: it computes its part of it."""
+    """A layer whose weights are in a product, of which it computes its part."""
 
     def __init__(self, product: Product, start: int, stop: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ramps: small heads after blocks, at which inputs may leave. Their weights and rules stand beside the checkpoint.
+"""Ramps: small heads after blocks, at which inputs may leave. Their weights and rules are beside the checkpoint.
 
 `ramps.safetensors` holds the weights; `exits.json` holds the rules by which inputs leave and the figures that were
 measured, and may be edited.
@@ -180,7 +180,7 @@ def policy_at(path: str) -> Policy:
 
 
 def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words or labels") -> None:
-    """Raise UserError for a policy with memory, which cannot decide on parts of an input. `source`: where it stands."""
+    """Raise UserError for a policy with memory, which cannot decide on parts of an input. `source`: its place."""
     if not forgets(policy):
         raise UserError(
             f"{source}: policy {name_of(policy)} remembers earlier ramps of an input, {reason}: "
@@ -216,8 +216,8 @@ def read_ramps(
     rules: ExitRules | None = None,
     bridge: Callable[[int], nn.Module] | None = None,
 ) -> Ramps:
-    """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths. `rules`: a part of the file's,
-    where it is for several networks. `bridge` makes the bridge behind a block, of a network that has bridges."""
+    """The ramps beside a checkpoint whose blocks are pooled to these widths. `rules`: a part of the file's, where it is
+    for several networks. `bridge` makes the bridge after a block, of a network that has bridges."""
     widths, rules = list(pooled_widths), rules or read_rules(rules_path)
     try:
         weights = load_file(weights_path)

@@ -1,7 +1,7 @@
 """Networks whose head reads the maps of several regions: the values that their blocks pass on, and bridges to a head.
 
-A region is a stage: neighbouring blocks whose maps have one size. What passes between blocks is the last map of each
-region so far, which together are one row per input.
+A region is a stage: neighbouring blocks whose maps have one size. Blocks pass on the last map of each region so far, in
+one row per input.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -87,4 +87,4 @@ class ServedModel(SplitModel, Protocol):
         """The network on torch, whose modules hold the weights."""
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
-        """Export these block ranges now, before a request needs them. The example stands before block 0."""
+        """Export these block ranges now, before a request needs them. The example is an input of block 0."""

@@ -161,7 +161,8 @@ class TorchModel(CutNetwork):
 
     @torch.inference_mode()
     def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
-        """Run a launch from block `start` to each stop on a batch as large as the example, which stands before block 0.
+        """Run a launch from block `start` to each stop on a batch as large as the example, which is an input of block
+        0.
 
         No input leaves, so that every block gets the whole batch.
         """
@@ -280,7 +281,7 @@ class TorchModel(CutNetwork):
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
-        """The same object as last time, where a launch goes on with the texts that it had before a ramp."""
+        """The same object as last time, where a launch continues with the texts that it had before a ramp."""
         known, spans = self._last_spans
         if lengths is not known:
             tokens = int(lengths.sum())

@@ -1,11 +1,11 @@
 """Makes the exits of networks whose answers are maps: bridges to heads of their own, as in PAME.
 
-A head reads the maps of all regions of a network; behind an early block the later ones are missing. A bridge has the
+A head reads the maps of all regions of a network; after an early block the later ones are missing. A bridge has the
 first block of each later region and a copy of the head, which begin as the network's own. They are trained on frozen
 features, towards labels or else towards the full network's map. A picture leaves if no more of its pixels or points
 are unsure than a given number.
 
-The features of all pictures fit into no memory, so the network makes them anew, a few pictures at a time.
+The features of all pictures fit into no memory, so the network makes them again, a few pictures at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ BELLS = 1000.0  # the weight of errors of heat maps: their squares are small
 
 @dataclass(frozen=True)
 class SeenPictures:
-    """Some pictures: what a bridge behind each block reads, and in a row for each pixel or point the full network's
+    """Some pictures: what a bridge after each block reads, and in a row for each pixel or point the full network's
     logits, 1 for each right answer, and what a bridge learns.
 
     A pixel or point without a label has no right answer.
@@ -180,7 +180,7 @@ LEARNING_RATE = 4e-3  # the highest one of Adam, which falls to nothing in the e
 
 
 def make_bridges(model: BackedModel, sample: Sample, options: PrepareOptions) -> TrainedRamps:
-    """Bridges behind every block but the last, calibrated and tested."""
+    """Bridges after every block but the last, calibrated and tested."""
     pictures = pictures_of(model, sample, options)
     train = np.random.default_rng(options.seed).permutation(sample.parts.train)
     held, learn = np.split(train, [int(HELD * len(train))])

@@ -46,7 +46,7 @@ class DeepRhythm:
 def rhythm(f: float, p: float) -> DeepRhythm:
     """The cheapest rhythm where survivors of several launches run deep together, by arithmetic.
 
-    N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with
+    N sequences are resident. The first part of the network takes the share `f` of its time, and a token continues with
     probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences
     wait. Rows cost the same in every rhythm, so launches decide.
 
@@ -171,7 +171,7 @@ def projected(
 ) -> ProjectedTexts:
     """The texts that come from exits by `project`. They must be written, as each token changes the next ones.
 
-    The deep part runs at the rhythm for the share of tokens that go on.
+    The deep part runs at the rhythm for the share of tokens that continue.
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks

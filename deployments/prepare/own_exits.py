@@ -1,10 +1,10 @@
 """Networks that were trained with exits: their heads become ramps as they are.
 
-The heads of DeeBERT, PABEE and ElasticBERT are found by their names in the checkpoint; for other networks, a file says
+The heads of DeeBERT, PABEE and ElasticBERT are found by their names in the checkpoint; for other networks, a file has
 the names (`OwnExits`). The rest of the checkpoint gets the names of Hugging Face's own class, which then reads it.
 
-A head that reads the first token, or the mean over all tokens or places, is a special case of a ramp: weights for what
-it does not read are 0, and so are those of units that it does not have.
+A head that reads the first token, or the mean over all tokens or places, is a special case of a ramp: the weights of
+other tokens, places and units are 0.
 """
 
 import json
@@ -27,7 +27,7 @@ from isobatch.profiles.promise import FilePart
 
 WEIGHTS = "model.safetensors"
 Read = TypeVar("Read")
-# Names of classifiers behind blocks: DeeBERT's, and those of PABEE and ElasticBERT.
+# Names of classifiers after blocks: DeeBERT's, and those of PABEE and ElasticBERT.
 _CLASSIFIERS = (r"((?:\w+\.)+highway\.(\d+)\.)classifier\.weight", r"()classifiers\.(\d+)\.weight")
 # Names of the layer with a tanh before a classifier, in the order in which they are tried.
 _DENSE = ("{own}pooler.dense", "{base}.encoder.pooler.{block}.dense", "{base}.pooler.dense", "{base}.pooler")

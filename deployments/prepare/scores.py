@@ -1,7 +1,7 @@
-"""Makes ramps for networks with one output: they predict the score, and how far the last block's will be from it.
+"""Makes ramps for networks with one output: they predict the score, and its distance from the last block's score.
 
-These distances are calibrated on rows that the ramp has not learned from: at each depth they are widened until they
-cover SURE_SHARE of the rows. Thresholds and the promise are then chosen as for labels (measuring.py).
+These distances are calibrated on rows outside the ramp's training data: at each depth they grow until they cover
+SURE_SHARE of the rows. Thresholds and the promise are then chosen as for labels (measuring.py).
 """
 
 from collections.abc import Iterator

@@ -88,7 +88,7 @@ class LocalWorkers:
                 pass
 
     def _compute_one(self, name: str) -> bool:
-        """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
+        """Compute one launch; returns whether to continue. Its variables end with it, so none keeps the last launch."""
         if not (work := self._work[name].get()):
             return False
         work()

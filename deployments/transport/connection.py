@@ -6,8 +6,8 @@ nothing is unpickled, so a malicious message cannot run code. An order takes a t
 Large arrays are received directly into their own memory. Small ones go through a shared buffer, so that one read of the
 socket can bring a whole frame.
 
-A process that listens for others of its application gives out a key (`AccessGate`), which they send first. Until it has
-sent the key, a connection gets little memory and little time, and takes no place from one with the key.
+A process that listens for others of its application gives them a key (`AccessGate`), which they send first. Before the
+key, a connection gets little memory and little time, and takes no place from one with the key.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LENGTH = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 2**22  # without the arrays that follow
 KEY_MESSAGE_LIMIT_BYTES = 256  # of the first message: a key is 32 characters long
 KEY_WITHIN_S = 5.0  # from the connection to its first message
-SMALL_BYTES = 1024  # of an array: up to this, one copy more costs less than a buffer of its own
+SMALL_BYTES = 1024  # of an array: up to this size, a further copy costs less than a buffer of its own
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -94,7 +94,8 @@ class MessageConnection(asyncio.BufferedProtocol):
     def allow(self, limit_bytes: int = MESSAGE_LIMIT_BYTES, within_s: float | None = None) -> None:
         """Accept messages of up to `limit_bytes`. With `within_s`, the connection ends unless this is called again.
 
-        A peer without the key gets little of both, because a message's memory is allocated before its bytes arrive.
+        A peer without the key gets little memory and time, because a message's memory is allocated before its bytes
+        arrive.
         """
         self._limit_bytes = limit_bytes
         self._cancel_timeout()

@@ -1,5 +1,5 @@
-"""The copies of launches between host and device. On a GPU they go through pinned memory, so that the host goes
-on while the GPU copies; on a CPU nothing is copied.
+"""The copies of launches between host and device. On a GPU they go through pinned memory, so that the host continues
+while the GPU copies; on a CPU nothing is copied.
 
 The arrays of a launch itself are copied on the stream of its work. Survivors travel on streams of their own, one each
 way, and launches compute meanwhile.
@@ -19,7 +19,7 @@ ALIGNMENT = 64  # bytes: kernels may read several elements at once
 
 
 def to_device(arrays: Sequence[Any], device: torch.device, beside: bool = False) -> list[Tensor]:
-    """Arrays in host memory on a device, by one copy for all. The host goes on; work queued later finds them there.
+    """Arrays in host memory on a device, by one copy for all. The host continues; work queued later finds them there.
 
     With `beside`, the copy does not wait for launches, and this returns when it is done: other threads may use it then.
     """
@@ -47,7 +47,7 @@ def _parts(whole: Tensor, starts: NDArray[np.int64], like: Sequence[Tensor]) -> 
 
 
 def to_host(tensor: Tensor, beside: bool = False) -> PendingCopy:
-    """Begin a copy into pinned memory. The host goes on meanwhile, and work that is queued later runs after the copy.
+    """Begin a copy into pinned memory. The host continues meanwhile, and work that is queued later runs after the copy.
 
     With `beside`, work that is queued later does not wait for the copy.
     """

@@ -1,4 +1,4 @@
-"""Fetches survivors that another process holds, directly from replica to replica and not through the front.
+"""Fetches survivors from the replica that holds them, not through the front.
 
 Ray's own transfers are slower: a call by value costs 10 ms for each MiB beyond a quarter of one, and a reference into
 Ray's object store costs 2 to 4 ms more than a socket of our own.
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # how long to wait for a holder that neither answers nor breaks the connection
 EXPIRE_EVERY_S = 1.0  # how often expired survivors are dropped, even without calls
-IDLE_S = 30.0  # how long an unused connection stays open: its holder may have gone
+IDLE_S = 30.0  # how long an unused connection stays open, since its holder may have ended
 DROP_DELAY_S = 0.01  # drops for one holder are collected for this time and sent together
 UNAUTHORIZED_LIMIT = 1024  # connections without the key: many replicas may connect at the same moment
-REQUEST_LIMIT_BYTES = 2**20  # of a message to a holder: room for the keys and rows of all inputs that can be inside
+REQUEST_LIMIT_BYTES = 2**20  # of a message to a holder: room for the keys and rows of all admitted inputs
 
 
 class Fetch(Message, frozen=True):
@@ -72,7 +72,7 @@ class Exchange:
         self.gate.close()
 
     async def gather(self, parts: Sequence[Packed | Share]) -> tuple[Packed | Share, ...]:
-        """The same parts, with those that other processes hold fetched from there."""
+        """The same parts, after fetching those that other processes hold."""
         remote: dict[str, dict[int, Share]] = defaultdict(dict)
         for index, part in enumerate(parts):
             if isinstance(part, Share) and not self._holdings.has(part.claim):
@@ -136,7 +136,7 @@ class Exchange:
     async def _send_drop(self, holder: str) -> None:
         await asyncio.sleep(DROP_DELAY_S)
         keys = self._unwanted.pop(holder)
-        with contextlib.suppress(OSError):  # a holder that has gone has nothing to drop
+        with contextlib.suppress(OSError):  # a holder that has ended has nothing to drop
             async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
                 connection.send(Drop(keys))
 

@@ -1,6 +1,6 @@
 """Holds survivors where they were computed, until the replica that runs the next split fetches them.
 
-A claim is sent instead of them, with the holder's address and a key. The key cannot be guessed, so no other permission
+The front gets a claim instead, with the holder's address and a key. The key cannot be guessed, so no other permission
 is checked. Survivors are forgotten when the front drops them or when their time is up, so a front that vanishes leaves
 nothing behind.
 """
@@ -32,7 +32,7 @@ def public_address(address: str) -> str:
 
 
 class Claim(Message, frozen=True, weakref=True):
-    """A claim on `count` inputs that stand before block `cursor` and are held at `address`. It is sent as it is.
+    """A claim on `count` inputs before block `cursor`, which are held at `address`. It is sent as it is.
 
     The address begins with the key of the holding process; `key` is the key of these survivors.
     """

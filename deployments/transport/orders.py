@@ -1,4 +1,4 @@
-"""An order to a replica and its replies, which are sent as they are."""
+"""The messages between a front and a replica: an order and its replies."""
 
 import sys
 
@@ -9,7 +9,7 @@ from isobatch.profiles.model import Exits, OpenRamps
 
 
 class Order(Message, frozen=True):
-    """Everything that a replica, which has no plan, must know for a launch: it runs these parts up to block `stop`.
+    """All facts of a launch for a replica, which has no plan: it runs these parts up to block `stop`.
 
     `ramps` are the active ramps of the whole network. With `keep`, survivors stay on the device. Otherwise they are
     sent back, or stay in the replica's host memory if they exceed `by_value_bytes`. They are held for `hold_s` at most.
@@ -37,7 +37,7 @@ class Departed(Message, frozen=True):
 class Stayed(Message, frozen=True):
     """The end of a launch: the survivors (None: there are none), and their rows in the order's batch.
 
-    They stand before block `stop`; None: the order's stop.
+    They run block `stop` next; None: the order's stop.
     """
 
     survivors: Packed | Claim | None

@@ -35,7 +35,7 @@ class Packed(Message, frozen=True, weakref=True):
     bfloat16: frozenset[str] = frozenset()  # names of arrays that hold the bits of bfloat16
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut; only in batches that a front encoded
     words: tuple[Words | Sides, ...] | None = None  # for words and points; only in batches that a front encoded
-    ahead: Packed | None = None  # in a cascade: the same inputs as the next level encodes them
+    ahead: Packed | None = None  # in a cascade: the same inputs in the form of the next level
 
     def __len__(self) -> int:
         return len(self.memory)

@@ -107,7 +107,7 @@ class ReplicaConnection(KeyedConnection):
         self.send(EndIfStuck(after_s))
 
     def retire(self) -> None:
-        """Close the connection once all orders are answered. No others may be sent. A warm-up is not waited for."""
+        """Close the connection once all orders are answered. No others may be sent. Warm-ups need not end."""
         self._retired = True
         self._close_if_done()
 
@@ -118,7 +118,7 @@ class ReplicaConnection(KeyedConnection):
     # Received messages
 
     def on_message(self, message: NumberedReply) -> None:
-        if waiting := self._replies.get(message.number):  # otherwise its caller has given up
+        if waiting := self._replies.get(message.number):  # otherwise its caller no longer waits
             waiting.put_nowait(message.reply)
 
     def lost(self, error: Exception | None) -> None:
@@ -131,7 +131,7 @@ class ReplicaConnection(KeyedConnection):
 async def connect_to(
     wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = ""
 ) -> ReplicaConnection:
-    """Connect to a replica, which knows a front that connects again by its name: it goes on to hold its survivors."""
+    """Connect to a replica, which knows a front that connects again by its name: it continues to hold its survivors."""
     connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost, front), replica.address)
     if not connection.is_open:  # `on_lost` was called before the caller had the connection, and so had no effect
         raise ConnectionError(GONE)
@@ -213,13 +213,13 @@ class _FrontConnection(AuthorizedConnection):
             self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
 
     def _note(self, key: str) -> None:
-        last = self._server.fronts.get(self._caller, self)  # the front may have connected anew meanwhile
+        last = self._server.fronts.get(self._caller, self)  # the front may have connected again meanwhile
         last._claimed.append(key)
         if not last.is_open:
             last._drop_later()
 
     def _drop_later(self) -> None:
-        """Drop the survivors of a front that may have vanished: a deadline, for which they are held, may be a day."""
+        """Drop the survivors of a front that may have vanished: their deadlines may be a day away."""
         asyncio.get_running_loop().call_later(self._server.held_after_s, self._drop)
 
     def _drop(self) -> None:

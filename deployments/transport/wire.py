@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from isobatch.profiles.errors import UserError
 
-SILENCE_LIMIT_S = 4  # a peer that sends nothing for this time, not even acknowledgements, has gone
+SILENCE_LIMIT_S = 4  # a peer that sends nothing for this time, not even acknowledgements, counts as lost
 ANY_PORT = (0,)  # the operating system chooses a free port
 HANDSHAKE_LIMIT_S = 5.0  # for TLS
 

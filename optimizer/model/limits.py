@@ -30,7 +30,7 @@ def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
 
 
 def waiting_bytes(split: Split, facts: Problem, kind: str, local: bool) -> int:
-    """The memory of inputs before a split, and of its survivors behind it, on their device."""
+    """The memory of inputs before a split, and of its survivors after it, on their device."""
     before = (0, *facts.table(kind).hidden_bytes[:-1], 0)  # bytes of one input, by the next block
     behind = KEPT if local else COPIED
     return split.batch_size * (BEFORE * before[split.start] + behind * before[split.stop])
@@ -96,7 +96,7 @@ class DeviceMemory:
 
     @cached_property
     def _hidden(self) -> Floats:
-        """Kinds x blocks: the bytes of one input behind each block; behind the last block nothing is handed on."""
+        """Kinds x blocks: the bytes of one input after each block; after the last block nothing is handed on."""
         return np.array([[*table.hidden_bytes[:-1], 0.0] for table in self.facts.tables])
 
     def splits(self, start: int, batches: Ints, behind: int = COPIED) -> Floats:

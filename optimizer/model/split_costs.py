@@ -1,4 +1,4 @@
-"""What a split costs. Every assumption about hardware is stated here once. All functions take numbers or arrays.
+"""The cost of a split. Every assumption about hardware is stated here once. All functions take numbers or arrays.
 
 The search (search/options.py) and the evaluation (model/evaluate.py) each sum these costs by themselves. A launch costs
 the time of its blocks and active ramps, and `launch_s` once. A batch that shrinks stops at each ramp, which costs

@@ -111,7 +111,7 @@ def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) 
 
 
 def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:
-    """The share of all inputs inside each block of a split, and at the end the share that goes on behind it."""
+    """The share of all inputs inside each block of a split, and at the end the share that continues after it."""
     shares = [reach]
     for block in range(split.start, split.stop):
         behind = (*survival, 0.0)[block + 1]

@@ -19,7 +19,7 @@ from isobatch.optimizer.search.options import Options
 
 
 def through(by: Cut, options: Options, row: int | slice = slice(None), late: Floats | None = None) -> Floats:
-    """The cost of every option with the cheapest way behind it. `late`: the latencies of the options, if known."""
+    """The cost of every option with the cheapest way after it. `late`: the latencies of the options, if known."""
     paid: Floats = by.mu[options.kind] * options.load_s[row]
     if by.nu:
         late = options.latency_s(by.at_s, row) if late is None else late

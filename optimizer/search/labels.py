@@ -26,7 +26,7 @@ CHUNK = 256  # points that are compared with each other at once
 
 @dataclass(frozen=True)
 class LabelSet:
-    """Arrays with one entry per partial plan; `parent`, `option` and `column` tell how it was made."""
+    """Arrays with one entry per partial plan, which extends `parent` by `option` on the placement `column`."""
 
     loads: Floats
     memory: Floats
@@ -85,7 +85,7 @@ class LabelSweep:
     spacings_s: Sequence[float]  # seconds per input at which latencies are compared; none if latency does not matter
     least_goodput_per_s: float  # of any plan that matters
     width: int  # the most labels before a block
-    proof: bool  # a proof ends as soon as it would have to drop a label, since it would prove nothing
+    proof: bool  # a proof fails, and ends, as soon as it would have to drop a label
     effort: Effort = EFFORT
     by_block: list[LabelSet] = field(default_factory=list)
     dropped: float = np.inf  # the least bound of the labels that were dropped to keep `width`

@@ -69,7 +69,7 @@ class Builder:
 
     @cached_property
     def _survival(self) -> Floats:
-        """The share that enters each block, and 0 behind the last."""
+        """The share that enters each block, and 0 after the last."""
         return np.array([*self.facts.survival, 0.0])
 
     @cached_property
@@ -87,7 +87,7 @@ class Builder:
         return self._leaving(self._survival[:-1], self._survival[1:])
 
     def _leaving(self, before: Floats, behind: Floats) -> Bools:
-        """Whether fewer inputs come out than go in; the last entry is the end of the network."""
+        """Whether inputs leave in a split; the last entry is the end of the network."""
         leaving = np.asarray(behind < before)
         leaving[-1] = False
         return leaving
@@ -178,7 +178,7 @@ class Builder:
         return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
 
     def _shrinking_s(self, start: int) -> tuple[Floats, Floats]:
-        """The same if every ramp inside is active: on average, and as an input sees it that stays."""
+        """The same if every ramp inside is active: on average, and for an input that stays."""
         shrinks = self._shrinks(start)
         shares, reach, size = self._survival, self._survival[start], self._batches[:, None]
         if not (shrinks.any() and reach > 0):
@@ -244,7 +244,7 @@ class Builder:
     def _beaten(self, load: Floats, work: Floats, memory: Floats) -> Bools:
         """Options that are no better than one of a smaller or equal batch, whatever kind the batch comes from.
 
-        Each is compared with one rival only: the lightest among those before it, as a smaller batch fills sooner.
+        Each is compared only with the lightest one before it, as a smaller batch fills sooner.
         """
         lightest = load.min(0)
         order = np.arange(load.shape[-1])

@@ -45,7 +45,7 @@ class Search:
         self.dust = LAST_BITS * relaxation.scale  # values that differ by less are equal
 
     def relaxed(self, steps: int = EFFORT.ascent_steps, enough: float = np.inf) -> Relaxation:
-        """The problem with the options that are left, as the goal sees it."""
+        """The goal's form of the problem with the remaining options."""
         options, valuation, objective, at_s = self.options, self.valuation, self.objective, self.at_s
         late_s = cache(lambda: [each.latency_s(at_s) for each in options])
 
@@ -64,7 +64,7 @@ class Search:
         return np.inf if hopeless else self.cuts[-1].bound
 
     def tighten(self, enough: float, steps: int) -> None:
-        """Improve the multipliers while this may help, and note the value of the best plan that the search passes."""
+        """Improve the multipliers while this may help, and note the value of the best plan on the way."""
         relaxation = self.relaxed(steps, enough)
         self.cuts = self.goal.cuts(relaxation)[-self.effort.cuts :]
         self.best_met = min(map(self._value_of, relaxation.paths), default=np.inf)
@@ -228,7 +228,7 @@ class Search:
             return []
         floor = self.objective.goodput_per_s
         slowest = [self.goal.most_seconds_per_input(limit), *([1 / floor] if floor else [])]
-        # Every batch waits for at least one input, so seconds per input above the budget break it.
+        # Every batch waits for at least one input, so seconds per input may not exceed the budget.
         high = max(min(*slowest, self.objective.budget_s, NEVER_S), self.at_s)
         return sorted({self.at_s, high})
 

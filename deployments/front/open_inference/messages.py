@@ -82,7 +82,7 @@ def _file() -> FileDescriptorProto:
 # A separate pool, since a client of this protocol in the same process has messages with the same names.
 _POOL = DescriptorPool()
 _POOL.Add(_file())
-# Held here, since protobuf frees a class that nothing refers to, and builds it anew for the next message.
+# Held here, since protobuf frees a class that nothing refers to, and builds it again for the next message.
 _CLASSES = {name: GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES}
 
 

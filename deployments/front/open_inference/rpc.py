@@ -99,7 +99,7 @@ class _Inferences:
                     reply.cancel()
 
     async def _answer_in_stream(self, sent: bytes, call: Call) -> Any:
-        """The reply to one request of a stream. A refusal is a reply, too, and the stream goes on."""
+        """The reply to one request of a stream. A refusal is a reply, too, and the stream continues."""
         request_id = ""
         try:
             with self._service.counted("grpc", call.headers):

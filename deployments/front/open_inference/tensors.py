@@ -1,4 +1,4 @@
-"""Tensors as bytes: in JSON, raw behind the JSON (the protocol's binary extension), or raw in a gRPC message."""
+"""Tensors as bytes: in JSON, raw after the JSON (the protocol's binary extension), or raw in a gRPC message."""
 
 import json
 import struct

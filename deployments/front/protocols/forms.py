@@ -1,4 +1,4 @@
-"""What the forms of other servers share: how a body is checked, how errors are written, and the score of a document."""
+"""The common parts of other servers' forms: the check of a body, the form of errors, and the score of a document."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

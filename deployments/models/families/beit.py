@@ -1,6 +1,6 @@
 """BEiT: a vision transformer whose attention has a bias for the relative positions of patches.
 
-A head that labels pixels reads the tokens behind four of its layers: at each of these a region ends. Layers behind the
+A head that labels pixels reads the tokens after four of its layers: at each of these a region ends. Layers after the
 last one are never run.
 """
 
@@ -40,7 +40,7 @@ def task_of(config: Any) -> PixelClassification:
 
 
 class _Head(nn.Module):
-    """The neck, which makes maps of four sizes, and the head behind it."""
+    """The neck, which makes maps of four sizes, and the head after it."""
 
     def __init__(self, neck: nn.Module, decode: nn.Module, patches: tuple[int, int]) -> None:
         super().__init__()

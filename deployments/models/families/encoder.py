@@ -33,7 +33,7 @@ def _check(config: Any) -> None:
 
 def embedding(base: Any, project: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """Token embeddings, with the network's own projection after them."""
-    first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin behind the padding token's id
+    first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin after the padding token's id
     has_types = hasattr(base.embeddings, "token_type_embeddings")
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:

@@ -47,7 +47,7 @@ def deberta(model: Any) -> Anatomy:
 
     def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
         own = layer.attention.self
-        kinds = {*own.pos_att_type} & {"c2p", "p2c"}  # a third one, p2p, stands in some configurations but is ignored
+        kinds = {*own.pos_att_type} & {"c2p", "p2c"}  # a third one, p2p, is in some configurations but is ignored
         scaling = (own.attention_head_size * (1 + len(kinds))) ** -0.5
         bias = _DebertaBias(base.encoder, own, scaling) if base.encoder.relative_attention else None
         heads = (own.num_attention_heads, own.attention_head_size)

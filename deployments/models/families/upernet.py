@@ -1,6 +1,6 @@
 """UperNet over ConvNeXt, ResNet or Swin: a head that reads each region's last map, of ConvNeXt and Swin a norm of it.
 
-Swin's blocks make tokens, the others' make maps. What makes a map smaller belongs to the first block behind it.
+Swin's blocks make tokens, the others' make maps. A downsampling step belongs to the first block after it.
 """
 
 from copy import deepcopy
@@ -26,7 +26,7 @@ def regions_of(config: Any) -> Regions:
     height, width = config.image_size
     first = (8 if inner.downsample_in_first_stage else 4) if inner.model_type == RESNET else inner.patch_size
     shrunk = list(accumulate([first, *[2] * (len(inner.depths) - 1)], lambda whole, step: whole * step))
-    padded = [(-(-height // each), -(-width // each)) for each in shrunk]  # Swin and ResNet fill up what is missing
+    padded = [(-(-height // each), -(-width // each)) for each in shrunk]  # Swin and ResNet pad maps
     if inner.model_type == SWIN:
         channels = [inner.embed_dim * 2**region for region in range(len(inner.depths))]
         return Regions(channels, padded, inner.depths, as_tokens=True)

@@ -31,7 +31,7 @@ def vit(model: Any) -> Anatomy:
 
 
 def swin(model: Any) -> Anatomy:
-    """Attention inside windows; the last block of a stage includes the downsampling behind it."""
+    """Attention inside windows; the last block of a stage includes the downsampling after it."""
     base = model.base_model
     blocks, widths = zip(*_swin_blocks(base), strict=True)
     return Anatomy(

@@ -1,4 +1,4 @@
-"""ViTPose: a vision transformer whose head reads the tokens behind its last layer, and gives a heat map for each point.
+"""ViTPose: a vision transformer whose head reads the tokens after its last layer, and gives a heat map for each point.
 
 All blocks are alike, so a bridge is a copy of the last norm and of the head.
 """
