@@ -167,13 +167,12 @@ class Service:
         within_s = deadline_s - self._sending_s(deadline_s) - self._clock()
         try:
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
+            written = await self._written(incoming, request, answers)
+            if (now_s := self._clock()) > deadline_s:
+                raise RefusedError(504, "the deadline passed before the answer was ready")
         except RefusedError as refused:
             refused.shows_overload = refused.shows_overload and waits
             raise
-        written = await self._written(incoming, request, answers)
-        now_s = self._clock()
-        if now_s > deadline_s:
-            raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.answers_known(answers, now_s - incoming.arrived_s)
         return written
 

@@ -153,7 +153,8 @@ async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones
             return service.burden().strained - before
 
         assert await strain(service.register("", 0, within(5.0))) == 0
-        assert await strain(service.register("", 0, within(0.9)), takes_a_second(clock)) == 1
+        assert await strain(service.register("", 0, within(0.95)), takes_a_second(clock)) == 1
+        assert await strain(service.register("", 0, within(0.5)), takes_a_second(clock)) == 0, "it was in a hurry"
         hurried, patient = service.register("", 0, within(0.9)), service.register("", 0, within(60.0))
         clock.ahead_s += 0.2
         assert await strain(hurried) == 1
