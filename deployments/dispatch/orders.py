@@ -9,6 +9,7 @@ first, then by deadline those that are nearly as useful.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from operator import attrgetter
 
 from isobatch.deployments.dispatch.batching import Ticket
@@ -31,10 +32,16 @@ def order_path(name: str) -> str:
     return "" if name == DEADLINE else path_of(name, ORDERS, "order", DEADLINE)
 
 
+@cache
 def order_named(name: str) -> QueueOrder | None:
     """The order of this name or import path; None: by deadline."""
     path = order_path(name)
-    return function_at(path) if path else None
+    return partial(_of_a_copy, function_at(path)) if path else None
+
+
+def _of_a_copy(order: QueueOrder, waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+    """The choice of an order, which gets a copy: it may sort the list or take inputs out of it."""
+    return list(order(list(waiting), room))
 
 
 def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:

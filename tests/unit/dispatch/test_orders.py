@@ -121,3 +121,22 @@ def test_an_order_that_fails_or_names_wrong_inputs_loses_no_input(chosen: Callab
     world.run()
     assert list(world.outcomes.values()) == 3 * [Outcome.ANSWERED]
     assert world.dispatcher.inside == 0
+
+
+def popping(waiting: list[Ticket], room: int) -> list[Ticket]:
+    """An order that takes its choice out of the list."""
+    return [waiting.pop()]
+
+
+def clearing(waiting: list[Ticket], room: int) -> None:
+    """An order that forgets to return its choice."""
+    waiting.clear()
+
+
+@pytest.mark.parametrize("own", [popping, clearing])
+def test_an_order_that_changes_the_list_it_gets_loses_no_input(own: Callable[..., object]) -> None:
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order_named(f"{__name__}:{own.__name__}")))
+    world.arrive(*(Input(0.0, 1, 9.0, weight=10) for _ in range(3)))
+    world.run()
+    assert list(world.outcomes.values()) == 3 * [Outcome.ANSWERED]
+    assert world.dispatcher.inside == 0
