@@ -123,20 +123,9 @@ class Service:
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
         long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         incoming = IncomingRequest(
-            kind,
-            size,
-            arrived_s,
-            within_s,
-            until_s,
-            work_s,
-            weight,
-            latest_s,
-            long_wait_s,
-            full,
-            priority,
-            part,
-            sent_s,
-        )
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part,
+            now_s, sent_s,
+        )  # fmt: skip
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
             if self._driver.dispatcher.inside or not queue.idle or threads_busy:
@@ -162,6 +151,8 @@ class Service:
         `size`: the real size of the body, which may have been compressed or sent without a length.
         """
         self._inside += 1
+        came_s = self._clock() - self._request_queue.unseen_s()
+        incoming = incoming._replace(sent_s=incoming.sent_s + max(0.0, came_s - incoming.seen_s))
         try:
             if size > incoming.size:
                 work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
@@ -275,8 +266,8 @@ class Service:
         return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
 
     def _waits(self, incoming: IncomingRequest, deadline_s: float) -> bool:
-        """Whether a client waits for about as long as the SLO, and sent its body faster: only refusals of such clients
-        indicate overload."""
+        """Whether a client waits for about as long as the SLO, and did not send its body for as long: only refusals of
+        such clients indicate overload."""
         waits_s = deadline_s - incoming.arrived_s
         return waits_s >= incoming.part * _ENOUGH_OF_SLO * self._slo_s and incoming.sent_s < waits_s
 
