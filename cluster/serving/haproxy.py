@@ -134,7 +134,6 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             f"acl large req.hdr_val(content-length) gt {MOST_BYTES}",
             f"http-request wait-for-body time {HURRIED_S}s if !large {{ fe_conn gt {connections // 2} }}",
             f"http-request wait-for-body time {REQUEST_S}s if !large",
-            "http-request set-header X-Body-Came t=%[date(0,us)];%[env(ISOBATCH_KERNEL)]",
             "http-request set-var(txn.came) req.body_len if !METH_GET",
             "acl unfinished req.body_size,sub(txn.came) gt 0",
             "acl unfinished req.hdr(transfer-encoding) -m found",

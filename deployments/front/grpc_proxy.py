@@ -23,15 +23,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
-from isobatch.deployments.front.headers import (
-    CAME,
-    CLIENT,
-    DEADLINE_HEADER,
-    KERNEL,
-    LONGEST_MS,
-    STARTED,
-    trusted_proxies,
-)
+from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, KERNEL, LONGEST_MS, STARTED, trusted_proxies
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -274,7 +266,6 @@ frontend calls
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
-    http-request set-header {CAME.decode()} t=%[date(0,us)];{KERNEL} if infers
     http-request return status 503 if hangs
     http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {TOO_SLOW}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}

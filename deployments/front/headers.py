@@ -16,7 +16,6 @@ from isobatch.profiles.errors import UserError
 DEADLINE_HEADER = "x-deadline-ms"
 DEADLINE = DEADLINE_HEADER.encode()
 STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECONDS since 1970;KERNEL of its clock
-CAME = b"x-body-came"  # when our proxy had received the first part of the body, in the same form
 FULL = b"x-full"
 PRIORITY = b"x-priority"
 CLIENT = b"x-client-address"  # the address of a stream's client, as our HAProxy saw it
@@ -208,10 +207,8 @@ class RequestHeaders(NamedTuple):
     waited_s: float  # since a proxy received the request
     full: bool  # the client wants the full network's answer
     priority: int
-    sent_s: float  # of the wait, the time that the client took to send the first part of the body
 
     @classmethod
     def of(cls, headers: Mapping[bytes, bytes]) -> "RequestHeaders":
         within_s, waited_s = deadline_s_by(headers.get(DEADLINE)), waited_s_by(headers.get(STARTED))
-        sent_s = max(0.0, waited_s - came_s) if (came_s := waited_s_by(headers.get(CAME))) else 0.0
-        return cls(within_s, waited_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)), sent_s)
+        return cls(within_s, waited_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)))

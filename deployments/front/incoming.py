@@ -26,8 +26,6 @@ class IncomingRequest(NamedTuple):
     full: bool  # its client wants the full network's answer
     priority: int  # of its inputs, where queues go by priority
     part: float  # the share of its client's time that another front has left to this one
-    seen_s: float  # when this process saw it
-    sent_s: float  # how long its client took to send its body, as far as that is known
 
     def deadline_s(self, usual_s: float) -> float:
         """When its client gives up. `usual_s`: how long a client waits if its headers set no time."""

@@ -112,7 +112,7 @@ class Service:
         `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: the share of the
         client's time that another front has left to this one.
         """
-        within_s, waited_s, full, priority, sent_s = RequestHeaders.of(headers)
+        within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
         arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
@@ -123,9 +123,8 @@ class Service:
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
         long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         incoming = IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part,
-            now_s, sent_s,
-        )  # fmt: skip
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part
+        )
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
             if self._driver.dispatcher.inside or not queue.idle or threads_busy:
@@ -151,8 +150,6 @@ class Service:
         `size`: the real size of the body, which may have been compressed or sent without a length.
         """
         self._inside += 1
-        came_s = self._clock() - self._request_queue.unseen_s()
-        incoming = incoming._replace(sent_s=incoming.sent_s + max(0.0, came_s - incoming.seen_s))
         try:
             if size > incoming.size:
                 work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
@@ -187,7 +184,7 @@ class Service:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-            self._strained += self._clock() - incoming.arrived_s - incoming.sent_s > incoming.long_wait_s
+            self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
             return await self._read(incoming, read)
         except RefusedError as refused:
             if refused.status == 503:  # it is late; a wrong request has other statuses
@@ -266,10 +263,8 @@ class Service:
         return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
 
     def _waits(self, incoming: IncomingRequest, deadline_s: float) -> bool:
-        """Whether a client waits for about as long as the SLO, and did not send its body for as long: only refusals of
-        such clients indicate overload."""
-        waits_s = deadline_s - incoming.arrived_s
-        return waits_s >= incoming.part * _ENOUGH_OF_SLO * self._slo_s and incoming.sent_s < waits_s
+        """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
+        return deadline_s - incoming.arrived_s >= incoming.part * _ENOUGH_OF_SLO * self._slo_s
 
     def _count_unread(self, incoming: IncomingRequest, waits: bool) -> None:
         self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
