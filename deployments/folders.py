@@ -40,7 +40,7 @@ def cache_directory() -> Path:
 def check_replaceable(folder: Path) -> None:
     """Raise UserError if a folder cannot be renamed, as `replacing` does: a mounted one, or one that holds the current
     folder."""
-    if os.path.ismount(folder) or Path.cwd().is_relative_to(folder.resolve()):
+    if os.path.ismount(folder.resolve()) or Path.cwd().is_relative_to(folder.resolve()):
         raise UserError(f"{folder}: is mounted or holds the current folder, so it cannot be replaced: name one in it")
 
 
@@ -52,10 +52,11 @@ def replacing(target: Path) -> Iterator[Path]:
     it, complete, under the hidden names `.NAME.*` and `.NAME.*.old`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    given, target = target, target.resolve()  # a link stays one
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)
     try:
-        with naming_target(draft, target):
+        with naming_target(draft, given):
             yield draft
         old = draft.with_name(draft.name + ".old")
         if target.exists():
