@@ -21,6 +21,7 @@ _ANSWER_FILES = (
 STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 # The files in a prepared model's folder that say how it is served.
 PLAN, PROFILE = "plan.json", "profile.json"
+STEPS = "up.json"  # what each step of `isobatch up` was made from
 
 
 def cache_directory() -> Path:
@@ -51,8 +52,8 @@ def replacing(target: Path) -> Iterator[Path]:
     Replacing takes two renames. If the machine stops between them there is no `target`, but both directories lie beside
     it, complete, under the hidden names `.NAME.*` and `.NAME.*.old`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     given, target = target, target.resolve()  # a link stays one
+    target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)
     try:

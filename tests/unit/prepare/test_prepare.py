@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.prepare import features
 from isobatch.deployments.prepare.data import rows
@@ -62,14 +63,19 @@ def test_another_version_of_transformers_makes_features_anew(
     assert sum(path.is_dir() for path in cache.iterdir()) == 2
 
 
-def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, asked: tuple[object, ...], out: Path) -> None:
+def test_the_result_is_the_same_checkpoint_without_pickles_and_without_the_plan_of_other_exits(
+    run: Run, asked: tuple[object, ...], checkpoint: Path, out: Path
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
+    for name in (PLAN, PROFILE, STEPS):
+        (checkpoint / name).write_text("{}")
     assert run(*asked, "--ramp", "pooler") == 0
     assert rules_in(out)["kind"] == "pooler"
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png", EVIDENCE} <= names
     assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt", ".npz"}
+    assert not {PLAN, PROFILE, STEPS} & names
     before = hugging_face("bert").state_dict()
     after = AutoModelForSequenceClassification.from_pretrained(out).state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
