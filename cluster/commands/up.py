@@ -74,7 +74,8 @@ def up(
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
-    _make(steps, folder, console.print)
+    with locked(folder.resolve(), f"another isobatch up makes {folder}"):
+        _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
     serve(target=str(folder), port=port)
 
