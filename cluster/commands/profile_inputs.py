@@ -78,7 +78,8 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
     exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
     network = on_timed_backend(exact, model, options.backend, dtype)
-    lengths = lengths_of(network, recorded)
+    with naming_rows(data or source, rows):
+        lengths = lengths_of(network, recorded)
     inputs = sample_inputs(network, source, lengths, tokens)
     side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
     at, others = [each.length for each in inputs], [each for each in kinds if each != kind]

@@ -123,6 +123,14 @@ def test_a_text_without_any_token_is_refused_and_takes_nobody_elses(text_checkpo
         encoder(["good", "", "dull film"])
 
 
+def test_a_text_without_any_token_is_named_by_its_place_among_all(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint)
+    assert isinstance(model.encoder, TextEncoder)
+    model.encoder.tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(UserError, match="text 70 is empty"):
+        model.predict([*["good film"] * 70, "", "dull film"])
+
+
 def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -> None:
     assert load(text_checkpoint).ramp_blocks == ()
     heads = {block: make_head("light", 32, 3) for block in (0, 2)}
