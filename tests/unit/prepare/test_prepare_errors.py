@@ -1,16 +1,17 @@
 """`isobatch prepare` refuses what it cannot do in one sentence, and replaces nothing unasked."""
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-
 from typer.testing import CliRunner
-from isobatch.deployments.prepare import pipeline
+
 from isobatch.cluster.cli import app
+from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.features import features
 from tests.helpers.tiny_labels import label_network
 from tests.helpers.tiny_pixels import pixel_network
@@ -49,7 +50,6 @@ def test_a_network_whose_weights_are_broken_is_one_sentence(
     assert not out.exists()
 
 
-def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[object, ...], tmp_path: Path) -> None:
 def test_a_text_of_which_the_tokenizer_makes_nothing_is_named_by_its_row(
     refusal: Refusal, checkpoint: Path, asked: tuple[object, ...], tmp_path: Path
 ) -> None:
@@ -79,6 +79,7 @@ def test_what_is_read_is_not_replaced(
     assert inner.exists()
 
 
+def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[object, ...], tmp_path: Path) -> None:
     assert run(*asked) == 0
     refusal(*asked)
     assert run(*asked, "--force") == 0
