@@ -23,7 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.prepare.data import Row, naming_rows
-from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
+from isobatch.deployments.prepare.sample import check_scores, labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
@@ -78,6 +78,8 @@ def evaluate(
     check_unread({"--queries": queries and not task.by_score}, f"is for networks with one output: {model} gives labels")
     check_unread({"--labels": labels and task.by_score}, f"is for networks that give labels: {model} gives a score")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
+    if not queries:
+        check_scores(sample, truth, data, task)
     with naming_rows(data, sample):
         if server:  # the server comes first, so that a wrong URL is reported before anything is computed
             exits = evaluating.served(server, values, key, task, network.labels)

@@ -235,12 +235,8 @@ def draw(
     if len(chosen_rows) < MIN_ROWS:
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = labels_of(chosen_rows, source, names, task)
-    if task.by_score and not (task.numbers or queries) and labels is not None and ((labels < 0) | (labels > 1)).any():
-        wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
-        raise UserError(
-            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
-            "is for lists of documents with any relevance"
-        )
+    if not queries:
+        check_scores(chosen_rows, labels, source, task)
     if labels is not None and (labels == labels[:1]).all():
         several = task.by_label or task.by_map
         same = "every row has the same labels" if several else f"every label is {chosen_rows[0].label!r}"
@@ -265,6 +261,16 @@ def _identity(value: Any) -> Any:
     """A value that is the same for equal inputs. That of a picture is small, as those of all rows are kept."""
     if isinstance(value, np.ndarray):
         return hash((value.shape, value.tobytes()))
+def check_scores(chosen_rows: Sequence[Row], labels: NDArray[Any] | None, source: Path, task: Task) -> None:
+    """Raise UserError for a score that the network cannot give."""
+    if task.by_score and not task.numbers and labels is not None and ((labels < 0) | (labels > 1)).any():
+        wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
+        raise UserError(
+            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
+            "is for lists of documents with any relevance"
+        )
+
+
     return tuple(value) if isinstance(value, list) else value
 
 
