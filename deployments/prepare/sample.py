@@ -137,6 +137,8 @@ class LabelNames:
             return self._own(others.get(text.lower(), text))
         number = str(int(label))
         given = others.get(text.lower(), others.get(number))
+        if not given and text in self.names[int(label) : int(label) + 1]:  # another label may have this name too
+            return int(label)
         nameless = all(name.upper() in (str(place), f"LABEL_{place}") for place, name in enumerate(self.names))
         return self._named(text) if not (given or nameless or text == number) else self._own(given or number)
 
@@ -159,10 +161,12 @@ class LabelNames:
         return int(number) if int(number) < len(self.names) else None
 
     def _named(self, text: str) -> int | None:
-        if text in self.names:  # exact matches first, as names may differ only in capitals
+        if (count := self.names.count(text)) > 1:
+            raise UserError(f"{count} of the head's labels are named {text!r}: correct id2label in its config.json")
+        if count:  # exact matches first, as names may differ only in capitals
             return self.names.index(text)
         folded, number = [name.lower() for name in self.names], _without_decimals(text)
-        wanted = number if number.isdecimal() else text.lower()
+        wanted = number if number.removeprefix("-").isdecimal() else text.lower()
         return folded.index(wanted) if wanted in folded else None
 
 
@@ -257,10 +261,6 @@ def draw(
     return sample
 
 
-def _identity(value: Any) -> Any:
-    """A value that is the same for equal inputs. That of a picture is small, as those of all rows are kept."""
-    if isinstance(value, np.ndarray):
-        return hash((value.shape, value.tobytes()))
 def check_scores(chosen_rows: Sequence[Row], labels: NDArray[Any] | None, source: Path, task: Task) -> None:
     """Raise UserError for a score that the network cannot give."""
     if task.by_score and not task.numbers and labels is not None and ((labels < 0) | (labels > 1)).any():
@@ -271,6 +271,10 @@ def check_scores(chosen_rows: Sequence[Row], labels: NDArray[Any] | None, source
         )
 
 
+def _identity(value: Any) -> Any:
+    """A value that is the same for equal inputs. That of a picture is small, as those of all rows are kept."""
+    if isinstance(value, np.ndarray):
+        return hash((value.shape, value.tobytes()))
     return tuple(value) if isinstance(value, list) else value
 
 
