@@ -219,7 +219,10 @@ def read_config(folder: Path) -> Any:
 
     try:
         # Otherwise the library asks whether to run a checkpoint's own code, and waits for an answer.
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.id2label:  # its names may be numbers or null
+            config.id2label = {number: str(name) for number, name in config.id2label.items()}
+        return config
     except Exception as error:  # the library raises whatever a wrong value leads to, such as errors of types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = " ".join(line.strip() for line in lines[: 1 if isinstance(error, OSError | ValueError) else 2])

@@ -225,6 +225,18 @@ def test_a_configuration_that_does_not_fit_is_refused(text_checkpoint: Path, loa
             load_or_check(text_checkpoint)
 
 
+def test_names_of_labels_may_be_numbers(text_checkpoint: Path) -> None:
+    edit(text_checkpoint / "config.json", id2label={"0": 1, "1": 2, "2": 3})
+    assert list(load(text_checkpoint).labels) == checkpoint.label_names(text_checkpoint) == ["1", "2", "3"]
+
+
+def test_the_tokenizer_of_a_network_that_knows_more_words_is_one_sentence(text_checkpoint: Path) -> None:
+    words = [f"word{number}" for number in range(1000)]
+    save_tokenizer(text_checkpoint, words)
+    with pytest.raises(UserError, match="the network does not know the token 1004: save the tokenizer beside it"):
+        load(text_checkpoint).predict(["word1", words[-1]])
+
+
 def test_the_table_of_families_says_what_there_is() -> None:
     page = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
     table = page.partition("## Families")[2].partition("##")[0]
