@@ -232,7 +232,8 @@ def read_ramps(
             own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
             head.load_state_dict(own)
         except RuntimeError as error:
-            raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
+            reason = " ".join(str(error).split())
+            raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {reason}") from error
         heads[rule.block] = head.eval().to(device)
     return Ramps(rules, heads)
 
