@@ -164,6 +164,8 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     rows: Iterable[Row] = options.rows_for(source, console, data)
     notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
     if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]):
+        if not all(isinstance(notes.get(name), int) for name in ("rows", "seed")):
+            raise UserError(f"{source / RULES}: notes: rows and seed must be whole numbers, as prepare wrote them")
         rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
     return sampled(rows, options.max_rows), origin
 
