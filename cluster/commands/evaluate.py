@@ -59,6 +59,7 @@ def evaluate(
     from isobatch.cluster import evaluation as evaluating
     from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.ramps import made_from
     from isobatch.deployments.prepare.report import class_table, warnings
 
     check_unread({"--api-key-variable": api_key_variable and not url}, "is for --url: leave it out")
@@ -71,6 +72,9 @@ def evaluate(
         sample, lists = listed(rows, data, max_rows, seed)
     else:
         sample = sampled(rows, max_rows, seed)
+    if made_from(located, data):
+        known = f"ramps were trained on inputs of {data.name}, and are surer of them than of others: give other inputs"
+        console.print(known, style="yellow", highlight=False)
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")

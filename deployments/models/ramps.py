@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
+from isobatch.deployments.folders import hash_of
 from isobatch.deployments.named import Dtype
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
@@ -205,6 +206,12 @@ def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -
 
 def read_rules(path: Path) -> ExitRules:
     return read_model(path, ExitRules)
+
+
+def made_from(folder: Path, data: Path) -> Mapping[str, str | int | float]:
+    """How the ramps of this checkpoint were made, if from the rows of this file; else empty."""
+    notes = read_rules(folder / RULES).notes if (folder / RULES).is_file() else {}
+    return notes if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]) else {}
 
 
 def read_ramps(

@@ -12,6 +12,7 @@ from isobatch.deployments.prepare import features
 from isobatch.deployments.prepare.data import rows
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.profiles.evidence import EVIDENCE
+from tests.helpers.commands import ran
 from tests.helpers.preparing import check_exits
 from tests.helpers.tiny_networks import hugging_face
 from tests.unit.prepare.conftest import Run, printed, reviews, rules_in
@@ -95,6 +96,18 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
     for name in ("exits.json", "ramps.safetensors"):
         again = (tmp_path / "again" / name).read_bytes()
         assert (out / name).read_bytes() == again.replace(b'"checkpoint": "out"', b'"checkpoint": "network"')
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_evaluate_warns_of_inputs_that_ramps_were_trained_on(
+    run: Run, asked: tuple[object, ...], out: Path, tmp_path: Path
+) -> None:
+    assert run(*asked) == 0
+    header, *lines = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text("\n".join([header, *lines[:-1]]))
+    for name, is_known in (("a.csv", True), ("b.csv", False)):
+        evaluated = " ".join(ran("evaluate", out, "--data", tmp_path / name, "--device", "cpu").split())
+        assert ("ramps were trained on inputs of a.csv, and are surer of them" in evaluated) == is_known
 
 
 @pytest.mark.usefixtures("no_picture")
