@@ -6,6 +6,7 @@ with a hash of all inputs so far. At the end it becomes OUT, in the format of it
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
@@ -138,24 +139,28 @@ def _write_lines(part: Path, out: Path) -> None:
 
 def _write_csv(part: Path, out: Path) -> None:
     """With a column for each label whose probability any row lists; several labels of an input are in one cell."""
-    columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record)))
+    names = {each["label"]: each["name"] for record in _records(part) for each in record.get("scores", ())}
+    count = Counter(names.values())
+    unlike = {label: name if count[name] == 1 else f"{name} ({label})" for label, name in names.items()}
+    columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record, unlike)))
     with out.open("w", newline="") as file:
         if columns:
             table = csv.DictWriter(file, columns, restval="")
             table.writeheader()
-            table.writerows(map(_flat, _records(part)))
+            table.writerows(_flat(record, unlike) for record in _records(part))
 
 
-def _flat(record: Outputs) -> Outputs:
-    """
+def _flat(record: Outputs, names: Mapping[Any, str]) -> Outputs:
+    """`names`: a name of its own for each label.
+
     >>> _flat({"row": 1, "name": "b", "scores": [{"label": 1, "name": "b", "score": 0.7}, {"label": 0, "name": "a",
-    ... "score": 0.3}]})
+    ... "score": 0.3}]}, {0: "a", 1: "b"})
     {'row': 1, 'name': 'b', 'score of a': 0.3, 'score of b': 0.7}
     """
     if "labels" in record:
         record["labels"] = ",".join(each["name"] for each in record["labels"])
     listed = sorted(record.pop("scores", ()), key=lambda each: int(each["label"]))
-    return record | {f"score of {each['name']}": each["score"] for each in listed}
+    return record | {f"score of {names[each['label']]}": each["score"] for each in listed}
 
 
 def _write_parquet(part: Path, out: Path) -> None:

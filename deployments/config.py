@@ -252,7 +252,7 @@ class AppConfig(ServedConfig):
             return fields
         with suppress(UserError):
             plan = read_plan(local(fields["plan"]))
-            slo_ms = {"slo_ms": 1e3 * plan.slo_s} if plan.slo_s else {}
+            slo_ms = {} if plan.slo_s is None else {"slo_ms": 1e3 * plan.slo_s}
             computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in named.BACKENDS else {}
             return slo_ms | {name: value for name, value in computed.items() if value} | fields
         return fields

@@ -21,6 +21,7 @@ _ANSWER_FILES = (
 STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 # The files in a prepared model's folder that say how it is served.
 PLAN, PROFILE = "plan.json", "profile.json"
+STEPS = "up.json"  # the inputs of each step of `isobatch up`
 
 
 def cache_directory() -> Path:
@@ -40,7 +41,7 @@ def cache_directory() -> Path:
 def check_replaceable(folder: Path) -> None:
     """Raise UserError if a folder cannot be renamed, as `replacing` does: a mounted one, or one that holds the current
     folder."""
-    if os.path.ismount(folder) or Path.cwd().is_relative_to(folder.resolve()):
+    if os.path.ismount(folder.resolve()) or Path.cwd().is_relative_to(folder.resolve()):
         raise UserError(f"{folder}: is mounted or holds the current folder, so it cannot be replaced: name one in it")
 
 
@@ -51,11 +52,12 @@ def replacing(target: Path) -> Iterator[Path]:
     Replacing takes two renames. If the machine stops between them there is no `target`, but both directories lie beside
     it, complete, under the hidden names `.NAME.*` and `.NAME.*.old`.
     """
+    given, target = target, target.resolve()  # a link stays one
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)
     try:
-        with naming_target(draft, target):
+        with naming_target(draft, given):
             yield draft
         old = draft.with_name(draft.name + ".old")
         if target.exists():

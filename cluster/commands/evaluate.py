@@ -23,7 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.prepare.data import Row, naming_rows
-from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
+from isobatch.deployments.prepare.sample import check_scores, labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
@@ -59,6 +59,7 @@ def evaluate(
     from isobatch.cluster import evaluation as evaluating
     from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.ramps import made_from
     from isobatch.deployments.prepare.report import class_table, warnings
 
     check_unread({"--api-key-variable": api_key_variable and not url}, "is for --url: leave it out")
@@ -71,6 +72,9 @@ def evaluate(
         sample, lists = listed(rows, data, max_rows, seed)
     else:
         sample = sampled(rows, max_rows, seed)
+    if made_from(located, data):
+        known = f"ramps were trained on inputs of {data.name}, and are surer of them than of others: give other inputs"
+        console.print(known, style="yellow", highlight=False)
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
@@ -78,6 +82,8 @@ def evaluate(
     check_unread({"--queries": queries and not task.by_score}, f"is for networks with one output: {model} gives labels")
     check_unread({"--labels": labels and task.by_score}, f"is for networks that give labels: {model} gives a score")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
+    if not queries:
+        check_scores(sample, truth, data, task)
     with naming_rows(data, sample):
         if server:  # the server comes first, so that a wrong URL is reported before anything is computed
             exits = evaluating.served(server, values, key, task, network.labels)

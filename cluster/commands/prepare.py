@@ -125,6 +125,7 @@ def prepare(given: GivenOptions) -> None:
     loss = share(given.values["max_accuracy_loss"])
     pipeline.check_free(given.values["out"], given.values["force"])
     source = checkpoint.locate(given.values["model"], check_if_decoder)
+    _check_kept(given.values["out"], source, given.values["data"])
     if is_decoder(source):
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
@@ -135,6 +136,14 @@ def prepare(given: GivenOptions) -> None:
             _prepare_own(options, source, loss)
         else:
             _prepare_classifier(options, source, loss)
+
+
+def _check_kept(out: Path, *read: Path) -> None:
+    """Raise UserError if something that is read lies in the directory that is replaced."""
+    for each in read:
+        beside = each.parent.resolve()  # of a link, which would be lost even if it leads elsewhere
+        if out.resolve() in (beside, *beside.parents, *each.resolve().parents):
+            raise UserError(f"{each}: lies in --out {out}, which is replaced: move it, or name another directory")
 
 
 def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:

@@ -28,11 +28,11 @@ from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
 from isobatch.cluster.serving.local import attached
-from isobatch.deployments.folders import hash_of, locked, weights_of
+from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
-from isobatch.deployments.models.ramps import read_rules
+from isobatch.deployments.models.ramps import made_from
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
 from isobatch.deployments.precision import own_precisions
@@ -78,7 +78,8 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
     exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
     network = on_timed_backend(exact, model, options.backend, dtype)
-    lengths = lengths_of(network, recorded)
+    with naming_rows(data or source, rows):
+        lengths = lengths_of(network, recorded)
     inputs = sample_inputs(network, source, lengths, tokens)
     side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
     at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
@@ -161,8 +162,10 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
-    notes, origin = read_rules(source / RULES).notes if (source / RULES).is_file() else {}, data.name
-    if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]):
+    notes, origin = made_from(source, data), data.name
+    if notes:
+        if not all(isinstance(notes.get(name), int) for name in ("rows", "seed")):
+            raise UserError(f"{source / RULES}: notes: rows and seed must be whole numbers, as prepare wrote them")
         rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
     return sampled(rows, options.max_rows), origin
 

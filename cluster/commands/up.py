@@ -18,15 +18,14 @@ from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
-from isobatch.deployments.folders import PLAN, PROFILE, check_replaceable
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable, locked
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import fleet, kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import fields_in, write_whole
 from isobatch.profiles.promise import RULES
 
-STEPS = "up.json"  # in the folder: the inputs of each step
-LOG = "up.log"  # beside it: everything that the steps print
+LOG = "up.log"  # beside the folder: everything that the steps print
 PROFILE_BUDGET_S = 20.0
 
 
@@ -75,7 +74,8 @@ def up(
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
-    _make(steps, folder, console.print)
+    with locked(folder.resolve(), f"another isobatch up makes {folder}"):
+        _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
     serve(target=str(folder), port=port)
 

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
     base = url.rpartition("/")[0]
     try:
         name = json_at(f"{base}/readyz", headers)["model"]
-        about = json_at(f"{base}/v2/models/{name}", headers)
+        about = json_at(f"{base}/v2/models/{quote(name)}", headers)
         tensor, words = about["inputs"][0], any(each["name"] == "words" for each in about.get("outputs", ()))
         return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])), name, words)
     except UserError:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS, checkpoint_json
 from isobatch.deployments.map_tasks import TASKS
 from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
@@ -45,6 +45,7 @@ WORDS = 32  # words of a made-up text, unless its length is given
 SENTENCEPIECE = "*.model"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", SENTENCEPIECE)
 PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
+MADE = (RULES, WEIGHTS, PLAN, PROFILE, STEPS)  # files that isobatch adds to a checkpoint
 
 
 def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda folder: None) -> Path:
@@ -121,9 +122,9 @@ def check_head(folder: Path, config: Any) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoint's own files: nothing pickled, no hidden file, no ramps of an earlier preparation."""
+    """The checkpoint's own files: nothing pickled, no hidden file, no ramps of an earlier preparation, no plan."""
     safe = (path for path in folder.iterdir() if path.is_file() and path.suffix in SAFE_SUFFIXES)
-    return sorted(path for path in safe if not path.name.startswith(".") and path.name not in (RULES, WEIGHTS))
+    return sorted(path for path in safe if not path.name.startswith(".") and path.name not in MADE)
 
 
 def fingerprint(folder: Path) -> str:
@@ -218,7 +219,10 @@ def read_config(folder: Path) -> Any:
 
     try:
         # Otherwise the library asks whether to run a checkpoint's own code, and waits for an answer.
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.id2label:  # its names may be numbers or null
+            config.id2label = {number: str(name) for number, name in config.id2label.items()}
+        return config
     except Exception as error:  # the library raises whatever a wrong value leads to, such as errors of types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = " ".join(line.strip() for line in lines[: 1 if isinstance(error, OSError | ValueError) else 2])

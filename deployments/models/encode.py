@@ -78,7 +78,8 @@ class TextEncoder:
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
         lengths = np.fromiter(map(len, tokens["input_ids"]), np.int64)
         if not lengths.all():  # possible if the tokenizer adds no special tokens
-            raise UserError(f"text {int(lengths.argmin())} is empty: this network's tokenizer makes no token of it")
+            empty, problem = int(lengths.argmin()), "is empty: this network's tokenizer makes no token of it"
+            raise WrongInputError(f"text {empty} {problem}", inputs[empty], problem)
         return Encoded(arrays, lengths, self._truncated(inputs, lengths))
 
     def _truncated(self, inputs: Sequence[Any], lengths: NDArray[np.int64]) -> frozenset[int]:

@@ -61,7 +61,8 @@ def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> li
             place = next((start + index for index, each in enumerate(some) if each is error.value), None)
             if place is None:  # the network has read a copy
                 raise
-            raise WrongInputError(f"image {place} {error.problem}", error.value, error.problem) from error
+            kind = "text" if model.reads_text else "image"
+            raise WrongInputError(f"{kind} {place} {error.problem}", error.value, error.problem) from error
     return answers
 
 

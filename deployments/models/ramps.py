@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
+from isobatch.deployments.folders import hash_of
 from isobatch.deployments.named import Dtype
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
@@ -207,6 +208,12 @@ def read_rules(path: Path) -> ExitRules:
     return read_model(path, ExitRules)
 
 
+def made_from(folder: Path, data: Path) -> Mapping[str, str | int | float]:
+    """How the ramps of this checkpoint were made, if from the rows of this file; else empty."""
+    notes = read_rules(folder / RULES).notes if (folder / RULES).is_file() else {}
+    return notes if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]) else {}
+
+
 def read_ramps(
     rules_path: Path,
     weights_path: Path,
@@ -232,7 +239,8 @@ def read_ramps(
             own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
             head.load_state_dict(own)
         except RuntimeError as error:
-            raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
+            reason = " ".join(str(error).split())
+            raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {reason}") from error
         heads[rule.block] = head.eval().to(device)
     return Ramps(rules, heads)
 

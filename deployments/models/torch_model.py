@@ -21,6 +21,7 @@ from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, compiles_
 from isobatch.deployments.tasks import Task
 from isobatch.deployments.transport.device_copies import to_device
 from isobatch.deployments.transport.packed import rows_of
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.lengths import WORD
 from isobatch.profiles.model import NOBODY, Array, Batch, Launched
 
@@ -297,7 +298,13 @@ class TorchModel(CutNetwork):
                 zeros = {name: each.new_zeros(spare, *each.shape[1:]) for name, each in arrays.items()}
                 arrays = {name: torch.cat((each, zeros[name])) for name, each in arrays.items()}
             arrays = {**arrays, "position_ids": spans.positions}
-        return self.anatomy.unpacked(arrays["hidden"], block) if block > 0 else self.anatomy.embed(arrays)
+        if block > 0:
+            return self.anatomy.unpacked(arrays["hidden"], block)
+        try:
+            return self.anatomy.embed(arrays)
+        except IndexError as error:  # on a CPU
+            beyond = f"the network does not know the token {int(arrays['input_ids'].max())}"
+            raise UserError(f"{beyond}: save the tokenizer beside it with which it was trained") from error
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}

@@ -115,9 +115,13 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
 
 def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> Iterator[Row]:
     chosen: Columns | None = None
+    first: Mapping[Any, Any] = {}
     for number, record in _numbered(path, columns.layout):
-        chosen, where = chosen or _choose(path, record, columns, channels is not None, pairs), f"{path}: row {number}"
-        _check_row(path, where, record, chosen)
+        where = f"{path}: row {number}"
+        if chosen is None:
+            chosen, first = _choose(path, record, columns, channels is not None, pairs), record
+        if not record.keys() <= first.keys() or None in record:
+            _check_row(path, where, record, chosen, pairs and not columns.text)
         value: Any
         if chosen.image:
             value = _image(path, where, _cell(where, record, chosen.image), chosen.image, channels)
@@ -158,8 +162,9 @@ def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> N
         raise UserError(f"{path}: the network reads single texts, so --text-pair-column has no use")
 
 
-def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Columns) -> None:
-    """Refuse rows that would be misread: a cell without a column (csv: under None), or a label if row 1 has none."""
+def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Columns, may_pair: bool) -> None:
+    """Refuse rows that would be misread: a cell without a column (csv: under None), or a label or a second text if row
+    1 has none."""
     if None in record:
         remedy = "a text must not hold tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{where} has more cells than the header; {remedy}")
@@ -167,6 +172,8 @@ def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Column
         label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)
     ):
         raise UserError(f"{where} has a label ({label!r}) but row 1 has none; label all rows or none")
+    if chosen.text and may_pair and not chosen.pair and (second := _usual(list(record), PAIR_NAMES)):
+        raise UserError(f"{where} has a second text ({second!r}) but row 1 has none; give it to all rows or none")
 
 
 def _words(where: str, record: Mapping[str, Any], name: str) -> list[str]:

@@ -137,6 +137,8 @@ class LabelNames:
             return self._own(others.get(text.lower(), text))
         number = str(int(label))
         given = others.get(text.lower(), others.get(number))
+        if not given and text in self.names[int(label) : int(label) + 1]:  # another label may have this name too
+            return int(label)
         nameless = all(name.upper() in (str(place), f"LABEL_{place}") for place, name in enumerate(self.names))
         return self._named(text) if not (given or nameless or text == number) else self._own(given or number)
 
@@ -159,10 +161,12 @@ class LabelNames:
         return int(number) if int(number) < len(self.names) else None
 
     def _named(self, text: str) -> int | None:
-        if text in self.names:  # exact matches first, as names may differ only in capitals
+        if (count := self.names.count(text)) > 1:
+            raise UserError(f"{count} of the head's labels are named {text!r}: correct id2label in its config.json")
+        if count:  # exact matches first, as names may differ only in capitals
             return self.names.index(text)
         folded, number = [name.lower() for name in self.names], _without_decimals(text)
-        wanted = number if number.isdecimal() else text.lower()
+        wanted = number if number.removeprefix("-").isdecimal() else text.lower()
         return folded.index(wanted) if wanted in folded else None
 
 
@@ -235,12 +239,8 @@ def draw(
     if len(chosen_rows) < MIN_ROWS:
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = labels_of(chosen_rows, source, names, task)
-    if task.by_score and not (task.numbers or queries) and labels is not None and ((labels < 0) | (labels > 1)).any():
-        wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
-        raise UserError(
-            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
-            "is for lists of documents with any relevance"
-        )
+    if not queries:
+        check_scores(chosen_rows, labels, source, task)
     if labels is not None and (labels == labels[:1]).all():
         several = task.by_label or task.by_map
         same = "every row has the same labels" if several else f"every label is {chosen_rows[0].label!r}"
@@ -259,6 +259,16 @@ def draw(
         few = f"only {different} of its {len(sample)} rows are different"
         raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
     return sample
+
+
+def check_scores(chosen_rows: Sequence[Row], labels: NDArray[Any] | None, source: Path, task: Task) -> None:
+    """Raise UserError for a score that the network cannot give."""
+    if task.by_score and not task.numbers and labels is not None and ((labels < 0) | (labels > 1)).any():
+        wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
+        raise UserError(
+            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
+            "is for lists of documents with any relevance"
+        )
 
 
 def _identity(value: Any) -> Any:

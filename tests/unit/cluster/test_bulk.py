@@ -175,6 +175,14 @@ def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) 
     assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
 
 
+def test_labels_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
+    """ImageNet has a crane that flies and one that lifts."""
+    scores = [{"label": 134, "name": "crane", "score": 0.75}, {"label": 517, "name": "crane", "score": 0.25}]
+    with finished(tmp_path / "a.csv", [{"name": "crane", "scores": scores}]).open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["score of crane (134)"], row["score of crane (517)"]) == ("0.75", "0.25")
+
+
 def test_a_parquet_file_has_the_columns_and_types_of_later_rows(tmp_path: Path) -> None:
     """The first row group has no label in any row, and whole numbers."""
     answers: list[Any] = [{"labels": [], "score": 1}] * ROWS_PER_GROUP

@@ -24,6 +24,7 @@ from isobatch.cluster.profiling.block_times import (
     with_sure,
 )
 from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.folders import hash_of
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.profiles.curves import BACKENDS, DTYPES
@@ -35,6 +36,7 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.model import Batch, SplitModel
+from isobatch.profiles.promise import RULES
 from tests.helpers.clock import Clock
 from tests.helpers.commands import ran
 from tests.helpers.tiny_networks import hugging_face
@@ -207,6 +209,15 @@ def test_what_is_wrong_is_found_before_anything_is_timed(
 def test_another_networks_file_is_refused_first(measured: tuple[Path, str], prepared: Path) -> None:
     with pytest.raises(UserError, match="cannot add a profile of tiny-ee"):
         profiled(prepared, measured[0])
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_notes_of_the_ramps_that_were_edited_are_refused(prepared: Path, tmp_path: Path) -> None:
+    folder, data = Path(copytree(prepared, tmp_path / "edited")), prepared / "inputs.jsonl"
+    rules = json.loads((folder / RULES).read_text())
+    (folder / RULES).write_text(json.dumps(rules | {"notes": {"data_hash": hash_of([data]), "rows": "all", "seed": 0}}))
+    with pytest.raises(UserError, match=r"edited/exits\.json: notes: rows and seed must be whole numbers"):
+        profiled(folder, tmp_path / "p.json", "--data", str(data))
 
 
 def test_a_device_that_no_plan_can_use_is_told() -> None:

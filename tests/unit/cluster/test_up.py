@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import up as command
 from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.folders import locked
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
 from tests.helpers.command_lines import material
@@ -101,6 +102,12 @@ def test_its_folder_may_lie_in_new_ones_but_not_here(here: Path, monkeypatch: py
     monkeypatch.chdir(here / "empty")
     arguments = ("up", str(here / "my-bert"), "--data", str(here / "reviews.csv"), "--slo-ms", "2000", "--out", ".")
     assert ".: is mounted or holds the current folder" in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_two_commands_do_not_make_one_folder(here: Path) -> None:
+    with locked(Path("my-bert-up")):
+        assert str(run().exception) == "another isobatch up makes my-bert-up"
+    assert not Path("my-bert-up").exists()
 
 
 def test_what_cannot_be_done_is_one_sentence(here: Path) -> None:

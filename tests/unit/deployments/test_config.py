@@ -69,6 +69,9 @@ def test_a_plan_brings_the_slo_that_it_was_made_for(tmp_path: Path) -> None:
     assert checked(AppConfig, arguments | {"slo_ms": 100}).slo_ms == 100
     file.write_text(replace(plan, slo_s=None).to_json())
     assert checked(AppConfig, arguments).slo_ms == usual
+    file.write_text(replace(plan, slo_s=0.0).to_json())
+    with pytest.raises(UserError, match=r"args: slo_ms = 0\.0: Input should be greater than 0"):
+        checked(AppConfig, arguments)
 
 
 @pytest.mark.parametrize("path", ["nowhere:load", "math:cubic_root", "math:pi", "math"])

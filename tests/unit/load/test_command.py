@@ -318,3 +318,11 @@ def test_the_port_of_grpc_is_reported() -> None:
         assert promised_ms(f"{url}/predict", {}) is None
         with pytest.raises(UserError, match=rf"the server at {url}/readyz does not speak HTTP/1\.1: is that the port"):
             accepted_at(f"{url}/predict", {})
+
+
+def test_a_model_whose_name_has_blanks_and_letters_of_any_language_is_known(serve: Serve) -> None:
+    served = serve("BYTES")
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [-1]}
+    served.of_every_path = {"model": "mein Netz für 日本", "inputs": [tensor]}
+    assert accepted_at(f"{served.url}/predict", {}).model == "mein Netz für 日本"
+    assert served.paths[-1] == "/v2/models/mein%20Netz%20f%C3%BCr%20%E6%97%A5%E6%9C%AC"

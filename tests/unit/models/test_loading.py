@@ -123,6 +123,14 @@ def test_a_text_without_any_token_is_refused_and_takes_nobody_elses(text_checkpo
         encoder(["good", "", "dull film"])
 
 
+def test_a_text_without_any_token_is_named_by_its_place_among_all(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint)
+    assert isinstance(model.encoder, TextEncoder)
+    model.encoder.tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(UserError, match="text 70 is empty"):
+        model.predict([*["good film"] * 70, "", "dull film"])
+
+
 def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -> None:
     assert load(text_checkpoint).ramp_blocks == ()
     heads = {block: make_head("light", 32, 3) for block in (0, 2)}
@@ -215,6 +223,18 @@ def test_a_configuration_that_does_not_fit_is_refused(text_checkpoint: Path, loa
         edit(text_checkpoint / "config.json", **fields)
         with pytest.raises(UserError, match=sentence):
             load_or_check(text_checkpoint)
+
+
+def test_names_of_labels_may_be_numbers(text_checkpoint: Path) -> None:
+    edit(text_checkpoint / "config.json", id2label={"0": 1, "1": 2, "2": 3})
+    assert list(load(text_checkpoint).labels) == checkpoint.label_names(text_checkpoint) == ["1", "2", "3"]
+
+
+def test_the_tokenizer_of_a_network_that_knows_more_words_is_one_sentence(text_checkpoint: Path) -> None:
+    words = [f"word{number}" for number in range(1000)]
+    save_tokenizer(text_checkpoint, words)
+    with pytest.raises(UserError, match="the network does not know the token 1004: save the tokenizer beside it"):
+        load(text_checkpoint).predict(["word1", words[-1]])
 
 
 def test_the_table_of_families_says_what_there_is() -> None:

@@ -63,8 +63,9 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
 def test_a_wrong_file_says_where(folder: Path, old: str, new: str, message: str) -> None:
     path = folder / RULES
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         read_ramps(path, folder / WEIGHTS, WIDTHS, num_labels=2)
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_none_say_so(folder: Path) -> None:

@@ -217,6 +217,7 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.jsonl", '{"text": "a"}\n{"text"\n', PLAIN, "line 2 is not JSON: .* at character 9"),
         ("a.jsonl", '{"text": "a"}\n\n{"text": 3}\n', PLAIN, "row 2: 'text' must be a text, got int"),
         ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n', PLAIN, "row 2 has a label .* but row 1 has none"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "text_pair": "c"}\n', PLAIN, "row 2 has a second text .'text_pair'"),
         ("a.jsonl", "{}\n", PLAIN, r"it has: nothing$"),
         ("a.csv", 'image\n[[1]]\n"[[1], [2, 3]]"\n', IMAGE, "row 2: 'image' must be an array of numbers"),
         ("a.csv", "image\n[[1]]\n[[1]\n", IMAGE, "row 2: 'image' is not JSON"),

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.prepare import features
 from isobatch.deployments.prepare.data import rows
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.profiles.evidence import EVIDENCE
+from tests.helpers.commands import ran
 from tests.helpers.preparing import check_exits
 from tests.helpers.tiny_networks import hugging_face
 from tests.unit.prepare.conftest import Run, printed, reviews, rules_in
@@ -62,14 +64,19 @@ def test_another_version_of_transformers_makes_features_anew(
     assert sum(path.is_dir() for path in cache.iterdir()) == 2
 
 
-def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, asked: tuple[object, ...], out: Path) -> None:
+def test_the_result_is_the_same_checkpoint_without_pickles_and_without_the_plan_of_other_exits(
+    run: Run, asked: tuple[object, ...], checkpoint: Path, out: Path
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
+    for name in (PLAN, PROFILE, STEPS):
+        (checkpoint / name).write_text("{}")
     assert run(*asked, "--ramp", "pooler") == 0
     assert rules_in(out)["kind"] == "pooler"
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png", EVIDENCE} <= names
     assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt", ".npz"}
+    assert not {PLAN, PROFILE, STEPS} & names
     before = hugging_face("bert").state_dict()
     after = AutoModelForSequenceClassification.from_pretrained(out).state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -89,6 +96,18 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
     for name in ("exits.json", "ramps.safetensors"):
         again = (tmp_path / "again" / name).read_bytes()
         assert (out / name).read_bytes() == again.replace(b'"checkpoint": "out"', b'"checkpoint": "network"')
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_evaluate_warns_of_inputs_that_ramps_were_trained_on(
+    run: Run, asked: tuple[object, ...], out: Path, tmp_path: Path
+) -> None:
+    assert run(*asked) == 0
+    header, *lines = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text("\n".join([header, *lines[:-1]]))
+    for name, is_known in (("a.csv", True), ("b.csv", False)):
+        evaluated = " ".join(ran("evaluate", out, "--data", tmp_path / name, "--device", "cpu").split())
+        assert ("ramps were trained on inputs of a.csv, and are surer of them" in evaluated) == is_known
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -1,13 +1,16 @@
 """`isobatch prepare` refuses what it cannot do in one sentence, and replaces nothing unasked."""
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from isobatch.cluster.cli import app
 from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.features import features
 from tests.helpers.tiny_labels import label_network
@@ -45,6 +48,35 @@ def test_a_network_whose_weights_are_broken_is_one_sentence(
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     assert "the network's answers are not finite" in refusal(*asked)
     assert not out.exists()
+
+
+def test_a_text_of_which_the_tokenizer_makes_nothing_is_named_by_its_row(
+    refusal: Refusal, checkpoint: Path, asked: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Tokenizers of GPT-2, for example, put nothing around a text."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    (checkpoint / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    lines[77] = ",1"
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    empty = f"{tmp_path / 'a.csv'}: row 77: the input is empty: this network's tokenizer makes no token of it"
+    assert empty in refusal(*asked)
+    of_profile = ("profile", str(checkpoint), "--data", str(tmp_path / "a.csv"), "--out", str(tmp_path / "p.json"))
+    assert str(CliRunner().invoke(app, of_profile).exception) == empty
+
+
+def test_what_is_read_is_not_replaced(
+    run: Run, refusal: Refusal, asked: tuple[object, ...], out: Path, checkpoint: Path
+) -> None:
+    assert run(*asked) == 0
+    data = reviews(out / "b.csv")
+    inner = out / "inner"
+    inner.symlink_to(checkpoint)
+    assert f"{data}: lies in --out {out}, which is replaced" in refusal(*asked, "--data", data, "--force")
+    assert data.exists()
+    assert f"{inner}: lies in --out {out}, which is replaced" in refusal(inner, *asked[1:], "--force")
+    assert inner.exists()
 
 
 def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[object, ...], tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from isobatch.deployments.folders import make_room, replacing
+from isobatch.deployments.folders import check_replaceable, make_room, replacing
 from isobatch.deployments.models.ramps import RampKind
 from isobatch.deployments.prepare.thresholds import calibration_error, temperature
 from isobatch.deployments.prepare.training import Learned, TrainingRows, head_logits, penalised_loss, train
+from isobatch.profiles.errors import UserError
 
 ROWS = np.arange(400)
 
@@ -112,6 +113,22 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
             (draft / name).touch()
     assert [path.name for path in target.iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_folder_behind_a_link_is_replaced_where_it_lies(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "made"
+    disk.mkdir()
+    link.symlink_to(disk / "made")
+    for name in ("first", "second"):
+        with replacing(link) as draft:
+            (draft / name).touch()
+    assert link.is_symlink()
+    assert [path.name for path in (disk / "made").iterdir()] == ["second"]
+    assert {path.name for folder in (disk, tmp_path) for path in folder.iterdir()} == {"disk", "made"}
+    mounted = tmp_path / "mounted"
+    mounted.symlink_to("/proc")
+    with pytest.raises(UserError, match="mounted: is mounted or holds the current folder"):
+        check_replaceable(mounted)
 
 
 @pytest.mark.parametrize("name", [None, "half"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch.deployments.prepare.data import Row, rows
+from isobatch.deployments.prepare.records import NamedNumber
 from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, labels_of, not_trained_on
 from isobatch.deployments.tasks import LABELS, SCORING, TOKENS
 from isobatch.profiles.errors import UserError
@@ -61,6 +62,18 @@ def test_copies_of_pictures_are_counted_without_a_second_copy_of_each() -> None:
     tracemalloc.stop()
     assert different == 50
     assert peak_bytes < 5 * pictures[0].nbytes
+
+
+def test_labels_of_one_name_are_told_apart_by_their_numbers_or_refused() -> None:
+    names = LabelNames(["crane", "gull", "crane"])
+    assert [names.number(each) for each in NamedNumber.of(names.names, [0, 1, 2])] == [0, 1, 2]
+    assert [names.number(each) for each in (2, "gull")] == [2, 1]
+    with pytest.raises(UserError, match="2 of the head's labels are named 'crane': correct id2label"):
+        names.number("crane")
+
+
+def test_negative_numbers_as_pandas_writes_them_are_names() -> None:
+    assert [LabelNames(["-1", "0", "1"]).number(label) for label in ("-1.0", -1.0, "0.0", 1.0)] == [0, 0, 1, 2]
 
 
 def test_labels_stay_with_their_texts() -> None:

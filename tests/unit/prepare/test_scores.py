@@ -205,6 +205,8 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
             np.abs(scores - relevance / 2).mean(), abs=1e-5
         )
     assert "NDCG@10" in command(*arguments).output
+    with pytest.raises(UserError, match=r"b\.csv: row \d+: its score is 2, but the network's are from 0 to 1"):
+        command(*arguments[:-1])
     fresh = numbered(80, seed=9)
     said = command("evaluate", numbers, "--data", in_numbers(tmp_path / "n.csv", fresh)).output
     assert "error of scores" in said
