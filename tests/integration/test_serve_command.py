@@ -41,17 +41,18 @@ def load(directory, device, dtype):
     return Held()
 """
 
-# Starts a Ray of its own, and counts the signals that come meanwhile.
+# Starts a Ray of its own, and waits for a signal.
 STARTS = """
-import signal, sys
+import signal, sys, time
 
 from isobatch.cluster.serving.local import local_ray
 
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
-print("begins", flush=True)
 with local_ray({"host": "127.0.0.1", "port": int(sys.argv[1])}):
-    print("started", len(signals), flush=True)
+    print("started", flush=True)
+    while not signals:
+        time.sleep(0.05)
 """
 
 
@@ -131,17 +132,14 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
 
 
 @pytest.mark.long
-def test_our_handler_gets_every_signal_while_ray_starts(tmp_path: Path) -> None:
+def test_a_started_ray_leaves_us_our_handler(tmp_path: Path) -> None:
     """Ray sets handlers of its own, one of which would abort the process."""
     output = tmp_path / "output"
     with output.open("w") as file:
         process = subprocess.Popen([sys.executable, "-c", STARTS, str(free_port())], stdout=file)
-    assert eventually(lambda: "begins" in output.read_text())
-    while process.poll() is None and "started" not in output.read_text():
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
+    assert eventually(lambda: "started" in output.read_text())
+    process.terminate()
     assert process.wait(END_S) == 0
-    assert int(output.read_text().rpartition("started")[2]) > 10
 
 
 @pytest.mark.long
