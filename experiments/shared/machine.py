@@ -17,11 +17,13 @@ FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnn
 
 
 def processor(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's model on Linux; elsewhere its architecture."""
+    """The processor's model on Linux, with the numbers that tell generations of one name apart; elsewhere its
+    architecture.
+    """
     with suppress(OSError):
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        facts = dict(map(str.strip, line.split(":", 1)) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        if "model name" in facts:
+            return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
     return platform.machine()
 
 
