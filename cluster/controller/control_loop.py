@@ -74,13 +74,13 @@ class ControlLoop:
         self._granted = asyncio.Event()
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
-    def go_on_from(self, before: "ControlLoop") -> None:
+    def continue_from(self, before: "ControlLoop") -> None:
         """Continue after the loop of another configuration: its counts, pause, and meaning of thresholds."""
         self.spent, self.decided = before.spent, before.decided
-        running, keeper, knows = self.controller.running, self.controller.keeper, before.controller.keeper
-        if keeper and knows and running.thresholds:
-            keeper.resume(knows.worse, running, knows.crowded)
-        self.controller.deployed_anew(before.controller, self._clock())
+        running, keeper, known = self.controller.running, self.controller.keeper, before.controller.keeper
+        if keeper and known and running.thresholds:
+            keeper.resume(known.worse, running, known.relaxed)
+        self.controller.redeployed(before.controller, self._clock())
         if before.controller.record.paused:
             self.controller.pause(self._clock())
 
@@ -146,15 +146,15 @@ class ControlLoop:
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan. A peek is ended before."""
-        return await self._to_its_end(self._force())
+        return await self._shielded(self._force())
 
     async def preview(self) -> Event:
         """The decision that would be made now; nothing changes."""
-        return await self._to_its_end(self._preview())
+        return await self._shielded(self._preview())
 
     async def pause(self, paused: bool) -> None:
         """A decision that is being made is not executed; a roll-out that has begun continues."""
-        await self._to_its_end(self._pause(paused))
+        await self._shielded(self._pause(paused))
 
     async def standing(self) -> Standing:
         """The facts of this application that an arbiter needs."""
@@ -194,7 +194,7 @@ class ControlLoop:
         finally:
             self._looked_s = -inf
 
-    async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
+    async def _shielded(self, command: Coroutine[Any, Any, T]) -> T:
         """Execute a command of a person, even if the connection to that person is closed."""
         return await asyncio.shield(own_task(command, self._commands))
 
@@ -227,7 +227,7 @@ class ControlLoop:
         return self.controller.record.events.numbered(step.event.number) or step.event
 
     def _obstacle(self, event: Event, plan: Plan) -> str:
-        """Why a command that came meanwhile forbids the chosen plan; empty: it may be rolled out."""
+        """Why a command that arrived meanwhile forbids the chosen plan; empty: it may be rolled out."""
         if self.controller.record.paused and event.what != "looked":
             return "the controller was paused meanwhile"
         parked, budget = self.controller.window.parked, self.controller.present.budget
