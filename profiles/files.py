@@ -83,8 +83,8 @@ class Profile:
             tables[_key(table)] = table
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
-        gone = {*self.kinds} - {table.kind for table in kept}
-        own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in gone)
+        dropped = {*self.kinds} - {table.kind for table in kept}
+        own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in dropped)
         notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}
         links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
         counted = other if other.exits else self

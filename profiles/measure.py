@@ -23,7 +23,7 @@ LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
 MOST_ROUNDS = 25  # and at most
 PASSES_PER_ROUND = 6  # of the network in one round: block by block 3 times, with ramps, with stops, and at once
 VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
-DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
+LARGEST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Sweep:
                 return
             yield size
             if len(self._whole_s) == 2:
-                pass_s = DEAREST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
+                pass_s = LARGEST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
                 self._largest = sweep.affordable(self._whole_s, self._largest, pass_s)
 
     def _visit(self, size: float) -> sweep.Rounds:

@@ -34,8 +34,8 @@ WATCH_EVERY_S = 2.0
 BAR_WIDTH = 24  # characters
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
-_LATER = (500, 502, 503, 504)  # statuses after which the same request may be answered
-_STARTS = (502, 503, 504)  # of a server that has not answered yet, but will
+_RETRIED = (500, 502, 503, 504)  # statuses after which the same request may be answered
+_STARTING = (502, 503, 504)  # of a server that has not answered yet, but will
 Stats = dict[str, Any]
 Shown = Group | str  # tables, or JSON
 _Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
@@ -112,8 +112,8 @@ def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float
             answers = True
         except UserError as error:
             code = error.code if isinstance(error, _StatusError) else 0  # 0: no answer
-            answers = answers or code in _STARTS
-            if not answers or (code and code not in _LATER):
+            answers = answers or code in _STARTING
+            if not answers or (code and code not in _RETRIED):
                 raise
             trouble, last = f"{datetime.now():%H:%M:%S}: {error} (the next look is in {WATCH_EVERY_S:g} s)", None
         console.clear()

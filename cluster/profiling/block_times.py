@@ -190,9 +190,9 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
     (1.0, 0.5, 0.5, 0.1)
     """
     survival = [1.0]
-    going_on = dict(ramps)
+    continuing = dict(ramps)
     for block in range(num_blocks - 1):
-        share = going_on.get(block, survival[-1])
+        share = continuing.get(block, survival[-1])
         if share is None:
             return None
         survival.append(share)

@@ -66,7 +66,7 @@ def test_where_rows_bind_projection_gains_what_rows_that_do_not_run_would_cost()
 def test_projection_is_planned_where_it_is_known() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)))
     goal = DecodingGoal(exits="project")
-    with pytest.raises(UserError, match="the share of tokens that go on is not known"):
+    with pytest.raises(UserError, match="the share of tokens that continue is not known"):
         profile.for_exits("project")
     known = replace(profile, workload=replace(profile.workload, projected=((3, 0.1),))).for_exits("project")
     assert known.for_exits("recompute") == known
