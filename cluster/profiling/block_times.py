@@ -81,10 +81,6 @@ def _text(model: SplitModel, length: int) -> Batch:
     return text
 
 
-def images(model: SplitModel, side: int, channels: int) -> SampleInputs:
-    """Blank images: devices take the same time for them as for any others."""
-    return SampleInputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
-
 
 def _repeated(model: SplitModel, single: Batch, size: float) -> Batch:
     return model.select(single, np.zeros(round(size), np.int64))
