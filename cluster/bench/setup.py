@@ -12,14 +12,7 @@ from torch import Tensor
 from isobatch.cluster.bench.compare import Bench
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.load.workloads import exit_blocks
-from isobatch.cluster.profiling.block_times import (
-    SampleInputs,
-    exits_from_rules,
-    in_batches,
-    sample_inputs,
-    timed,
-    timed_block_ranges,
-)
+from isobatch.cluster.profiling import block_times
 from isobatch.deployments.decoding.ramp_rules import check_if_classifier
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
@@ -118,11 +111,11 @@ def make(
         exits = _counted(model, folder, values) if values else _known_exits(name, exact)
         encoded = [model.encode([value]) for value in values]
         length = _typical_length(model, values) if values else length
-    inputs = sample_inputs(model, folder, None, [length])[0]
+    inputs = block_times.sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
-    backends.make_ready(model, folder, timed_block_ranges(model))
-    (measured,) = timed(model, [inputs], kind, dtype, budget_s, largest)
+    backends.make_ready(model, folder, block_times.timed_block_ranges(model))
+    (measured,) = block_times.timed(model, [inputs], kind, dtype, budget_s, largest)
     # Without a replica, a launch costs no more than a stop.
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
     profile = Profile(folder.name, (table,), exits)
@@ -155,17 +148,18 @@ def _typical_length(model: BackedModel, values: Sequence[Any]) -> int:
 def _counted(model: BackedModel, folder: Path, values: Sequence[Any]) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
     backends.make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
-    return count_exits(model, in_batches(model, values)).exits
+    return count_exits(model, block_times.in_batches(model, values)).exits
 
 
 def _known_exits(name: str, exact: TorchModel) -> ExitProfile:
-    known = exits_from_rules([(rule.block, rule.survival) for rule in exact.ramps.rules.ramps], exact.num_blocks)
+    ramps = [(rule.block, rule.survival) for rule in exact.ramps.rules.ramps]
+    known = block_times.exits_from_rules(ramps, exact.num_blocks)
     if known is None:
         raise UserError(f"it is unknown where inputs of {name} leave: give --data")
     return known
 
 
-def _drawn(inputs: SampleInputs, exits: ExitProfile) -> Source:
+def _drawn(inputs: block_times.SampleInputs, exits: ExitProfile) -> Source:
     random = np.random.default_rng(0)
     one = inputs.batch(1)
     return Source([drawn(one, exits, random) for _ in range(MADE_UP)])

@@ -177,18 +177,8 @@ def _prepare_classifier(
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.loading import resolve_device
     from isobatch.deployments.models.ramps import check_forgets, policy_at
-    from isobatch.deployments.prepare import pipeline
+    from isobatch.deployments.prepare import pipeline, report
     from isobatch.deployments.prepare.measuring import PrepareOptions
-    from isobatch.deployments.prepare.report import (
-        advice,
-        class_table,
-        copies,
-        exit_table,
-        outdone,
-        promise_text,
-        unseen,
-        warnings,
-    )
 
     data, out = options.data, options.out
     checkpoint.check(source)
@@ -228,15 +218,16 @@ def _prepare_classifier(
         notes["data_hash"] = hash_of([data])
     with naming_rows(data, sample.rows):
         rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
-    console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
+    console.print(report.exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early
-        console.print(promise_text(rules.promise), highlight=False)
+        console.print(report.promise_text(rules.promise), highlight=False)
     if sample.labels is not None and rules.classes and not task.by_score:
-        console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
+        console.print(report.class_table(rules.classes, names.names, task.answered, rules.entities))
+    of_classes = () if task.by_score else report.warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
-    rare = unseen(rules.classes, names.names) if counted else None
-    for sentence in filter(None, (copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
+    rare = report.unseen(rules.classes, names.names) if counted else None
+    remarks = report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
+    for sentence in filter(None, remarks):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 

@@ -81,7 +81,6 @@ def _text(model: SplitModel, length: int) -> Batch:
     return text
 
 
-
 def _repeated(model: SplitModel, single: Batch, size: float) -> Batch:
     return model.select(single, np.zeros(round(size), np.int64))
 
