@@ -106,7 +106,9 @@ def load(
         raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
-    _check_read(arriving, clients)
+    if clients:
+        check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
+    arriving.check_read()
     if data is None:
         check_no_file(reading, max_rows=max_rows != MAX_ROWS)
     check_unread({"--max-tokens": max_tokens and not prompts}, "is for --prompts: name their file")
@@ -142,13 +144,6 @@ def load(
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
     return _finish(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
-
-
-def _check_read(arriving: ArrivalOptions, clients: int | None) -> None:
-    """Raise UserError for an option that does not apply to these arrivals."""
-    if clients:
-        check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
-    arriving.check_read()
 
 
 def _header_lines(headers: dict[str, str]) -> str:

@@ -6,7 +6,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
@@ -126,11 +125,6 @@ def required_gain(least_gain: float, changes: int) -> float:
     [0.03, 0.03, 0.06, 0.12]
     """
     return least_gain * 2.0 ** max(0, changes - FREE_CHANGES)
-
-
-def chance_gain(observed: Observed) -> float:
-    """The gain that noise alone could produce: n inputs measure survival to about 1 / sqrt(n)."""
-    return 1 / sqrt(max(1, observed.answered + observed.full))
 
 
 def is_idle(observed: Observed) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, sqrt
 
 from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.config import Patience
@@ -116,9 +116,12 @@ class Snapshot:
 
     @property
     def _chance(self) -> float:
-        """The gain that chance could pretend; 0 while too few inputs have arrived for any change."""
+        """The gain that noise alone could produce: n inputs measure survival to about 1 / sqrt(n).
+
+        0 while too few inputs have arrived for any change.
+        """
         enough = self.known.estimate.recent_inputs >= self.patience.enough_inputs
-        return decide.chance_gain(self.observed) if enough else 0.0
+        return 1 / sqrt(max(1, self.observed.answered + self.observed.full)) if enough else 0.0
 
     def _uses_granted(self, better: Expectation) -> bool:
         """Whether a plan uses granted devices. One that is not barred runs at once: idle devices serve nobody."""
