@@ -1,8 +1,8 @@
 """The demo's inputs: handwritten digits with distortions like those of a scanner.
 
-digits.npz has the 1,797 digits of the UCI repository's test set (E. Alpaydin, C. Kaynak; CC BY 4.0) that scikit-learn
-contains too. They are shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so inputs leave
-at deeper ramps.
+digits.npz has the 1,797 digits of the UCI repository's test set (E. Alpaydin, C. Kaynak; CC BY 4.0), which scikit-learn
+contains too. They are shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder,
+so inputs leave at deeper ramps.
 """
 
 from functools import cache
