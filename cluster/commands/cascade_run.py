@@ -17,7 +17,6 @@ from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
 from isobatch.cluster.commands import Metric, number_text, policy_path, share
 from isobatch.cluster.commands.cascade import CascadeOptions
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
-from isobatch.deployments.decoding.ramp_rules import check_if_classifier
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
@@ -79,7 +78,7 @@ def _folders(models: list[str]) -> list[Path]:
     """The checkpoints, all with the same labels and kind of input; they are checked before anything is computed."""
     if len(models) < 2:
         raise UserError("a cascade needs two networks or more, from the smallest to the largest")
-    folders = [checkpoint.locate(model, check_if_classifier) for model in models]
+    folders = [checkpoint.locate(model) for model in models]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("a network is named twice: give each once, from the smallest to the largest")
     for folder in folders:

@@ -93,11 +93,10 @@ def predict(
 
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
     share_cores()
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.predict import AT_ONCE
 
-    folder = checkpoint.locate(model, check_if_classifier)
+    folder = checkpoint.locate(model)
 
     def answerer() -> Answerer:
         from isobatch.cluster.evaluation import loaded

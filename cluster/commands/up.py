@@ -62,7 +62,6 @@ def up(
     Example: [bold]isobatch up my-bert --data reviews.csv --slo-ms 100[/]
     """
 
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
 
     above_0("--slo-ms", slo_ms)
@@ -70,7 +69,7 @@ def up(
         raise UserError(f"{data}: no such file")
     if devices:
         fleet(devices)  # a wrong fleet is refused before the long steps
-    source = checkpoint.locate(model, check_if_classifier)
+    source = checkpoint.locate(model)
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
