@@ -22,7 +22,7 @@ from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
 from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
-from isobatch.deployments.models.ramps import ExitRules, Ramps
+from isobatch.deployments.models.ramps import ExitRules, Ramps, check_answers
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
 from isobatch.deployments.prepare.data import naming_rows
 from isobatch.deployments.prepare.pipeline import check_free
@@ -42,7 +42,9 @@ LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 def run(options: CascadeOptions, reading: ReadingOptions) -> None:
     policy = policy_path(options.policy)
-    check_policy(Ramps(ExitRules(policy=policy)), "--policy")
+    ramps = Ramps(ExitRules(policy=policy))
+    check_answers(ramps.policy, "--policy")
+    check_policy(ramps, "--policy")
     metric: Metric = options.metric or "accuracy"
     if metric not in CLASSIFICATION.metrics:
         raise UserError(f"--metric {metric} is for networks that give an input several labels, which cascades do not")

@@ -176,7 +176,7 @@ def _prepare_classifier(
 ) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.loading import resolve_device
-    from isobatch.deployments.models.ramps import check_forgets, policy_at
+    from isobatch.deployments.models.ramps import check_answers, check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
     from isobatch.deployments.prepare.measuring import PrepareOptions
     from isobatch.deployments.prepare.report import (
@@ -196,6 +196,8 @@ def _prepare_classifier(
     policy = policy_path(options.policy or task.policy)
     rule = policy_at(policy)
     _check_scores(options, task)
+    if not task.by_score:
+        check_answers(rule, "--policy")
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
         gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}

@@ -29,7 +29,7 @@ from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncode
 from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.products import pack_when_used
-from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
+from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_answers, check_forgets, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import known_device
 from isobatch.deployments.resources import check_here
@@ -192,8 +192,7 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
         return Ramps()
     files, width = (folder / RULES, folder / WEIGHTS), anatomy.task.ramp_width(num_labels)
     ramps = read_ramps(*files, anatomy.pooled_widths, width, device, bridge=anatomy.bridge)
-    if anatomy.task.by_score:
-        check_scores(ramps.policy, folder / RULES)
+    check_answers(ramps.policy, folder / RULES, anatomy.task.by_score)
     if anatomy.task.several:
         check_forgets(ramps.policy, folder / RULES)
     for sentence in ramps.idle(anatomy.task.choices(num_labels)):

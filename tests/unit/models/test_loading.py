@@ -151,6 +151,10 @@ def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -
     with pytest.raises(UserError, match="device 'abacus' is not known"):
         load(text_checkpoint, device="abacus")
     (text_checkpoint / "exits.json").symlink_to("/dev/zero")
+    save_ramps(text_checkpoint, ExitRules(policy="isobatch.deployments.exits:near"), {})
+    with pytest.raises(UserError, match=r"exits\.json: policy near gives a score, but this network gives labels: use e"):
+        load(text_checkpoint)
+    (text_checkpoint / "exits.json").unlink()
     with pytest.raises(UserError, match=r"exits\.json: it is a device, not a file"):
         load(text_checkpoint)
     whole = (text_checkpoint / "model.safetensors").read_bytes()
