@@ -238,7 +238,8 @@ def _prepare_classifier(
     of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
     rare = unseen(rules.classes, names.names) if counted else None
-    for sentence in filter(None, (copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
+    cut = rules.notes.get(pipeline.CUT)
+    for sentence in filter(None, (cut, copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
