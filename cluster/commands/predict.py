@@ -87,7 +87,7 @@ def predict(
         except KeyboardInterrupt:
             console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
             raise typer.Exit(INTERRUPTED) from None
-        finish(part, out)
+        finish(part, out, reading.label_separator)
     console.print(f"{count:,} rows are answered in {out}")
 
 

@@ -26,11 +26,11 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
 ) -> None:
     data = reviews(tmp_path / "a.csv")
     text = data.read_text().replace("text,label", "text;label")
-    for number, name in enumerate(("bad", "so-so", "good")):
+    for number, name in enumerate(("bad", "so, so", "a=b")):
         text = text.replace(f",{number}\n", f";{name}\n")
     data.write_text(text)
     options = ("--data", data, "--out", tmp_path / "out", "--delimiter", ";")
-    assert run(checkpoint, *options, "--labels", "bad=0,so-so=1,good=2") == 0
+    assert run(checkpoint, *options, "--labels", 'bad=0,"so, so"=1,a=b=2') == 0
     assert "a.csv: text from 'text', label from 'label'" in capsys.readouterr().out
     assert run(checkpoint, *options, "--force", "--labels", "bad=0,a=b=2") == 2
     assert """--labels "so, so"=NUMBER,OTHER=NUMBER""" in capsys.readouterr().err
