@@ -24,7 +24,7 @@ class _CommonOptions:
     ] = None
     devices: Annotated[
         str | None,
-        "The fleet, as in v100=6,k80=15@0.45 (dollars per hour). For a decoder, if not given: one device as measured.",
+        "The fleet, as in a100=6,t4=15@0.45 (dollars per hour). For a decoder, if not given: one device as measured.",
     ] = None
     rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
@@ -94,7 +94,7 @@ def plan(given: GivenOptions) -> None:
 
     Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
 
-    Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
+    Example: [bold]isobatch plan --profile bert.json --devices a100=6,l4=8 --slo-ms 100 --out plan.json[/]
 
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """

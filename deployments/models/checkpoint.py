@@ -19,7 +19,7 @@ from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import Dtype
-from isobatch.deployments.precision import HALVES, own_dtype
+from isobatch.deployments.precision import HALVES, own_dtype, own_precisions
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
 from isobatch.deployments.tasks import (
     A_NUMBER,
@@ -238,12 +238,11 @@ def read_config(folder: Path) -> Any:
 
 
 def usual_dtype(folder: Path, device: torch.device) -> Dtype:
-    """The precision of a classifier if the user names none: float32 on a CPU, the network's own on a GPU.
-
-    A GPU that is slow in the precision of a weights' file computes in float32. The log says which precision it is.
+    """The precision of a classifier if the user names none: that of its ramps; without ramps, float32 on a CPU, and on a
+    GPU that of the weights' file, or float32 if the GPU is slow in that. For a GPU, the log says which precision it is.
     """
     if device.type == "cpu":
-        return "float32"
+        return own_precisions(folder, "cpu")[0]
     chosen, reason, is_fixed = own_dtype(folder)
     if not is_fixed and chosen in HALVES and torch.cuda.get_device_capability(device) < HALVES[chosen]:
         chosen, reason = "float32", f"as {device} is slow in {chosen}"
