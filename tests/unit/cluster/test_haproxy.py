@@ -4,6 +4,7 @@ import csv
 import json
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -24,6 +25,7 @@ from isobatch.deployments.front.proxy import (
     SLOW,
     haproxy_reply,
 )
+from isobatch.deployments.processes import is_running
 from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
 from tests.helpers.haproxy_clients import (
@@ -47,6 +49,27 @@ def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch:
     assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
     binds = ["127.0.0.1:9101", "*:8000", "10.0.0.1:8000", "127.0.0.1:8404", "*:84041"]
     assert [line.split()[1] for line in config.read_text().splitlines()] == binds
+
+
+STARTS_HAPROXY = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.argv[1], "-db"]).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_haproxy_ends_with_what_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Serve's proxy is killed, as by ray stop --force, the next HAProxy would share the port with this one."""
+    (tmp_path / "real").write_text(f"#!/bin/sh\ntouch {tmp_path}/runs\nexec sleep 600\n")
+    (tmp_path / "real").chmod(0o700)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "real"))
+    command = [sys.executable, "-c", STARTS_HAPROXY, write_script(tmp_path, ())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        number = int(proxy.stdout.readline())
+        assert eventually((tmp_path / "runs").exists)
+        assert is_running(number)
+        proxy.kill()
+    assert eventually(lambda: not is_running(number))
 
 
 def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
