@@ -92,12 +92,6 @@ def assigned(
     If there are fewer replicas than groups, groups share replicas: this is slow, but no input waits for ever. Benched
     replicas are added to the largest group, which tries them now and then.
 
-    >>> assigned("abcdef", {"first": 4, "second": 2})
-    {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("bcdef", {"first": 4, "second": 2})
-    {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("a", {"first": 4, "second": 2})
-    {'first': ['a'], 'second': ['a']}
     >>> assigned("abcd", {"first": 2, "second": 1}, benched="b")
     {'first': ['a', 'c', 'b'], 'second': ['d']}
     """

@@ -121,3 +121,10 @@ def test_benched_replicas_are_used_if_needed(alive: set[str], groups: dict[str, 
         assert sum(map(len, shares.values())) == len(alive), "they stay, to be tried now and then"
     else:
         assert shares == assigned(alive, groups)
+
+
+def test_replicas_are_divided_in_the_order_of_their_names_and_shared_where_they_are_too_few() -> None:
+    numbers = {"first": 4, "second": 2}
+    assert assigned("abcdef", numbers) == {"first": ["a", "b", "c", "d"], "second": ["e", "f"]}
+    assert assigned("bcdef", numbers) == {"first": ["b", "c", "d"], "second": ["e", "f"]}
+    assert assigned("a", numbers) == {"first": ["a"], "second": ["a"]}
