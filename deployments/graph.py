@@ -180,14 +180,14 @@ OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replic
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "standby", "sharers"}
 
 
-def mark_of(config: AppConfig) -> str:
+def replica_hash(config: AppConfig) -> str:
     """A hash of everything that replicas depend on. If it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     fields = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
     return sha256(fields.encode() + local(config.profile).read_bytes()).hexdigest()[:6]
 
 
-def origin_of(config: AppConfig) -> str:
+def plan_hash(config: AppConfig) -> str:
     """A hash of the fields that plans depend on, and of the contents of the plan's and the profile's file.
 
     While it is the same, a restarted deployer continues with the running plan.

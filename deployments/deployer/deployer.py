@@ -19,7 +19,7 @@ from isobatch.deployments.deployer.fronts import Fronts
 from isobatch.deployments.deployer.steps import BLAMELESS, CannotStartError, Moved, Undone, most_of, move, start
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
-from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from isobatch.deployments.graph import Graph, graph_of, plan_hash, profile_of, read_graph, replica_hash
 from isobatch.deployments.planning import plan_for_fewer
 from isobatch.deployments.ray_facts import StoredPlan, stored_plan
 from isobatch.deployments.serve_process import join_serves_log, own_task
@@ -80,7 +80,7 @@ class Deployer:
         join_serves_log()
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
-        prefix = f"{self._application}.{mark_of(config)}"
+        prefix = f"{self._application}.{replica_hash(config)}"
         self._leadership = Leadership(self._application, prefix)
         self._fleet = ServeFleet(prefix, bind, config.replica_needs, self._leadership.of_fleet)
         self._fronts = Fronts()
@@ -205,7 +205,7 @@ class Deployer:
     def _first(self) -> Graph:
         """The plan that ran before a restart, unless the part of the user's file that decides the plan has changed."""
         memory = stored_plan(self._application)
-        self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
+        self._origin, self._recalled = plan_hash(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             if self._config.standby and memory.device_ids is not None:  # without standby, replicas have no ids
                 self._device_ids = frozenset(memory.device_ids)
