@@ -114,7 +114,6 @@ class ServedConfig(BaseModel):
 
     @property
     def front_cpus(self) -> int:
-        """The CPUs of all fronts."""
         return 0
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:

@@ -34,7 +34,7 @@ from isobatch.cluster.serving.serve_file import (
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
-from isobatch.deployments.graph import origin_of
+from isobatch.deployments.graph import plan_hash
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL, built_in, demo_folder
@@ -188,7 +188,7 @@ def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
     path = tmp_path / "plan.json"
     path.write_text((DEMO / "plan.json").read_text())
     content = serve_file("demo", {"plan": str(path), "profile": str(DEMO / "profile.json")})
-    before = origin_of(AppConfig(**content["applications"][0]["args"]))
+    before = plan_hash(AppConfig(**content["applications"][0]["args"]))
     running = StoredPlan("isobatch.3f9a01", before, 0, path.read_text())
     monkeypatch.setattr(ray_facts, "stored_plan", {"isobatch": running}.get)
     assert list(kept_plans(content)) == []

@@ -8,6 +8,7 @@ import pytest
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.input_planning import classifier_problem
+from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import read_graph
 from isobatch.deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
@@ -37,7 +38,10 @@ def profile(tmp_path: Path) -> str:
 
 def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> dict[str, int]:
     config = checked(AppConfig, {"profile": profile} | told)
-    return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ray_facts, "nodes", list)
+        patched.setattr(resources, "devices_on", lambda _: has)
+        return first_plan(config, load(Path(profile))).devices()
 
 
 def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
