@@ -92,12 +92,6 @@ def assigned(
     If there are fewer replicas than groups, groups share replicas: this is slow, but no input waits for ever. Benched
     replicas are added to the largest group, which tries them now and then.
 
-    >>> assigned("abcdef", {"first": 4, "second": 2})
-    {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("bcdef", {"first": 4, "second": 2})
-    {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("a", {"first": 4, "second": 2})
-    {'first': ['a'], 'second': ['a']}
     >>> assigned("abcd", {"first": 2, "second": 1}, benched="b")
     {'first': ['a', 'c', 'b'], 'second': ['d']}
     """
@@ -126,8 +120,13 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig) -> Graph:
     """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
         profile.table(kind)  # raises if it has no table for this kind
+        profile.check_has(kind, plan.backend, "")
     if plan.num_blocks != profile.num_blocks:
         raise UserError(f"{config.plan} covers {plan.num_blocks} blocks, {config.profile} has {profile.num_blocks}")
+    known = range(plan.num_blocks - 1)
+    if unknown := sorted({*opened(plan), *dict(plan.thresholds)}.difference(known)):
+        last = f"the last one is after block {known.stop - 1}" if known else "a network of one block has none"
+        raise UserError(f"{config.plan} has a ramp after block {unknown[0]}: {last}")
     if differ(plan.weights, profile.weights):
         raise UserError(
             f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "
@@ -186,14 +185,14 @@ OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replic
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "standby", "sharers"}
 
 
-def mark_of(config: AppConfig) -> str:
+def replica_hash(config: AppConfig) -> str:
     """A hash of everything that replicas depend on. If it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     fields = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
     return sha256(fields.encode() + local(config.profile).read_bytes()).hexdigest()[:6]
 
 
-def origin_of(config: AppConfig) -> str:
+def plan_hash(config: AppConfig) -> str:
     """A hash of the fields that plans depend on, and of the contents of the plan's and the profile's file.
 
     While it is the same, a restarted deployer continues with the running plan.

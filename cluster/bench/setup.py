@@ -13,7 +13,6 @@ from isobatch.cluster.bench.compare import Bench
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.profiling import block_times
-from isobatch.deployments.decoding.ramp_rules import check_if_classifier
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
@@ -24,7 +23,7 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import DEMO_NAME, INT8
-from isobatch.deployments.prepare.data import Columns, Row, naming_rows, rows, taken
+from isobatch.deployments.prepare.data import Columns, Row, columns_read, naming_rows, rows
 from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import kind_of
@@ -87,7 +86,7 @@ def make(
     """
     backends.compute_with(threads)
     int8 = dtype == INT8
-    folder = demo_directory("int8") if int8 and name == DEMO_NAME else checkpoint.locate(name, check_if_classifier)
+    folder = demo_directory("int8") if int8 and name == DEMO_NAME else checkpoint.locate(name)
     dtype = dtype or checkpoint.usual_dtype(folder, resolve_device(device))
     exact = load(folder, device, backends.weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:
@@ -98,7 +97,7 @@ def make(
     notes, recorded, labels = list[str](), list[Row](), None
     if data:
         recorded, labels = _recorded(data, columns, names, max_rows, folder)
-        notes.append(taken(data, columns, channels=checkpoint.channels_of(folder)))
+        notes.append(columns_read(data, columns, channels=checkpoint.channels_of(folder)))
     elif name == DEMO_NAME:
         images, labels = demo_digits(max_rows)
         recorded = [Row(number, image, None) for number, image in enumerate(images, start=1)]

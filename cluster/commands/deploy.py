@@ -103,12 +103,12 @@ def kept_plans(content: dict[str, Any]) -> Iterator[str]:
     """The applications that keep a plan of changed files: Serve restarts nothing while `args:` are the same."""
     from isobatch.cluster.serving.serve_file import classifiers, name_of
     from isobatch.deployments.config import AppConfig, checked
-    from isobatch.deployments.graph import origin_of
+    from isobatch.deployments.graph import plan_hash
     from isobatch.deployments.ray_facts import stored_plan
 
     for application in classifiers(content):
         config, running = checked(AppConfig, application["args"]), stored_plan(name_of(application))
-        if config.planned and running and running.origin != origin_of(config):
+        if config.planned and running and running.origin != plan_hash(config):
             yield name_of(application)
 
 

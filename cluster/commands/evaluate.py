@@ -23,7 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.prepare.data import Row, naming_rows
-from isobatch.deployments.prepare.sample import check_scores, labels_of, listed, sampled, words_of
+from isobatch.deployments.prepare.sample import check_scores, labels_of, sampled, sampled_lists, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
@@ -57,7 +57,6 @@ def evaluate(
     """
     share_cores()
     from isobatch.cluster import evaluation as evaluating
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.ramps import made_from
     from isobatch.deployments.prepare.report import class_table, warnings
@@ -65,11 +64,11 @@ def evaluate(
     check_unread({"--api-key-variable": api_key_variable and not url}, "is for --url: leave it out")
     key = key_headers(api_key_variable)
     server = predicts_at(server_at(url), key) if url else None
-    located = checkpoint.locate(model, check_if_classifier)
+    located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     rows, lists = reading.rows_for(located, console, data), None
     if queries:
-        sample, lists = listed(rows, data, max_rows, seed)
+        sample, lists = sampled_lists(rows, data, max_rows, seed)
     else:
         sample = sampled(rows, max_rows, seed)
     if made_from(located, data):

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from isobatch.cluster.commands import Dtype, above_0
 from isobatch.cluster.commands.shared_options import check_not_given, check_only, flag, in_panels, with_options
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load, write_whole
+
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan_report import PlanResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +117,10 @@ def plan(classifier: ClassifierPlanOptions, decoder: DecoderPlanOptions) -> None
         plan_decoder(decoder)
     else:
         check_only(ClassifierPlanOptions, decoder, "is for decoders: name the directory of one")
-        _plan_classifier(classifier)
+        plan_classifier(classifier)
 
 
-def _plan_classifier(options: ClassifierPlanOptions) -> None:
+def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":
     from isobatch.cluster.commands import check_writable, plan_report
     from isobatch.cluster.commands.plan_search import named, objective_of, planned
 
@@ -131,9 +134,10 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
         write_whole(out, named(result.plan, profile, objective.slo_s).to_json())
     if options.as_json:
         print(json.dumps(result.as_json(), indent=2))
-        return
+        return result
     console = Console()
     for table in plan_report.tables(result, objective):
         console.print(table)
     if out:
         console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)
+    return result

@@ -176,7 +176,7 @@ def _prepare_classifier(
 ) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.loading import resolve_device
-    from isobatch.deployments.models.ramps import check_forgets, policy_at
+    from isobatch.deployments.models.ramps import check_answers, check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline, report
     from isobatch.deployments.prepare.measuring import PrepareOptions
 
@@ -186,11 +186,9 @@ def _prepare_classifier(
     policy = policy_path(options.policy or task.policy)
     rule = policy_at(policy)
     _check_scores(options, task)
-    metric = options.metric or (NDCG if options.queries else task.metrics[0])
-    if metric not in task.metrics:
-        gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
-        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
-        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
+    if not task.by_score:
+        check_answers(rule, "--policy")
+    metric = _metric_of(options, task)
     if task.several:
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):
@@ -226,10 +224,20 @@ def _prepare_classifier(
     of_classes = () if task.by_score else report.warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
     rare = report.unseen(rules.classes, names.names) if counted else None
-    remarks = report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
+    cut = rules.notes.get(pipeline.CUT)
+    remarks = cut, report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
     for sentence in filter(None, remarks):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+
+
+def _metric_of(options: ClassifierPrepareOptions, task: "Task") -> Metric:
+    metric: Metric = options.metric or (NDCG if options.queries else task.metrics[0])
+    if metric not in task.metrics:
+        gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
+        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
+        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
+    return metric
 
 
 def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:

@@ -88,7 +88,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
     ]
 
 
-def delete_left(application: str) -> bool:
+def delete_leftovers(application: str) -> bool:
     """Whether the application no longer has a deployer. Then its replicas are deleted, and its plan is forgotten."""
     if not ray_facts.is_gone(application, DEPLOYER):
         return False

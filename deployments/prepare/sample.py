@@ -175,7 +175,7 @@ def _without_decimals(text: str) -> str:
     return text.removesuffix(".0")
 
 
-def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
+def sampled_lists(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
     """Lists of documents with at most `most` documents, and the number of each one's list, from 0.
 
     The documents of a query follow each other. Lists whose documents are equally relevant are left out: in any order,
@@ -230,7 +230,7 @@ def draw(
     """
     lists = None
     if queries:
-        chosen_rows, lists = listed(rows, source, most, seed)
+        chosen_rows, lists = sampled_lists(rows, source, most, seed)
         if (count := int(lists.max()) + 1) < MIN_ROWS:
             few = f"has {count} queries with both a relevant and a less relevant document among {len(lists):,} rows"
             raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed (--max-rows)")
@@ -394,7 +394,8 @@ def _no_label(where: str, label: Any, names: LabelNames, in_file: set[str]) -> U
     """The error for a label that the head does not have. `in_file`: all labels of the file, if each is of a text."""
     if not str(label).strip():
         return UserError(f"{where}: its label is empty: give it one, or leave this row out")
-    hint = f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
+    quoted = f'"{label}"' if "," in str(label) else label
+    hint = f"; --labels {quoted}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
     if len(in_file) > len(names.names):
         hint = f": it has {len(names.names)} classes, the file {len(in_file)}"
     return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.listed}{hint}")

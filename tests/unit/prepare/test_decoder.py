@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import isobatch
 from experiments.demos import t5_sums
 from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
 from isobatch.cluster.load.prompts import prompts_in
@@ -23,7 +24,14 @@ from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
-from isobatch.deployments.prepare.decoder import early_head_outputs, ramp_report, ramps_for, rhythm, texts, threshold
+from isobatch.deployments.prepare.decoder import (
+    cheapest_schedule,
+    early_head_outputs,
+    ramp_report,
+    ramps_for,
+    texts,
+    threshold,
+)
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import done
 from tests.helpers.tiny_decoders import VOCABULARY, decoder, plainly, t5
@@ -47,8 +55,8 @@ def test_a_threshold_lets_as_many_leave_as_the_loss_allows(tokens: list[tuple[fl
 
 @given(st.floats(0.05, 0.95))
 def test_the_fewer_go_on_the_fewer_launches_a_token_costs(f: float) -> None:
-    assert rhythm(f, 1e-5).deep_share > 0, "exits.json refuses 0"
-    costs = [rhythm(f, p).cost for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
+    assert cheapest_schedule(f, 1e-5).deep_share > 0, "exits.json refuses 0"
+    costs = [cheapest_schedule(f, p).cost for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
     assert costs[0] == 1.0
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(costs))
 
@@ -107,8 +115,11 @@ def test_a_command_for_classifiers_says_what_a_decoder_is(command: str, tmp_path
         "predict": (data, "--model", model, "--out", tmp_path / "out.csv"),
         "cascade": (model, model, "--data", data, "--devices", "cpu=1", "--slo-ms", 100, "--out", tmp_path / "out"),
     }
-    with pytest.raises(UserError, match="is a decoder, which writes texts: this command is for classifiers"):
+    sentence = "is a decoder, which writes texts, not a classifier: isobatch prepare, profile, plan and serve take it"
+    with pytest.raises(UserError, match=sentence):
         done(command, *arguments.get(command, (model, "--data", data)))
+    with pytest.raises(UserError, match=sentence):
+        isobatch.load(model)
 
 
 def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from isobatch import load
 from isobatch.cluster import evaluation as evaluating
-from isobatch.deployments.prepare.data import Columns, rows, taken
+from isobatch.deployments.prepare.data import Columns, columns_read, rows
 from isobatch.deployments.prepare.entities import of_texts
 from isobatch.deployments.prepare.report import by_class, warnings
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
@@ -60,7 +60,7 @@ def test_one_label_is_a_list_of_one_and_no_label_is_no_labels(tmp_path: Path) ->
     path.write_text("text\na\n")
     assert labels_of(list(rows(path, FLAGS)), path, LabelNames(NAMES), LABELS) is None
     path.write_text(HEADER + "a,1,0,0,0\n")
-    assert taken(path, FLAGS) == "b.csv: text from 'text', labels from 4 columns of 0 and 1"
+    assert columns_read(path, FLAGS) == "b.csv: text from 'text', labels from 4 columns of 0 and 1"
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,14 @@ def test_predict_writes_labels_to_every_format(prepared: Path, tmp_path: Path) -
     data = listed(tmp_path / "a.csv", TEXTS[:20])
     own = load(prepared).predict([each for each, _ in TEXTS[:20]])
     for name in ("b.csv", "b.jsonl", "b.parquet"):
-        command("predict", data, "--model", prepared, "--out", tmp_path / name, "--scores", "all")
+        options = ("--scores", "all", "--label-separator", "|")
+        command("predict", data, "--model", prepared, "--out", tmp_path / name, *options)
     with (tmp_path / "b.csv").open() as file:
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     for row, line, answer in zip(table, lines, own, strict=True):
         assert (
-            set(filter(None, row["labels"].split(","))) == set(answer.name) == {each["name"] for each in line["labels"]}
+            set(filter(None, row["labels"].split("|"))) == set(answer.name) == {each["name"] for each in line["labels"]}
         )
         assert [float(row[f"score of {name}"]) for name in NAMES] == pytest.approx(answer.probabilities, abs=1e-5)
 

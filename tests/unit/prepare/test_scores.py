@@ -10,8 +10,8 @@ import torch
 
 from isobatch import load
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.prepare.data import rows, taken
-from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, listed
+from isobatch.deployments.prepare.data import columns_read, rows
+from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, sampled_lists
 from isobatch.deployments.prepare.training import distances_of, head_logits, train_scores
 from isobatch.deployments.tasks import REGRESSION, SCORING
 from isobatch.profiles.errors import UserError
@@ -47,7 +47,7 @@ def test_a_file_has_a_list_in_each_row_or_a_document(tmp_path: Path) -> None:
     assert (one.labels == other.labels).all()
     assert np.bincount(one.lists).tolist() == [DOCUMENTS] * 60
     assert set(one.values) == set(pairs(found)[0])
-    assert taken(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
+    assert columns_read(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
     for part in one.parts:
         assert not set(one.lists[part]) & set(one.lists[np.setdiff1d(np.arange(len(one)), part)]), "lists stay whole"
 
@@ -58,7 +58,7 @@ def test_a_sample_has_whole_lists_with_any_order_at_all(tmp_path: Path) -> None:
     assert 400 - DOCUMENTS < len(drawn) <= 400
     alike = "query,document,label\n" + "".join(f"q,{word},1\n" for word in "abc") + "other,a,1\nother,b,0\n"
     path.write_text(alike)
-    chosen, numbers = listed(rows(path), path, 100)
+    chosen, numbers = sampled_lists(rows(path), path, 100)
     assert [row.value for row in chosen] == [("other", "a"), ("other", "b")], "the others show nothing"
     assert numbers.tolist() == [0, 0]
 
@@ -213,6 +213,9 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
     assert "near the full network's" in said
     with pytest.raises(UserError, match=r"--labels is for networks that give labels: .* gives a score"):
         command("evaluate", numbers, "--data", tmp_path / "n.csv", "--labels", "none=0")
+    alike = in_numbers(tmp_path / "n.csv", [(text, 3.0) for text, _ in fresh])
+    with pytest.raises(UserError, match=r"every label is 3, but errors are shares of the labels' range"):
+        command("evaluate", numbers, "--data", alike)
 
 
 @pytest.mark.usefixtures("cache", "no_picture")
