@@ -164,3 +164,14 @@ async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, within(1e-9))
         assert service.burden().strained == 2
+
+
+@pytest.mark.parametrize("usual_s", [0.5, 1.0])
+async def test_a_refusal_is_a_strain_if_its_client_waits_for_as_long_as_most(usual_s: float) -> None:
+    """A few hurried clients do not lower the limit for all; where all wait for less than the SLO, it follows them."""
+    async with opened() as (service, clock):
+        for _ in range(200):
+            service.register("", 0, within(usual_s))
+        with pytest.raises(RefusedError), service.counted():
+            await service.answer(service.register("", 0, within(0.5)), content(service, takes_a_second(clock)))
+        assert service.burden().strained == (usual_s == 0.5)
