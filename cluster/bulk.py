@@ -109,10 +109,10 @@ def answer_rows(
     return done
 
 
-def finish(part: Path, out: Path) -> None:
-    """Turn the collected answers into the file that the user wants."""
+def finish(part: Path, out: Path, separator: str = ",") -> None:
+    """Turn the collected answers into the file that the user wants. `separator`: between several labels in a cell."""
     draft = part.with_name(part.name + out.suffix)
-    _WRITERS[out.suffix](part, draft)
+    _WRITERS[out.suffix](part, draft, separator)
     draft.replace(out)
     part.unlink()
 
@@ -132,25 +132,25 @@ def _records(part: Path) -> Iterator[Outputs]:
             yield from json.loads(line).get("outputs", ())
 
 
-def _write_lines(part: Path, out: Path) -> None:
+def _write_lines(part: Path, out: Path, _: str) -> None:
     with out.open("w") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(part))
 
 
-def _write_csv(part: Path, out: Path) -> None:
+def _write_csv(part: Path, out: Path, separator: str) -> None:
     """With a column for each label whose probability any row lists; several labels of an input are in one cell."""
     names = {each["label"]: each["name"] for record in _records(part) for each in record.get("scores", ())}
     count = Counter(names.values())
     unlike = {label: name if count[name] == 1 else f"{name} ({label})" for label, name in names.items()}
-    columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record, unlike)))
+    columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record, unlike, separator)))
     with out.open("w", newline="") as file:
         if columns:
             table = csv.DictWriter(file, columns, restval="")
             table.writeheader()
-            table.writerows(_flat(record, unlike) for record in _records(part))
+            table.writerows(_flat(record, unlike, separator) for record in _records(part))
 
 
-def _flat(record: Outputs, names: Mapping[Any, str]) -> Outputs:
+def _flat(record: Outputs, names: Mapping[Any, str], separator: str = ",") -> Outputs:
     """`names`: a name of its own for each label.
 
     >>> _flat({"row": 1, "name": "b", "scores": [{"label": 1, "name": "b", "score": 0.7}, {"label": 0, "name": "a",
@@ -158,12 +158,15 @@ def _flat(record: Outputs, names: Mapping[Any, str]) -> Outputs:
     {'row': 1, 'name': 'b', 'score of a': 0.3, 'score of b': 0.7}
     """
     if "labels" in record:
-        record["labels"] = ",".join(each["name"] for each in record["labels"])
+        own = [each["name"] for each in record["labels"]]
+        if apart := next((name for name in own if separator in name), None):
+            raise UserError(f"label {apart!r} contains {separator!r}: --label-separator names another sign for cells")
+        record["labels"] = separator.join(own)
     listed = sorted(record.pop("scores", ()), key=lambda each: int(each["label"]))
     return record | {f"score of {names[each['label']]}": each["score"] for each in listed}
 
 
-def _write_parquet(part: Path, out: Path) -> None:
+def _write_parquet(part: Path, out: Path, _: str) -> None:
     """The columns and types are those of all rows together, because the first rows may lack some."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -184,7 +187,7 @@ def _schema(records: Sequence[Outputs]) -> Any:
     return pa.table({name: [record.get(name) for record in records] for name in names}).schema
 
 
-_WRITERS: Mapping[str, Callable[[Path, Path], None]] = {
+_WRITERS: Mapping[str, Callable[[Path, Path, str], None]] = {
     ".csv": _write_csv,
     ".jsonl": _write_lines,
     ".parquet": _write_parquet,

@@ -175,6 +175,8 @@ def evaluated_scores(
         ranked = RankedLists(lists, truth)
         scores[NDCG] = ListNdcg.of(ranked.ndcg(in_full), ranked.ndcg(early))
     right = true_scores(truth, lists, are_numbers)
+    if are_numbers and not np.ptp(right):
+        raise UserError(f"every label is {right[0]:g}, but errors are shares of the labels' range: give others, too")
     width = range_of_scores(in_full, right, are_numbers).width
     before, after = (np.minimum(np.abs(answers - right) / width, 1.0) for answers in (in_full, early))
     scores[ABSOLUTE_ERROR] = ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))

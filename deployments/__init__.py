@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     from isobatch.deployments.models import Cascade, TorchModel
 
 
-def load(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> "TorchModel | Cascade":
-    """A network or cascade from a directory or a hub id, with its ramps if `isobatch prepare` has made some."""
-    from isobatch.deployments import models  # imports torch, which most of this package does not need
+def load(checkpoint: str | Path, device: str = "auto", dtype: str | None = None) -> "TorchModel | Cascade":
+    """A network or cascade from a directory or a hub id, with its ramps if `isobatch prepare` has made some.
 
-    return models.load_served(checkpoint, device, dtype)
+    Without `dtype`, in the precision that `isobatch serve` would take.
+    """
+    from isobatch.deployments.models import checkpoint as checkpoints  # imports torch, which few modules here need
+    from isobatch.deployments.models import load_served, loading
+
+    folder = checkpoints.locate(checkpoint)
+    return load_served(folder, device, dtype or checkpoints.usual_dtype(folder, loading.resolve_device(device)))
 
 
 if __name__ != "isobatch.deployments":  # under a second name, each class would exist twice

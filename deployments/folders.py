@@ -22,6 +22,7 @@ STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 # The files in a prepared model's folder that say how it is served.
 PLAN, PROFILE = "plan.json", "profile.json"
 STEPS = "up.json"  # the inputs of each step of `isobatch up`
+DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 
 
 def cache_directory() -> Path:
@@ -115,6 +116,12 @@ def checkpoint_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} must be a JSON object, got {type(content).__name__}")
     return content
+
+
+def is_decoder(folder: Path) -> bool:
+    """Whether a directory holds a decoder."""
+    names = checkpoint_json(folder).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(DECODER_CLASSES) for name in names)
 
 
 def size_bytes(folder: Path) -> int:

@@ -120,8 +120,13 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig) -> Graph:
     """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
         profile.table(kind)  # raises if it has no table for this kind
+        profile.check_has(kind, plan.backend, "")
     if plan.num_blocks != profile.num_blocks:
         raise UserError(f"{config.plan} covers {plan.num_blocks} blocks, {config.profile} has {profile.num_blocks}")
+    known = range(plan.num_blocks - 1)
+    if unknown := sorted({*opened(plan), *dict(plan.thresholds)}.difference(known)):
+        last = f"the last one is after block {known.stop - 1}" if known else "a network of one block has none"
+        raise UserError(f"{config.plan} has a ramp after block {unknown[0]}: {last}")
     if differ(plan.weights, profile.weights):
         raise UserError(
             f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "

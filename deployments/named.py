@@ -113,7 +113,7 @@ def _shaped(pattern: str, rule: str) -> AfterValidator:
 def _device_counts(devices: dict[str, int] | str) -> dict[str, int] | str:
     counts = devices.values() if isinstance(devices, dict) else ()
     if devices != "auto" and (not counts or min(counts) < 1):
-        raise ValueError("devices must be auto, or counts of at least one, as in {v100: 2, p100: 2}")
+        raise ValueError("devices must be auto, or counts of at least one, as in {a100: 2, l4: 2}")
     return devices
 
 
@@ -133,7 +133,7 @@ def ports_in(port_range: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-LinkName = Annotated[str, _shaped(r"[^>/\s]+>[^>/\s]+", "name two kinds of whole devices: KIND>KIND, as in v100>k80")]
+LinkName = Annotated[str, _shaped(r"[^>/\s]+>[^>/\s]+", "name two kinds of whole devices: KIND>KIND, as in a100>t4")]
 WholeKind = Annotated[str, _shaped(r"[^/]+", "be a kind of whole devices: each application has a replica on all of it")]
 WebOrigin = Annotated[
     str,

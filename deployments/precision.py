@@ -21,7 +21,7 @@ HALVES: Mapping[Dtype, tuple[int, int]] = {"float16": (7, 0), "bfloat16": (8, 0)
 
 
 class OwnDtype(NamedTuple):
-    """The precision of a network on a GPU if nothing else names one."""
+    """The precision of a network if nothing else names one; without ramps, on a GPU only."""
 
     name: Dtype
     reason: str  # in words
@@ -72,9 +72,9 @@ def check_precision(profile: Profile, config: AppConfig, kind: str) -> None:
 def own_precisions(folder: Path, kind: str) -> tuple[Dtype, ...]:
     """The precisions in which devices of this kind compute a network if nothing names one, the best first.
 
-    A CPU computes in float32.
+    A CPU computes in float32, unless the ramps were made for another precision.
     """
     own = own_dtype(folder)
-    if is_cpu(kind) or own.name == "float32":
+    if own.name == "float32" or (is_cpu(kind) and not own.is_fixed):
         return ("float32",)
     return (own.name,) if own.is_fixed else (own.name, "float32")

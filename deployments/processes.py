@@ -29,7 +29,7 @@ rm -rf "$2"
 def adopt_orphans() -> None:
     """Make orphaned descendants children of this process from now on, so that none leaves the process tree.
 
-    HAProxy needs this: it is a grandchild of Ray, and survives the process that started it.
+    Ray's processes need this: they survive for a while the ones that started them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,6 +1,8 @@
 """A client of a running server, with Python's standard library: it prints the answers, or the error.
 
-Run: isobatch serve my-bert-ee, and elsewhere: python examples/client.py http://127.0.0.1:8000 '"a good film"'
+Run: isobatch serve my-bert-ee, and elsewhere: python examples/client.py http://127.0.0.1:8000 'a good film'
+
+An input is a text, or JSON: '[[0, 255], [255, 0]]' is an image.
 """
 
 import json
@@ -18,9 +20,16 @@ def predict(address: str, inputs: list[object], deadline_ms: float = 1000.0) -> 
         return outputs
 
 
+def value_of(argument: str) -> object:
+    try:
+        return json.loads(argument)
+    except ValueError:
+        return argument
+
+
 if __name__ == "__main__":
     try:
-        for output in predict(sys.argv[1], [json.loads(text) for text in sys.argv[2:]]):
+        for output in predict(sys.argv[1], [value_of(each) for each in sys.argv[2:]]):
             print(output)
     except urllib.error.HTTPError as error:
         sys.exit(f"{error.code}: {json.load(error)['error']}")

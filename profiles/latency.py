@@ -175,11 +175,11 @@ class LatencyTable:
         if self.length is not None and self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1 token")
         least = 1 if self.length is None else 0
-        if not self.batch_sizes or not max(least, 1e-9) <= self.batch_sizes[0] <= self.batch_sizes[-1] <= MOST_BATCH:
+        if not self.batch_sizes or not all(max(least, 1e-9) <= size <= MOST_BATCH for size in self.batch_sizes):
             sizes = f"at least one size, from {least} to {MOST_BATCH}"
             raise ValueError(f"batch_sizes = {self.batch_sizes} must hold {sizes}")
         for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
-            if not after > before:  # or one of them is not a number
+            if after <= before:
                 raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")
 
     def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:

@@ -20,7 +20,6 @@ from isobatch.cluster.profiling.block_times import (
     timed,
     timed_block_ranges,
 )
-from isobatch.deployments.decoding.ramp_rules import check_if_classifier
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
@@ -103,7 +102,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     backends.compute_with(request.threads)
     int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
-    folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model, check_if_classifier)
+    folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
     exact = load(folder, request.device, backends.weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:

@@ -17,7 +17,7 @@ class CascadeOptions:
     ]
     data: Annotated[Path, f"Inputs, labelled or not, on which no network was trained: {READS}."]
     out: Annotated[Path, "Directory to write the best combination to."]
-    devices: Annotated[str, "The fleet, as in cpu=2 or v100=6,k80=15@0.45 (dollars per hour)."]
+    devices: Annotated[str, "The fleet, as in cpu=2 or a100=6,t4=15@0.45 (dollars per hour)."]
     slo_ms: Annotated[float, "The deadline that plans must keep."] = 1000.0
     max_accuracy_loss: Annotated[str, "The most that may be lost compared with the last network alone."] = "1%"
     confidence: Annotated[

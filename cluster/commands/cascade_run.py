@@ -17,13 +17,12 @@ from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
 from isobatch.cluster.commands import Metric, number_text, policy_path, share
 from isobatch.cluster.commands.cascade import CascadeOptions
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
-from isobatch.deployments.decoding.ramp_rules import check_if_classifier
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
 from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
-from isobatch.deployments.models.ramps import ExitRules, Ramps
+from isobatch.deployments.models.ramps import ExitRules, Ramps, check_answers
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
 from isobatch.deployments.prepare.data import naming_rows
 from isobatch.deployments.prepare.pipeline import check_free
@@ -43,7 +42,9 @@ LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 def run(options: CascadeOptions, reading: ReadingOptions) -> None:
     policy = policy_path(options.policy)
-    check_policy(Ramps(ExitRules(policy=policy)), "--policy")
+    ramps = Ramps(ExitRules(policy=policy))
+    check_answers(ramps.policy, "--policy")
+    check_policy(ramps, "--policy")
     metric: Metric = options.metric or "accuracy"
     if metric not in CLASSIFICATION.metrics:
         raise UserError(f"--metric {metric} is for networks that give an input several labels, which cascades do not")
@@ -79,7 +80,7 @@ def _folders(models: list[str]) -> list[Path]:
     """The checkpoints, all with the same labels and kind of input; they are checked before anything is computed."""
     if len(models) < 2:
         raise UserError("a cascade needs two networks or more, from the smallest to the largest")
-    folders = [checkpoint.locate(model, check_if_classifier) for model in models]
+    folders = [checkpoint.locate(model) for model in models]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("a network is named twice: give each once, from the smallest to the largest")
     for folder in folders:

@@ -177,10 +177,10 @@ def kubernetes(
         print(f"the image needs {here} as {there}", file=sys.stderr)
 
 
-def dashboards(out: Annotated[Path, "Folder for the files."] = Path("isobatch-grafana")) -> None:
+def dashboards(out: Annotated[Path, "Folder for the files."] = Path("monitoring")) -> None:
     """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
 
-    Example: [bold]isobatch dashboards --out monitoring[/]
+    Example: [bold]isobatch dashboards[/]
     """
     out.mkdir(parents=True, exist_ok=True)
     for file in sorted(DASHBOARDS.iterdir()):

@@ -57,7 +57,6 @@ def evaluate(
     """
     share_cores()
     from isobatch.cluster import evaluation as evaluating
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.ramps import made_from
     from isobatch.deployments.prepare.report import class_table, warnings
@@ -65,7 +64,7 @@ def evaluate(
     check_unread({"--api-key-variable": api_key_variable and not url}, "is for --url: leave it out")
     key = key_headers(api_key_variable)
     server = predicts_at(server_at(url), key) if url else None
-    located = checkpoint.locate(model, check_if_classifier)
+    located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     rows, lists = reading.rows_for(located, console, data), None
     if queries:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kind
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load, write_whole
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan_report import PlanResult
+
 
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
@@ -21,7 +24,7 @@ class _CommonOptions:
     ] = None
     devices: Annotated[
         str | None,
-        "The fleet, as in v100=6,k80=15@0.45 (dollars per hour). For a decoder, if not given: one device as measured.",
+        "The fleet, as in a100=6,t4=15@0.45 (dollars per hour). For a decoder, if not given: one device as measured.",
     ] = None
     rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
@@ -91,7 +94,7 @@ def plan(given: GivenOptions) -> None:
 
     Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
 
-    Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
+    Example: [bold]isobatch plan --profile bert.json --devices a100=6,l4=8 --slo-ms 100 --out plan.json[/]
 
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
@@ -112,10 +115,10 @@ def plan(given: GivenOptions) -> None:
         refusal = "is for classifiers, which are planned by --profile without a directory; a decoder has --ttft-ms"
         plan_decoder(given.only(DecoderPlanOptions, refusal))
     else:
-        _plan_classifier(given.only(ClassifierPlanOptions, "is for decoders: name the directory of one"))
+        plan_classifier(given.only(ClassifierPlanOptions, "is for decoders: name the directory of one"))
 
 
-def _plan_classifier(options: ClassifierPlanOptions) -> None:
+def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":
     from isobatch.cluster.commands import check_writable, plan_report
     from isobatch.cluster.commands.plan_search import named, objective_of, planned
 
@@ -129,9 +132,10 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
         write_whole(out, named(result.plan, profile, objective.slo_s).to_json())
     if options.as_json:
         print(json.dumps(result.as_json(), indent=2))
-        return
+        return result
     console = Console()
     for table in plan_report.tables(result, objective):
         console.print(table)
     if out:
         console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)
+    return result

@@ -31,6 +31,7 @@ class PlanResult:
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
     # What the plan sustains if all estimated times are too short, and too long; None where no time is estimated.
     between_per_s: tuple[float, float] | None = None
+    hurried: bool = False  # whether Ctrl-C ended the search
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:

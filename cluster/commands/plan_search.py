@@ -154,10 +154,11 @@ def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, obje
     """
     counts_dollars = objective.aim.at_expected_rate or objective.cost_per_hour is not None
     alone, *shared = ways_to_share(fleet(devices), () if options.no_later or counts_dollars else profile.kinds)
-    seconds = options.seconds
+    seconds, hurried = options.seconds, False
     if shared:
         with LivePlan(seconds) as live:
             shared = most_promising(options, profile, objective, shared, live)
+        hurried = live.stopped
         seconds = live.left_s and live.left_s / (1 + len(shared))
     results, errors = dict[str, PlanResult](), list[UserError]()
     for name, way in (("not shared", alone), *(("shared", way) for way in shared)):
@@ -177,7 +178,8 @@ def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, obje
         late = f"as simulated, no plan answers {options.in_time:.4g} of the inputs in time, however few come"
         raise UserError(f"{late}, as the slowest take longer than the SLO: raise --slo-ms, or lower --in-time")
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
-    return replace(results[best], baselines=(*results[best].baselines, *others))
+    hurried = hurried or live.stopped
+    return replace(results[best], baselines=(*results[best].baselines, *others), hurried=hurried)
 
 
 def most_promising(

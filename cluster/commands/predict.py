@@ -87,17 +87,16 @@ def predict(
         except KeyboardInterrupt:
             console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
             raise typer.Exit(INTERRUPTED) from None
-        finish(part, out)
+        finish(part, out, reading.label_separator)
     console.print(f"{count:,} rows are answered in {out}")
 
 
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
     share_cores()
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.predict import AT_ONCE
 
-    folder = checkpoint.locate(model, check_if_classifier)
+    folder = checkpoint.locate(model)
 
     def answerer() -> Answerer:
         from isobatch.cluster.evaluation import loaded

@@ -176,7 +176,7 @@ def _prepare_classifier(
 ) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.loading import resolve_device
-    from isobatch.deployments.models.ramps import check_forgets, policy_at
+    from isobatch.deployments.models.ramps import check_answers, check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
     from isobatch.deployments.prepare.measuring import PrepareOptions
     from isobatch.deployments.prepare.report import (
@@ -196,6 +196,8 @@ def _prepare_classifier(
     policy = policy_path(options.policy or task.policy)
     rule = policy_at(policy)
     _check_scores(options, task)
+    if not task.by_score:
+        check_answers(rule, "--policy")
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
         gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
@@ -236,7 +238,8 @@ def _prepare_classifier(
     of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
     rare = unseen(rules.classes, names.names) if counted else None
-    for sentence in filter(None, (copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
+    cut = rules.notes.get(pipeline.CUT)
+    for sentence in filter(None, (cut, copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 

@@ -30,7 +30,7 @@ class ProfileOptions:
     ] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1
     kind: Annotated[str | None, "Name of this kind of device, if not the catalogue's."] = None
-    devices: Annotated[str, "Add tables of these kinds from published times, not measured: v100,p100,k80."] = ""
+    devices: Annotated[str, "Add tables of these kinds from published times, not measured: a100,l4,t4."] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from rich.text import Text
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import INTERRUPTED, check_writable, key_headers
 from isobatch.cluster.commands.shared_options import check_unread
+from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, Dtype
+from isobatch.deployments.resources import gpus_here
 from isobatch.deployments.sources import local
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import write_whole
@@ -56,7 +58,18 @@ def serve(
         int | None,
         typer.Option(min=0, max=65535, help="Port for gRPC; by default the file's, or 8001 if free; 0: no gRPC."),
     ] = None,
-    device: Annotated[str | None, "The device that computes the network: cpu or cuda."] = None,
+    device: Annotated[
+        str | None, "cpu or cuda; by default the file's, or for a model's directory a GPU if there is one."
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, "Precision; by default the file's or the plan's, or that of the ramps; int8 on CPUs only."
+    ] = None,
+    backend: Annotated[str | None, "torch, onnx, ...; by default the file's, the plan's, or torch."] = None,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="An answer's deadline; by default the file's, the plan's, or 1000.")
+    ] = None,
+    max_batch: Annotated[int | None, "The largest batch without a plan; by default the file's, or 32."] = None,
+    api_key_variable: Annotated[str | None, "Environment variable with the key that requests must send."] = None,
     plan: Annotated[
         Path | None, "A file of isobatch plan: each split runs on its own replicas, and a controller is added."
     ] = None,
@@ -81,12 +94,18 @@ def serve(
     """
     from isobatch.cluster.serving.local import is_claimed
     from isobatch.cluster.serving.ports import is_free
-    from isobatch.cluster.serving.serve_file import classifiers, serve_file, with_grpc
+    from isobatch.cluster.serving.serve_file import classifiers, serve_file, served, with_grpc
 
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
-    overrides = files | ({"device": device} if device else {})
+    fields = {
+        "device": device, "dtype": dtype, "backend": backend, "slo_ms": slo_ms, "max_batch": max_batch,
+        "api_key_variable": api_key_variable,
+    }  # fmt: skip
+    overrides = files | {name: value for name, value in fields.items() if value is not None}
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
+    if not (device or out) and _is_model(target) and "plan" not in served(content)[0]["args"] and gpus_here():
+        content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))
     if out:
@@ -97,6 +116,10 @@ def serve(
     if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
         raise UserError(f"--profile {profile} is for a plan: give --plan too")
     run(content, dashboard, patience_s, metrics_port)
+
+
+def _is_model(target: str | None) -> bool:
+    return target not in (None, DEMO_NAME, LLM_DEMO_NAME) and not Path(target or "").is_file()
 
 
 def write(content: dict[str, Any], out: Path) -> None:
@@ -116,7 +139,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving.capacity import check_capacity, check_machine
     from isobatch.cluster.serving.local import check_place, claimed, local_nodes, local_ray
     from isobatch.deployments.own_cores import usable_cores
-    from isobatch.deployments.resources import gpus_here
 
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)

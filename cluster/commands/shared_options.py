@@ -4,6 +4,7 @@ A text beside the type of an option is its help, as in `Annotated[int, "..."]`, 
 a flag. Others are annotated for typer.
 """
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
@@ -62,7 +63,7 @@ class TextFileOptions:
         divider = (self.delimiter or "").replace("\\t", "\t")
         if len(divider) > 1:
             raise UserError(f"--delimiter {self.delimiter!r} must be one character")
-        names = tuple(self.columns.split(",")) if self.columns else None
+        names = tuple(cells(self.columns)) if self.columns else None
         encoding = UTF8 if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
         return Columns(self.text_column, layout=Layout(names, divider or None, encoding))
 
@@ -128,12 +129,21 @@ def label_names(folder: Path, labels: str | None, separator: str = ",") -> Label
     return LabelNames(names, pairs_of(labels), separator, reduced)
 
 
+def cells(text: str) -> list[str]:
+    """The parts of an option between commas. Quotation marks keep a comma, as in csv.
+
+    >>> cells('label, "title, text"')
+    ['label', 'title, text']
+    """
+    return next(csv.reader([text], skipinitialspace=True))
+
+
 def pairs_of(labels: str | None) -> Mapping[str, str]:
     """
-    >>> pairs_of("neg=0, pos=1")
-    {'neg': '0', 'pos': '1'}
+    >>> pairs_of('neg=0, "so, so"=1, a=b=2')
+    {'neg': '0', 'so, so': '1', 'a=b': '2'}
     """
-    parts = [part.partition("=") for part in (labels or "").split(",") if part.strip()]
+    parts = [part.rpartition("=") for part in cells(labels or "") if part.strip()]
     if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
         raise UserError(f"--labels {wrong!r} must be NAME=NUMBER, as in neg=0,pos=1")
     return {name.strip(): number.strip() for name, _, number in parts}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def tune(
     model: Annotated[Path, typer.Argument(help="Directory that 'isobatch prepare' has written.")],
     profile: Annotated[Path, "How long its blocks take: a file written by 'isobatch profile'."],
-    devices: Annotated[str, "The fleet, as in v100=6,k80=15@0.45 (dollars per hour)."],
+    devices: Annotated[str, "The fleet, as in a100=6,t4=15@0.45 (dollars per hour)."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
     goal: Annotated[str, typer.Option(help="goodput, latency or goodput-per-dollar.", metavar="NAME")] = "goodput",
@@ -41,7 +41,7 @@ def tune(
 
     The promise of 'isobatch prepare' is tested again, on the same inputs. OUT can be served as any model.
 
-    Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
+    Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices a100=6 --slo-ms 100 --out my-bert-a100[/]
     """
     from isobatch.cluster.commands.plan_search import named, problem_of
     from isobatch.deployments.prepare.pipeline import check_free

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import above_0, number_text
-from isobatch.cluster.commands.plan import plan
+from isobatch.cluster.commands.plan import ClassifierPlanOptions, plan_classifier
 from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
@@ -31,13 +31,16 @@ PROFILE_BUDGET_S = 20.0
 
 @dataclass(frozen=True)
 class _Step:
-    """A step, the file that it makes, what this depends on, and how the result is shown in a line."""
+    """A step, the file that it makes, what this depends on, and how the result is shown in a line.
+
+    `make` returns whether Ctrl-C ended it early, with a result that serves until the next time.
+    """
 
     name: str
     made: Path
     about: str
     inputs: Mapping[str, Any]
-    make: Callable[[], None]
+    make: Callable[[], bool | None]
     result: Callable[[], str]
 
 
@@ -62,7 +65,6 @@ def up(
     Example: [bold]isobatch up my-bert --data reviews.csv --slo-ms 100[/]
     """
 
-    from isobatch.deployments.decoding.ramp_rules import check_if_classifier
     from isobatch.deployments.models import checkpoint
 
     above_0("--slo-ms", slo_ms)
@@ -70,7 +72,7 @@ def up(
         raise UserError(f"{data}: no such file")
     if devices:
         fleet(devices)  # a wrong fleet is refused before the long steps
-    source = checkpoint.locate(model, check_if_classifier)
+    source = checkpoint.locate(model)
     folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
@@ -110,7 +112,9 @@ def _steps(
             best,
             f"the best one for {all_devices}, with answers within {slo_ms:g} ms",
             {"devices": all_devices, "slo_ms": slo_ms},
-            lambda: called(plan, profile=table, devices=all_devices, slo_ms=slo_ms, out=best),
+            lambda: plan_classifier(
+                ClassifierPlanOptions(profile=table, devices=all_devices, slo_ms=slo_ms, out=best)
+            ).hurried,
             lambda: _planned(best),
         ),
     ]
@@ -133,8 +137,11 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
             tell(f"{heading}: {step.about}")
             began_s = time.monotonic()
             with folder.with_name(folder.name + f".{LOG}").open("a") as log, redirect_stdout(log):
-                step.make()
+                hurried = step.make()
             tell(f"{heading}: {step.result()} ({time.monotonic() - began_s:.0f} s)")
+            if hurried:
+                tell(f"{heading}: Ctrl-C ended the search; the next isobatch up searches again")
+                continue
         done[step.name] = inputs
         write_whole(state, json.dumps(done, indent=2))
 

@@ -4,9 +4,11 @@
 start of HAProxy waits for it, so it imports nothing but parts of the standard library.
 """
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ STARTING = "starting"
 # ... and a file with this name once the server stops.
 STOPPING = "stopping"
 READY = "ready"  # the state in between, without a file
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class Edits(NamedTuple):
@@ -49,6 +52,8 @@ def main(folder: Path, arguments: Sequence[str]) -> None:
                 _forget_deleted(Path(edits.slo_map), _backends(config))
     kernel = Path(edits.kernel_file)  # of this machine: another machine may have written the edits
     os.environ["ISOBATCH_KERNEL"] = kernel.read_text().strip() if kernel.exists() else ""
+    if sys.platform == "linux":  # HAProxy ends with its parent: the next one would share the port with this one
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.execv(edits.program, [edits.program, *arguments])
 
 

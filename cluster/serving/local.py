@@ -218,7 +218,7 @@ class LocalRay:
     raylet: int = 0  # the main process of this node; 0: it is not ours
 
     def alive(self) -> bool:
-        """Whether Ray runs. Zombies of HAProxy, which outlives its parents, are removed on the way."""
+        """Whether Ray runs. Zombies of HAProxy, whose parents have ended, are removed on the way."""
         reap(HAPROXY)
         return _runs(self.address, self.raylet)
 

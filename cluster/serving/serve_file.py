@@ -34,6 +34,7 @@ REACHED = ("front", "deployer")  # the deployments that Serve starts; the deploy
 NAME = "isobatch"  # the name of an application that is made for a directory
 LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001  # the default, if it is free
+NOT_IN_OWN_PLANS = {"plan", "device", "max_batch"}  # with one of them, the plan in a model's directory is not taken
 
 # The fields that Serve reads. Serve ignores unknown fields; isobatch refuses them.
 OF_FILES = {
@@ -111,7 +112,7 @@ def _content(target: str | Path | None, overrides: dict[str, Any]) -> tuple[Serv
     model = _model(target, overrides) if target else None
     if target and not model:
         return _read(Path(target)), Path(target).resolve().parent, overrides
-    if model and not overrides.keys() & {"plan", "device"}:
+    if model and overrides.keys().isdisjoint(NOT_IN_OWN_PLANS):
         overrides = _own_plan(model) | overrides
     return _made_for(model, planned="plan" in overrides), Path(), overrides
 

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.folders import is_decoder as is_decoder
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.promise import RULES, FilePart, in_order
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "t5", "mt5")
-DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
 BY_LENGTH = {"longrope", "su", "dynamic"}
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
+LEAST_REPETITION = 0.01  # the smallest repetition penalty: logits that are divided by a tiny one overflow
 
 
 def _listed(value: object) -> object:
@@ -131,7 +131,7 @@ class GenerationDefaults(BaseModel):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     max_new_tokens: int | None = Field(None, ge=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=LEAST_REPETITION)
     eos_token_id: EndTokens = ()
 
     @property
@@ -152,22 +152,10 @@ def generation_defaults(folder: Path) -> GenerationDefaults | None:
     return own.model_copy(update={"eos_token_id": ends})
 
 
-def is_decoder(folder: Path) -> bool:
-    """Whether a directory holds a decoder."""
-    names = checkpoint_json(folder).get("architectures")
-    return isinstance(names, list) and any(str(name).endswith(DECODER_CLASSES) for name in names)
-
-
 def check_if_decoder(folder: Path) -> None:
     """Raise UserError if this is a decoder that cannot be served."""
     if is_decoder(folder):
         check_decoder(folder)
-
-
-def check_if_classifier(folder: Path) -> None:
-    """Raise UserError if this is a decoder, for a command that answers inputs with labels or scores."""
-    if is_decoder(folder):
-        raise UserError(f"{folder}: is a decoder, which writes texts: this command is for classifiers")
 
 
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from isobatch.deployments.folders import PLAN, PROFILE, STEPS, checkpoint_json
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS, checkpoint_json, is_decoder
 from isobatch.deployments.map_tasks import TASKS
 from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import Dtype
-from isobatch.deployments.precision import HALVES, own_dtype
+from isobatch.deployments.precision import HALVES, own_dtype, own_precisions
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
 from isobatch.deployments.tasks import (
     A_NUMBER,
@@ -48,7 +48,15 @@ PROCESSOR = "preprocessor_config.json"  # the file that describes an image proce
 MADE = (RULES, WEIGHTS, PLAN, PROFILE, STEPS)  # files that isobatch adds to a checkpoint
 
 
-def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda folder: None) -> Path:
+def check_if_classifier(folder: Path) -> None:
+    if is_decoder(folder):
+        raise UserError(
+            f"{folder}: is a decoder, which writes texts, not a classifier: isobatch prepare, profile, plan and serve "
+            "take it"
+        )
+
+
+def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = check_if_classifier) -> Path:
     """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id or URL.
 
     `check_config` may refuse its config before anything is said about its weights.
@@ -230,12 +238,11 @@ def read_config(folder: Path) -> Any:
 
 
 def usual_dtype(folder: Path, device: torch.device) -> Dtype:
-    """The precision of a classifier if the user names none: float32 on a CPU, the network's own on a GPU.
-
-    A GPU that is slow in the precision of a weights' file computes in float32. The log says which precision it is.
+    """The precision of a classifier if the user names none: that of its ramps; without ramps, float32 on a CPU, and on
+    a GPU that of the weights' file, or float32 if the GPU is slow in that. For a GPU, the log says which one it is.
     """
     if device.type == "cpu":
-        return "float32"
+        return own_precisions(folder, "cpu")[0]
     chosen, reason, is_fixed = own_dtype(folder)
     if not is_fixed and chosen in HALVES and torch.cuda.get_device_capability(device) < HALVES[chosen]:
         chosen, reason = "float32", f"as {device} is slow in {chosen}"

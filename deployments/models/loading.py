@@ -29,7 +29,7 @@ from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncode
 from isobatch.deployments.models.families import check_knows_maps, family_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.products import pack_when_used
-from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
+from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_answers, check_forgets, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import known_device
 from isobatch.deployments.resources import check_here
@@ -140,7 +140,12 @@ def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) 
     import transformers
 
     loader = getattr(transformers, task.loaders[family.reads])
-    model, report = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
+    model, report = loader.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for name, saved, wanted in sorted(report["mismatched_keys"]):
+        sizes = f"{name} is {' x '.join(map(str, saved))} in its weights, {' x '.join(map(str, wanted))} by config.json"
+        raise UserError(f"{folder}: {sizes}: correct config.json (id2label names the outputs of the head)")
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
     return model
@@ -158,6 +163,9 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
         size = size_made(folder) if family.one_size else fixed
         return ImageEncoder(processor, channels_in(config), size, isinstance(task_in(config), Keypoints))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
+    if (last := max(tokenizer.get_vocab().values())) >= config.vocab_size:
+        beyond = f"its tokenizer has the token {last}, the network knows {config.vocab_size}"
+        raise UserError(f"{folder}: {beyond}: save the tokenizer beside it with which it was trained")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
     texts = TextEncoder(ThreadsOwn(tokenizer, get_ident()), longest, types > 1)
     if not task_in(config).by_token:
@@ -192,8 +200,7 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
         return Ramps()
     files, width = (folder / RULES, folder / WEIGHTS), anatomy.task.ramp_width(num_labels)
     ramps = read_ramps(*files, anatomy.pooled_widths, width, device, bridge=anatomy.bridge)
-    if anatomy.task.by_score:
-        check_scores(ramps.policy, folder / RULES)
+    check_answers(ramps.policy, folder / RULES, anatomy.task.by_score)
     if anatomy.task.several:
         check_forgets(ramps.policy, folder / RULES)
     for sentence in ramps.idle(anatomy.task.choices(num_labels)):

@@ -189,12 +189,15 @@ def check_forgets(policy: Policy, source: object, reason: str = "but this networ
         )
 
 
-def check_scores(policy: Policy, where: str | Path) -> None:
-    """Raise UserError unless the policy gives one score from the two numbers of a ramp (`near`)."""
-    if policy(torch.zeros(1, 2), 0.5, torch.zeros(1, memory_width(policy, num_labels=2))).answer.shape != (1, 1):
-        raise UserError(
-            f"{where}: policy {name_of(policy)} chooses among labels, but this network gives a score: use near"
-        )
+def check_answers(policy: Policy, where: str | Path, by_score: bool = False) -> None:
+    """Raise UserError unless the policy answers as the network does: with the logits of all labels, or, from the two
+    numbers of a ramp, with one score (`near`)."""
+    answer = policy(torch.zeros(1, 2), 0.5, torch.zeros(1, memory_width(policy, num_labels=2))).answer
+    if (answer.shape == (1, 1)) != by_score:
+        gives = "chooses among labels, but this network gives a score: use near"
+        if not by_score:
+            gives = "gives a score, but this network gives labels: use entropy, confidence, margin, patience or voting"
+        raise UserError(f"{where}: policy {name_of(policy)} {gives}")
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:

@@ -24,8 +24,9 @@ from isobatch.profiles.model import Words
 LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
 BATCH = 64  # inputs per batch
 # Part of every cache key. Raise it when a change to the features changes the files.
-FORMAT = "3"
+FORMAT = "4"
 WORDS = ("counts", "numbers")  # names of files that exist if words are answered
+TRUNCATED = "truncated.npy"
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -36,13 +37,15 @@ class Features:
     """One row per input, in the order of the sample. `pooled[k]` is the state that a ramp after block k reads.
 
     The arrays are mapped from files. Where words are answered, there is one row per word: `counts` is the number of
-    words of each text, and `numbers` are the numbers of the words in their texts.
+    words of each text, and `numbers` are the numbers of the words in their texts. `truncated`: the number of texts that
+    are longer than the network reads.
     """
 
     pooled: Sequence[Floats]
     logits: Floats
     counts: Indices | None = None
     numbers: Indices | None = None
+    truncated: int = 0
 
     def of(self, inputs: Indices) -> Indices:
         return inputs if self.counts is None else rows_of(self.counts, inputs)
@@ -68,7 +71,7 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
         entry.touch()
     pooled = [np.load(entry / f"block-{block}.npy", mmap_mode="r") for block in range(model.num_blocks - 1)]
     of_words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
-    return Features(pooled, np.load(entry / "logits.npy"), *of_words)
+    return Features(pooled, np.load(entry / "logits.npy"), *of_words, truncated=int(np.load(entry / TRUNCATED)))
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:
@@ -108,8 +111,11 @@ def _compute(
         open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)
         for name, shape in zip(names, shapes, strict=True)
     ]
+    truncated = 0
     for chosen in show(list(_batches(values)), "features"):
-        pooled, logits = model.features(model.encode([values[index] for index in chosen]))
+        batch = model.encode([values[index] for index in chosen])
+        truncated += len(batch.truncated)
+        pooled, logits = model.features(batch)
         if not torch.isfinite(logits).all():
             raise UserError("the network's answers are not finite (NaN or infinite): are its weights complete?")
         rows = rows_of(words[0], chosen) if words else chosen
@@ -117,6 +123,7 @@ def _compute(
             array[rows] = tensor.cpu().numpy()
     for array in maps:
         array.flush()
+    np.save(folder / TRUNCATED, truncated)
 
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:

@@ -25,6 +25,7 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import RULES
 
 PICTURE = "exits.png"
+CUT = "cut"  # the note on texts that are too long
 OwnHeads = Callable[[Sequence[int], int], Mapping[int, nn.Module]]
 
 
@@ -48,16 +49,19 @@ def prepare(
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
-    fingerprint = checkpoint.fingerprint(source)
+    fingerprint, made = checkpoint.fingerprint(source), {**(notes or {})}
     if sample.task.by_map:
         ramps = make_bridges(model, sample, options)
     else:
         cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
+        if cached.truncated:
+            longer = f"{cached.truncated:,} of {len(sample):,} texts are longer than the {model.encoder.longest} tokens"
+            made[CUT] = f"{longer} that the network reads: the rest of each is cut off"
         if sample.task.by_score:
             ramps = make_score_ramps(cached, sample, options)
         else:
             ramps = make_ramps(cached, sample, options, model.labels, heads)
-    rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
+    rules = ramps.rules.model_copy(update={"notes": _provenance(sample, options, fingerprint) | made})
     check_free(out, force)  # a second time, as another process may have written there meanwhile
     with replacing(out) as draft:
         checkpoint.copy(source, draft)

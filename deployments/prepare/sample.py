@@ -394,7 +394,8 @@ def _no_label(where: str, label: Any, names: LabelNames, in_file: set[str]) -> U
     """The error for a label that the head does not have. `in_file`: all labels of the file, if each is of a text."""
     if not str(label).strip():
         return UserError(f"{where}: its label is empty: give it one, or leave this row out")
-    hint = f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
+    quoted = f'"{label}"' if "," in str(label) else label
+    hint = f"; --labels {quoted}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
     if len(in_file) > len(names.names):
         hint = f": it has {len(names.names)} classes, the file {len(in_file)}"
     return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.listed}{hint}")

@@ -131,8 +131,6 @@ def _made(config: AppConfig, directory: str, device: str, dtype: str) -> SplitMo
 
 def _usual_dtype(directory: str, device: str) -> str:
     """The precision where neither the user nor the plan nor its times name one: as in a profile of this device."""
-    if device == "cpu":
-        return "float32"
     from isobatch.deployments.models.checkpoint import usual_dtype
     from isobatch.deployments.models.loading import resolve_device
 

@@ -6,6 +6,7 @@ A result depends on this file, its imports and the settings, so that sentences m
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from experiments.planner.settings import Network, Survivors
 from experiments.shared.machine import data
 from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import exit_blocks
+from isobatch.cluster.simulator.candidates import LIMITS
+from isobatch.cluster.simulator.plan_choice import CANDIDATE_GAP, best_simulated
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.cluster.simulator.sustained import run, run_if_sustained, sustained_per_s
@@ -147,9 +150,30 @@ def planned(setting: E3Setting, facts: Problem, backend: str, system: str, asked
         fixed_batch=setting.batch if setting.fixed else None,
     )
     if system in NAMES:
-        return baselines.baseline(NAMES[system], facts, objective).plan
+        return _baseline(NAMES[system], facts, objective)
     plan = side_by_side(facts, objective, GAP)
-    return _opened(plan, facts) if plan and system == ALL_RAMPS else plan
+    if plan and system == ALL_RAMPS:
+        return _opened(plan, facts)
+    return plan if plan is None or setting.fixed else _simulated(plan, facts, objective)
+
+
+def _baseline(name: str, facts: Problem, objective: Objective) -> Plan | None:
+    """A baseline's plan. If its batch is free, the best in simulation, of several limits of the estimated latency."""
+    if objective.fixed_batch:
+        return baselines.baseline(name, facts, objective).plan
+    within = (objective, *map(objective.within, LIMITS))
+    plans = {plan for each in within if (plan := baselines.baseline(name, facts, each).plan)}
+    slo_s = objective.slo_s or inf
+    return max(plans, key=lambda plan: sustained_per_s(plan, facts, slo_s, INPUTS, slos=SLOS), default=None)
+
+
+def _simulated(plan: Plan, facts: Problem, objective: Objective) -> Plan:
+    """The plan that `isobatch plan` chooses, by simulation."""
+
+    def find(facts: Problem, objective: Objective) -> Plan | None:
+        return side_by_side(facts, objective, CANDIDATE_GAP)
+
+    return best_simulated(plan, facts, objective, find).plan
 
 
 def _opened(plan: Plan, facts: Problem) -> Plan:

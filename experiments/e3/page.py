@@ -37,7 +37,8 @@ The values behind the pictures are in `experiments/e3/tables.md`.
   ([profiles.md](profiles.md#devices-that-nobody-measured-here)). Figures 7 and 13 have the paper's fleets, the others
   4 of its 16 V100.
 - **Goodput** is the highest rate at which 99 % of Poisson arrivals are answered within the SLO, with the dispatcher
-  that serves. Plans, those of the baselines too, are the planner's.
+  that serves. Plans, those of the baselines too, are the planner's; in figure 24, where batches are free, the best of
+  several in simulation.
 - **1.27-2.08 over early exit** means: isobatch is 1.27 to 2.08 times better, which is more inputs, less time or fewer
   dollars. *Early exit* has all ramps open, and its batches shrink; *no exits* is the full network. The *bound* in the
   pictures is what no system can exceed with the same times.

@@ -6,11 +6,16 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+import yaml
 
 from experiments.shared import results_page
 from experiments.shared.version import code_of
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
 from tests.helpers import arguments_page
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +53,15 @@ def test_the_page_of_arguments_has_every_field_as_it_is() -> None:
 def test_the_schemas_of_files_are_as_the_code() -> None:
     kept = {path.name: path.read_text() for path in arguments_page.SCHEMAS.glob("*.json")}
     assert kept == arguments_page.schemas(), "run: make arguments"
+
+
+def test_every_yaml_in_the_docs_is_valid_and_its_fields_are_known() -> None:
+    known = {name for config in (AppConfig, DecoderConfig, ControllerConfig) for name in config.model_fields}
+    for page in (ROOT / "docs").glob("*.md"):
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            content = yaml.safe_load(dedent(block))
+            for application in content if isinstance(content, list) else content.get("applications", [content]):
+                assert application.get("args", {}).keys() <= known, f"{page.name}: {block}"
 
 
 @pytest.fixture(scope="module")

@@ -47,3 +47,8 @@ def test_the_notebook_draws_the_curve_the_exits_and_the_gain(monkeypatch: pytest
 def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     assert policy_at("own_policy:odds").__name__ == "odds"
+
+
+def test_a_client_sends_a_text_or_json() -> None:
+    value_of = runpy.run_path(str(EXAMPLES / "client.py"))["value_of"]
+    assert [value_of("a good film"), value_of("[[0, 255]]")] == ["a good film", [[0, 255]]]

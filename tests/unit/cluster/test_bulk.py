@@ -175,6 +175,15 @@ def test_a_table_has_a_column_for_each_label_that_any_row_lists(tmp_path: Path) 
     assert [[row[f"score of {name}"] for name in "abc"] for row in rows] == [["0.5", "", "0.5"], ["", "0.5", "0.5"]]
 
 
+def test_labels_with_the_sign_between_labels_in_their_names_are_refused_until_another_is_named(tmp_path: Path) -> None:
+    answers = [{"labels": [{"label": 0, "name": "a, b"}, {"label": 1, "name": "c"}]}]
+    with pytest.raises(UserError, match=r"label 'a, b' contains ',': --label-separator names another sign"):
+        finished(tmp_path / "a.csv", answers)
+    finish(tmp_path / "a.csv.part", tmp_path / "a.csv", ";")
+    with (tmp_path / "a.csv").open() as file:
+        assert [row["labels"] for row in csv.DictReader(file)] == ["a, b;c"]
+
+
 def test_labels_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
     """ImageNet has a crane that flies and one that lifts."""
     scores = [{"label": 134, "name": "crane", "score": 0.75}, {"label": 517, "name": "crane", "score": 0.25}]

@@ -166,6 +166,7 @@ def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) ->
         (LINE.replace("500", "0"), "--slo-ms 0 must be above 0"),
         (LINE + " --policy patience", "remembers earlier ramps"),
         (LINE + " --policy nothing", "cannot be imported"),
+        (LINE + " --policy near", "policy near gives a score, but this network gives labels"),
         (LINE + " --max-accuracy-loss much", "is not a share"),
         (LINE.replace("others.csv", "bodies.jsonl"), "no column of texts"),
     ],

@@ -1,12 +1,14 @@
 """The best plan so far is shown, and kept at Ctrl-C."""
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.planner.networks import distilbert
 from isobatch.cluster.commands import plan_search
-from isobatch.cluster.commands.plan import ClassifierPlanOptions
+from isobatch.cluster.commands.plan import ClassifierPlanOptions, plan_classifier
 from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, SIMULATED_PER_S, LivePlan
 from isobatch.cluster.commands.tune import tuned_with
 from isobatch.cluster.simulator import plan_choice
@@ -15,7 +17,9 @@ from isobatch.deployments.own_cores import usable_cores
 from isobatch.optimizer import Objective, Placement, Plan, Problem, Split
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.files import Profile, save
 from tests.helpers.clock import Clock
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.simulated_fleet import facts
@@ -74,6 +78,18 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.Captur
         live.better(PLAN, 2346.0, 8)
     line = "planning: 2,345 per second, as simulated: batches of 8 > 4; 7 other plans tried; 3 s\n"
     assert capsys.readouterr().err == line
+
+
+def test_a_search_that_ctrl_c_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(*given: Any, **more: Any) -> Plan | None:
+        signal.raise_signal(signal.SIGINT)
+        return side_by_side(*given, **more)
+
+    save(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), tmp_path / "profile.json")
+    options = ClassifierPlanOptions(profile=tmp_path / "profile.json", devices="v100=1", slo_ms=100.0, believed=True)
+    assert not plan_classifier(options).hurried
+    monkeypatch.setattr(plan_search, "side_by_side", search)
+    assert plan_classifier(options).hurried
 
 
 def test_ctrl_c_ends_searches_of_tune_and_simulated_candidates_need_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:

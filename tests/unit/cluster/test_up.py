@@ -1,7 +1,9 @@
 """`isobatch up` does each step once, and again what depends on something that has changed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import up as command
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
+from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.deployments.folders import locked
 from isobatch.profiles.errors import UserError
@@ -78,8 +82,9 @@ def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, mon
     assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 1.5
     Path("reviews.csv").write_text(Path("others.csv").read_text())
     assert steps("--slo-ms", "1500") == ["made"] * 3
-    for name in ("prepare", "profile", "plan"):  # from here on their files stay
+    for name in ("prepare", "profile"):  # from here on their files stay
         monkeypatch.setattr(command, name, lambda **_: None)
+    monkeypatch.setattr(command, "plan_classifier", lambda _: SimpleNamespace(hurried=False))
     Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
     assert steps("--slo-ms", "1500") == ["made"] * 3
     monkeypatch.setattr(command, "this_machine", lambda: "another")
@@ -89,6 +94,22 @@ def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, mon
     assert served[1]["name"] == "controller"
     alone = serve_file(Path("my-bert-up"), {"device": "cpu"})["applications"]
     assert "plan" not in alone[0]["args"]
+
+
+@pytest.mark.long
+def test_a_search_that_ctrl_c_ended_serves_and_is_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plan_classifier = list[bool](), command.plan_classifier
+
+    def hurried(options: ClassifierPlanOptions) -> PlanResult:
+        made.append(True)
+        return replace(plan_classifier(options), hurried=len(made) == 1)
+
+    monkeypatch.setattr(command, "plan_classifier", hurried)
+    output = run().output
+    assert "3/4 plan: Ctrl-C ended the search; the next isobatch up searches again" in output
+    assert "serving my-bert-up" in output
+    assert steps() == ["before", "before", "made"]
+    assert steps() == ["before"] * 3
 
 
 def test_its_folder_may_lie_in_new_ones_but_not_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,30 @@ def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_p
     (tmp_path / "cut.json").write_text(replace(cut, placements=CUT).to_json())
     with pytest.raises(UserError, match="needs a plan without cuts"):
         read_graph(checked(AppConfig, {"profile": profile, "plan": str(tmp_path / "cut.json"), "answers": "early"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"thresholds": ((3, 0.5),)}, r"plan\.json has a ramp after block 3: the last one is after block 2"),
+        ({"thresholds": ((-1, 0.5),)}, "has a ramp after block -1: the last one is after block 2"),
+        ({"placements": (Placement("v100", 2, (Split(0, BLOCKS, 8, ramps=(3,)),)),)}, "has a ramp after block 3: the la"),
+        ({"backend": "abacus"}, "toy on v100 has no times of abacus, only of torch float32: add some"),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_profile_is_refused(
+    profile: str, tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    known = load(Path(profile))
+    tables = tuple(replace(each, backend="torch", dtype="float32") for each in known.tables)
+    save(replace(known, tables=tables), Path(profile))
+    fields = {"profile": profile, "plan": str(tmp_path / "plan.json")}
+    plan = Plan(CUT, backend="torch", thresholds=((2, 0.5),))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert read_graph(checked(AppConfig, fields)).plan == plan
+    (tmp_path / "plan.json").write_text(replace(plan, **change).to_json())
+    with pytest.raises(UserError, match=sentence):
+        read_graph(checked(AppConfig, fields))
 
 
 def test_the_largest_batch_is_kept(profile: str) -> None:

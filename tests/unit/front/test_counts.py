@@ -298,8 +298,8 @@ def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question
 
 def test_a_reply_is_read_though_haproxy_ended_in_the_middle_of_it() -> None:
     refusals = Refusals()
-    for last in ("app,r1,0,0,127.0.0.1:3", "app,r1,0"):
-        refusals.read(f"# pxname,svname,hrsp_5xx,bck,addr\napp,BACKEND,7,0,\n{last}", ["app/r1"])
+    for last in ("app,r1,0,0,0,127.0.0.1:3", "app,r1,0"):
+        refusals.read(f"# pxname,svname,hrsp_5xx,eresp,bck,addr\napp,BACKEND,7,0,0,\n{last}", ["app/r1"])
     assert refusals.total == 0
 
 

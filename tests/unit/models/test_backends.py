@@ -260,7 +260,7 @@ def test_ramps_that_were_made_for_another_dtype_are_logged(folder: Path, caplog:
         ({"dtype": "float16"}, "int8", (9, 0), "float32"),
     ],
 )
-def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_says_so(
+def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_a_cpu_in_that_of_the_ramps(
     config: dict[str, str], ramps: RampDtype | None, capability: tuple[int, int], expected: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -269,7 +269,7 @@ def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_says_so(
     if ramps:
         rules = ExitRules(dtype=ramps, ramps=(RampRule(block=1, threshold=0.5, temperature=1.0),))
         save_ramps(tmp_path, rules, {1: make_head("light", 32, 3)})
-    assert usual_dtype(tmp_path, torch.device("cpu")) == "float32"
+    assert usual_dtype(tmp_path, torch.device("cpu")) == ("bfloat16" if ramps == "bfloat16" else "float32")
     assert not caplog.text
     assert usual_dtype(tmp_path, torch.device("cuda")) == expected
     assert f"is computed in {expected}, as " in caplog.text
@@ -284,7 +284,9 @@ def test_a_replica_on_a_gpu_gets_that_precision_by_default(folder: Path, monkeyp
         return load(directory)
 
     monkeypatch.setattr(loading, "function_at", lambda path: loader)
-    monkeypatch.setattr(checkpoint, "usual_dtype", lambda folder, device: "float16")
+    monkeypatch.setattr(
+        checkpoint, "usual_dtype", lambda folder, device: {"cpu": "float32"}.get(device.type, "float16")
+    )
     monkeypatch.setattr("isobatch.deployments.models.loading.resolve_device", torch.device)
     for arguments, kind in (({}, "l4"), ({"dtype": "bfloat16"}, "l4"), ({}, "cpu"), ({"loader": "a.b:c"}, "l4")):
         load_model(checked(AppConfig, {"model": str(folder), **arguments}), kind, str(folder))

@@ -20,6 +20,7 @@ from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import facts_of
+from isobatch.profiles.model import Batch
 from tests.helpers.cascade_directories import edit
 from tests.helpers.tiny_networks import FAMILIES, HEADS, hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
@@ -150,6 +151,10 @@ def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -
         load(text_checkpoint, dtype="int3")
     with pytest.raises(UserError, match="device 'abacus' is not known"):
         load(text_checkpoint, device="abacus")
+    save_ramps(text_checkpoint, ExitRules(policy="isobatch.deployments.exits:near"), {})
+    with pytest.raises(UserError, match=r"exits\.json: policy near gives a score, but this network gives labels: use e"):
+        load(text_checkpoint)
+    (text_checkpoint / "exits.json").unlink()
     (text_checkpoint / "exits.json").symlink_to("/dev/zero")
     with pytest.raises(UserError, match=r"exits\.json: it is a device, not a file"):
         load(text_checkpoint)
@@ -225,6 +230,14 @@ def test_a_configuration_that_does_not_fit_is_refused(text_checkpoint: Path, loa
             load_or_check(text_checkpoint)
 
 
+def test_a_head_with_fewer_outputs_than_names_of_labels_is_one_sentence(text_checkpoint: Path) -> None:
+    names = ("bad", "so-so", "good", "best")
+    edit(text_checkpoint / "config.json", id2label=dict(enumerate(names)), label2id={name: 0 for name in names})
+    sizes = r"classifier.bias is 3 in its weights, 4 by config.json: correct config.json \(id2label names the outputs"
+    with pytest.raises(UserError, match=sizes):
+        load(text_checkpoint)
+
+
 def test_names_of_labels_may_be_numbers(text_checkpoint: Path) -> None:
     edit(text_checkpoint / "config.json", id2label={"0": 1, "1": 2, "2": 3})
     assert list(load(text_checkpoint).labels) == checkpoint.label_names(text_checkpoint) == ["1", "2", "3"]
@@ -233,8 +246,17 @@ def test_names_of_labels_may_be_numbers(text_checkpoint: Path) -> None:
 def test_the_tokenizer_of_a_network_that_knows_more_words_is_one_sentence(text_checkpoint: Path) -> None:
     words = [f"word{number}" for number in range(1000)]
     save_tokenizer(text_checkpoint, words)
-    with pytest.raises(UserError, match="the network does not know the token 1004: save the tokenizer beside it"):
-        load(text_checkpoint).predict(["word1", words[-1]])
+    with pytest.raises(UserError, match="its tokenizer has the token 1004, the network knows 40: save the tokenizer"):
+        load(text_checkpoint)
+
+
+def test_a_token_that_the_network_does_not_know_is_one_sentence(text_checkpoint: Path) -> None:
+    """A tokenizer of the user's own may give it."""
+    model = load(text_checkpoint)
+    known = model.encode(["a film"])
+    arrays = {**known.arrays, "input_ids": np.full_like(known.arrays["input_ids"], 40)}
+    with pytest.raises(UserError, match="the network does not know the token 40: save the tokenizer beside it"):
+        model.run(Batch(0, arrays, known.memory, known.lengths), 1, ())
 
 
 def test_the_table_of_families_says_what_there_is() -> None:

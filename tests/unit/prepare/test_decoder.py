@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import isobatch
 from experiments.demos import t5_sums
 from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
 from isobatch.cluster.load.prompts import prompts_in
@@ -114,8 +115,11 @@ def test_a_command_for_classifiers_says_what_a_decoder_is(command: str, tmp_path
         "predict": (data, "--model", model, "--out", tmp_path / "out.csv"),
         "cascade": (model, model, "--data", data, "--devices", "cpu=1", "--slo-ms", 100, "--out", tmp_path / "out"),
     }
-    with pytest.raises(UserError, match="is a decoder, which writes texts: this command is for classifiers"):
+    sentence = "is a decoder, which writes texts, not a classifier: isobatch prepare, profile, plan and serve take it"
+    with pytest.raises(UserError, match=sentence):
         done(command, *arguments.get(command, (model, "--data", data)))
+    with pytest.raises(UserError, match=sentence):
+        isobatch.load(model)
 
 
 def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:

@@ -255,13 +255,14 @@ def test_predict_writes_labels_to_every_format(prepared: Path, tmp_path: Path) -
     data = listed(tmp_path / "a.csv", TEXTS[:20])
     own = load(prepared).predict([each for each, _ in TEXTS[:20]])
     for name in ("b.csv", "b.jsonl", "b.parquet"):
-        command("predict", data, "--model", prepared, "--out", tmp_path / name, "--scores", "all")
+        options = ("--scores", "all", "--label-separator", "|")
+        command("predict", data, "--model", prepared, "--out", tmp_path / name, *options)
     with (tmp_path / "b.csv").open() as file:
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     for row, line, answer in zip(table, lines, own, strict=True):
         assert (
-            set(filter(None, row["labels"].split(","))) == set(answer.name) == {each["name"] for each in line["labels"]}
+            set(filter(None, row["labels"].split("|"))) == set(answer.name) == {each["name"] for each in line["labels"]}
         )
         assert [float(row[f"score of {name}"]) for name in NAMES] == pytest.approx(answer.probabilities, abs=1e-5)
 

@@ -26,14 +26,30 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
 ) -> None:
     data = reviews(tmp_path / "a.csv")
     text = data.read_text().replace("text,label", "text;label")
-    for number, name in enumerate(("bad", "so-so", "good")):
+    for number, name in enumerate(("bad", "so, so", "a=b")):
         text = text.replace(f",{number}\n", f";{name}\n")
     data.write_text(text)
     options = ("--data", data, "--out", tmp_path / "out", "--delimiter", ";")
-    assert run(checkpoint, *options, "--labels", "bad=0,so-so=1,good=2") == 0
+    assert run(checkpoint, *options, "--labels", 'bad=0,"so, so"=1,a=b=2') == 0
     assert "a.csv: text from 'text', label from 'label'" in capsys.readouterr().out
-    assert run(checkpoint, *options, "--force") == 2
-    assert "--labels" in capsys.readouterr().err
+    assert run(checkpoint, *options, "--force", "--labels", "bad=0,a=b=2") == 2
+    assert """--labels "so, so"=NUMBER,OTHER=NUMBER""" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_texts_that_are_cut_are_counted_also_where_their_features_are_known(
+    run: Run, checkpoint: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = reviews(tmp_path / "a.csv")
+    assert run(checkpoint, "--data", data, "--out", out) == 0
+    assert "longer than" not in printed(capsys)
+    header, *lines = data.read_text().splitlines()
+    data.write_text("\n".join([header, *("good " * 30 + line for line in lines[:7]), *lines[7:]]) + "\n")
+    sentence = "7 of 120 texts are longer than the 24 tokens that the network reads: the rest of each is cut off"
+    for _ in range(2):
+        assert run(checkpoint, "--data", data, "--out", out, "--force") == 0
+        assert sentence in printed(capsys)
+        assert rules_in(out)["notes"]["cut"] == sentence
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -213,6 +213,9 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
     assert "near the full network's" in said
     with pytest.raises(UserError, match=r"--labels is for networks that give labels: .* gives a score"):
         command("evaluate", numbers, "--data", tmp_path / "n.csv", "--labels", "none=0")
+    alike = in_numbers(tmp_path / "n.csv", [(text, 3.0) for text, _ in fresh])
+    with pytest.raises(UserError, match=r"every label is 3, but errors are shares of the labels' range"):
+        command("evaluate", numbers, "--data", alike)
 
 
 @pytest.mark.usefixtures("cache", "no_picture")

@@ -75,7 +75,8 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
     ("change", "says"),
     [
         ({"batch_sizes": (1, 4, 4)}, "4 follows 4"),
-        ({"batch_sizes": (1, float("nan"), 16)}, "nan follows 1"),
+        ({"batch_sizes": (16, 4, 1)}, "batch_sizes must ascend, but 4 follows 16"),
+        ({"batch_sizes": (1, float("nan"), 16)}, "must hold at least one size, from 1 to 1048576"),
         ({"batch_sizes": (0, 4, 16)}, "from 1 to 1048576"),
         ({"batch_sizes": (1, 4)}, "block_s has 3 rows, and must have 2: one per batch size"),
         ({"block_s": ((0.001, 0.002), (0.002,), (0.008, 0.005))}, "block_s at batch 4 has 1 blocks, expected 2"),
