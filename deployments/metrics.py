@@ -103,7 +103,7 @@ METRICS = tuple(dict.fromkeys(FRONT + CONTROLLER + TEXT_FRONT + TEXT_REPLICA))
 
 
 class MetricSeries:
-    """The metrics of one process, with Prometheus's verbs. `made_by` is a module with Ray's metric classes, or others of the same names."""
+    """The metrics of one process. `made_by` is a module with Ray's metric classes, or others of the same names."""
 
     def __init__(self, families: tuple[MetricFamily, ...], made_by: Any) -> None:
         self._metrics = {family.name: _made(family, made_by) for family in families}
