@@ -23,7 +23,7 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import DEMO_NAME, INT8
-from isobatch.deployments.prepare.data import Columns, Row, columns_read, naming_rows, rows
+from isobatch.deployments.prepare.data import Columns, Row, naming_rows, rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import kind_of

@@ -18,7 +18,7 @@ from rich.console import Console
 from isobatch.cluster.load import traces, workloads
 from isobatch.cluster.load.workloads import Floats
 from isobatch.deployments.named import known_device
-from isobatch.deployments.prepare.data import Columns, Row, columns_read, rows
+from isobatch.deployments.prepare.data import Columns, Row, rows, taken
 from isobatch.deployments.prepare.records import UTF8, Layout
 from isobatch.deployments.prepare.sample import LabelNames
 from isobatch.deployments.resources import check_here, gpus_here
@@ -72,7 +72,7 @@ class TextFileOptions:
     ) -> Iterator[Row]:
         """The rows of a file (prepare/data.py); a sentence says which columns are read."""
         columns = replace(self.data_columns, flags=tuple(flags))
-        console.print(columns_read(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
+        console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
         return rows(data, columns, channels=channels, pairs=pairs)
 
     def rows_for(self, folder: Path, console: Console, data: Path) -> Iterator[Row]:

@@ -258,13 +258,13 @@ async def export(loop: Callable[[], ControlLoop | None]) -> None:
 
 def _export_once(series: MetricSeries, loop: ControlLoop) -> None:
     controller = loop.controller
-    series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
+    series.set_total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
     for what, count in list(loop.decided.items()):  # the loop decides meanwhile
-        series.total("isobatch_controller_decisions", count, what=what)
-    series.now("isobatch_controller_paused", float(controller.record.paused))
-    series.now("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
+        series.set_total("isobatch_controller_decisions", count, what=what)
+    series.set("isobatch_controller_paused", float(controller.record.paused))
+    series.set("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
     if forecast := controller.known.estimate.forecast:
         bounds = {"low": forecast.survival_low, "mean": forecast.exits.survival, "high": forecast.survival_high}
         for bound, survival in bounds.items():
             for block, share in enumerate(survival):
-                series.now("isobatch_forecast_survival", share, block=str(block), bound=bound)
+                series.set("isobatch_forecast_survival", share, block=str(block), bound=bound)

@@ -94,7 +94,7 @@ def naming_rows(path: Path, among: Sequence[Row]) -> Iterator[None]:
         raise UserError(f"{path}: row {number}: the input {error.problem}") from error
 
 
-def columns_read(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> str:
+def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> str:
     """A sentence on the columns of a file that are read, which its first row decides."""
     _check(path, columns, channels, pairs)
     if suffix_of(path) == ".npz":

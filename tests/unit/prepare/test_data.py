@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from isobatch.deployments.models.encode import ImageEncoder
-from isobatch.deployments.prepare.data import Columns, columns_read, rows
+from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.records import Layout
 from isobatch.profiles.errors import UserError
 
@@ -138,17 +138,12 @@ def test_a_picture_is_upright_as_where_it_is_served(tmp_path: Path) -> None:
 
 def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "text,label,sentence\na,1,b\n")
-    assert columns_read(path) == "a.csv: text from 'sentence', label from 'label'; not read: 'text'"
-    assert (
-        columns_read(path, Columns(text="text")) == "a.csv: text from 'text', label from 'label'; not read: 'sentence'"
-    )
+    assert taken(path) == "a.csv: text from 'sentence', label from 'label'; not read: 'text'"
+    assert taken(path, Columns(text="text")) == "a.csv: text from 'text', label from 'label'; not read: 'sentence'"
     with pytest.raises(UserError, match="holds no inputs"):
-        columns_read(written(tmp_path, "b.csv", "text,label\n"))
+        taken(written(tmp_path, "b.csv", "text,label\n"))
     pairs = written(tmp_path, "qnli.csv", "index,question,sentence,label\n0,who?,me,1\n")
-    assert (
-        columns_read(pairs)
-        == "qnli.csv: text from 'question', pair from 'sentence', label from 'label'; not read: 'index'"
-    )
+    assert taken(pairs) == "qnli.csv: text from 'question', pair from 'sentence', label from 'label'; not read: 'index'"
     assert [row.value for row in rows(pairs)] == [("who?", "me")]
     assert [row.value for row in rows(pairs, Columns(text="sentence"))] == ["me"]
 
@@ -156,10 +151,10 @@ def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
 def test_no_pair_is_looked_for_where_the_network_reads_single_texts(tmp_path: Path) -> None:
     for header, text in (("question,context", "question"), ("text,context", "text"), ("query,passage,text", "text")):
         path = written(tmp_path, "a.csv", f"{header},label\n" + "a," * header.count(",") + "b,1\n")
-        assert columns_read(path, pairs=False).startswith(f"a.csv: text from '{text}', label")
+        assert taken(path, pairs=False).startswith(f"a.csv: text from '{text}', label")
         assert all(isinstance(row.value, str) for row in rows(path, pairs=False))
     with pytest.raises(UserError, match="reads single texts, so --text-pair-column has no use"):
-        columns_read(path, Columns(text="query", pair="passage"), pairs=False)
+        taken(path, Columns(text="query", pair="passage"), pairs=False)
 
 
 def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
@@ -295,7 +290,7 @@ def test_inputs_of_the_other_kind_are_refused(
     tmp_path: Path, name: str, columns: Columns, channels: int | None, message: str
 ) -> None:
     path = written(tmp_path, name, "text,image\na,[[1]]\n")
-    for reading in (columns_read, lambda *arguments, **kind: next(rows(*arguments, **kind))):
+    for reading in (taken, lambda *arguments, **kind: next(rows(*arguments, **kind))):
         with pytest.raises(UserError, match=message):
             reading(path, columns, channels=channels)
 

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from isobatch import load
 from isobatch.cluster import evaluation as evaluating
-from isobatch.deployments.prepare.data import Columns, columns_read, rows
+from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.entities import of_texts
 from isobatch.deployments.prepare.report import by_class, warnings
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
@@ -60,7 +60,7 @@ def test_one_label_is_a_list_of_one_and_no_label_is_no_labels(tmp_path: Path) ->
     path.write_text("text\na\n")
     assert labels_of(list(rows(path, FLAGS)), path, LabelNames(NAMES), LABELS) is None
     path.write_text(HEADER + "a,1,0,0,0\n")
-    assert columns_read(path, FLAGS) == "b.csv: text from 'text', labels from 4 columns of 0 and 1"
+    assert taken(path, FLAGS) == "b.csv: text from 'text', labels from 4 columns of 0 and 1"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from isobatch import load
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.prepare.data import columns_read, rows
+from isobatch.deployments.prepare.data import rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, sampled_lists
 from isobatch.deployments.prepare.training import distances_of, head_logits, train_scores
 from isobatch.deployments.tasks import REGRESSION, SCORING
@@ -47,7 +47,7 @@ def test_a_file_has_a_list_in_each_row_or_a_document(tmp_path: Path) -> None:
     assert (one.labels == other.labels).all()
     assert np.bincount(one.lists).tolist() == [DOCUMENTS] * 60
     assert set(one.values) == set(pairs(found)[0])
-    assert columns_read(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
+    assert taken(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
     for part in one.parts:
         assert not set(one.lists[part]) & set(one.lists[np.setdiff1d(np.arange(len(one)), part)]), "lists stay whole"
 

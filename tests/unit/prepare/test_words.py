@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isobatch import load
-from isobatch.deployments.prepare.data import columns_read, rows
+from isobatch.deployments.prepare.data import rows, taken
 from isobatch.deployments.prepare.entities import entity_f1, of_texts
 from isobatch.deployments.prepare.features import Features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps
@@ -50,7 +50,7 @@ def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: st
     path = tmp_path / name
     path.write_text(content)
     assert read(path) == found
-    assert columns_read(path).startswith(f"{name}: words from ")
+    assert taken(path).startswith(f"{name}: words from ")
 
 
 @pytest.mark.parametrize(
