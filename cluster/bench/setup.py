@@ -97,7 +97,7 @@ def make(
     notes, recorded, labels = list[str](), list[Row](), None
     if data:
         recorded, labels = _recorded(data, columns, names, max_rows, folder)
-        notes.append(columns_read(data, columns, channels=checkpoint.channels_of(folder)))
+        notes.append(taken(data, columns, channels=checkpoint.channels_of(folder)))
     elif name == DEMO_NAME:
         images, labels = demo_digits(max_rows)
         recorded = [Row(number, image, None) for number, image in enumerate(images, start=1)]

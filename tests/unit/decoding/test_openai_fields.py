@@ -61,7 +61,7 @@ def refusing() -> Iterator[World]:
         ({"prompt": "1+1=", "temperature": True}, 400, "temperature = True: must be a number"),
         ({"prompt": "1+1=", "repetition_penalty": 0}, 400, "repetition_penalty = 0: Input should be greater than or"),
         ({"prompt": "1+1=", "repetition_penalty": 1e-45}, 400, "repetition_penalty = 1e-45: Input should be greater"),
-        ({"prompt": "1+1=", "response_format": {}}, 400, "response_format = an object: must be an object whose type is"),
+        ({"prompt": "1+1=", "response_format": {}}, 400, "response_format = an object: must be an object whose type"),
         ({"prompt": "1+1=", "response_format": "json"}, 400, "response_format = 'json': must be an object whose type"),
         ({"prompt": "1+1=", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens = 5: max_tokens is only 4"),
         ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = ['a', 'a', 'a', 'a', 'a']: List should have at most 4 items"),

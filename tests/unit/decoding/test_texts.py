@@ -153,9 +153,7 @@ def test_log_probabilities_of_parts_of_characters_stay_apart_and_claim_no_bytes(
     first, other, letter = (each.encode()[0] for each in "ä€a")
     best = ((first, -1.0), (other, -2.0), (letter, -3.0))
     piece = TextPiece("", (3,), None, (first,), (TokenLogprobs(-1.0, best, 3),))
-    plain, chat = (
-        shape.logprobs(reply_in_bytes(shape), 0, piece) for shape in (COMPLETION_SHAPE, CHAT_SHAPE)
-    )
+    plain, chat = (shape.logprobs(reply_in_bytes(shape), 0, piece) for shape in (COMPLETION_SHAPE, CHAT_SHAPE))
     assert plain["top_logprobs"] == [{f"token_id:{first}": -1.0, f"token_id:{other}": -2.0, "a": -3.0}]
     (token,) = chat["content"]
     assert [each["bytes"] for each in (token, *token["top_logprobs"])] == [None, None, None, [letter]]
