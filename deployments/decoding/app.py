@@ -21,6 +21,7 @@ from isobatch.deployments.decoding.engine_setup import (
     context_of,
     decoder_shape,
     grammars_of,
+    language_of,
     load_tokenizer,
     stop_tokens,
 )
@@ -39,8 +40,16 @@ from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from isobatch.deployments.models.loading import resolve_dtype
-from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
-from isobatch.deployments.resources import declared
+from isobatch.deployments.ray_facts import (
+    ask_all,
+    drained_s,
+    free_resources,
+    labelled,
+    nodes,
+    replica_name,
+    wire_of,
+)
+from isobatch.deployments.resources import declared, first_fit
 from isobatch.deployments.serve_process import join_serves_log, process_options
 from isobatch.deployments.sources import local, name_of
 from isobatch.deployments.tracing import current, tracing_here
@@ -60,9 +69,9 @@ class DecoderIngress:
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
-        patience_s = max(config.ttft_ms / 1e3, SHORTEST_RETRY_S)
+        patience_s, language = max(config.ttft_ms / 1e3, SHORTEST_RETRY_S), language_of(folder)
         self._groups = [
-            ReplicaGroup(kind, handle, self._inbox, patience_s, count)
+            ReplicaGroup(kind, handle, self._inbox, patience_s, count, language)
             for (kind, count), handle in zip(counts.items(), replicas, strict=True)
         ]
         series = MetricSeries(TEXT_FRONT, serve.metrics)
@@ -134,8 +143,10 @@ def build(config: DecoderConfig) -> Application:
     leading = next(iter(pipelines.values()))
     origin = sha256("".join(each.model_dump_json() for each in pipelines.values()).encode()).hexdigest()
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named
+    needs = [each for _, count, replica in config.replica_groups() for each in [replica] * count]
+    has_room = all(first_fit(needs, free_resources()))
     decoders = [
-        _decoders(each, name, kind).bind(each, origin, name)
+        _decoders(each, name, kind, has_room).bind(each, origin, name)
         for name, (kind, each) in zip(kinds, pipelines.items(), strict=True)
     ]
     front = serve.deployment(
@@ -149,17 +160,18 @@ def build(config: DecoderConfig) -> Application:
     return front.bind(leading, first, origin, counts, *decoders)
 
 
-def _decoders(config: DecoderConfig, name: str, kind: str) -> Any:
+def _decoders(config: DecoderConfig, name: str, kind: str, has_room: bool) -> Any:
     """The deployment of the replicas of one pipeline; `kind`: of its devices; `name`: the same, if there are several
-    kinds."""
+    kinds. `has_room`: new replicas start beside those that they replace."""
     options = config.replica_options(kind, labelled() if kind else False)
     if kind:
         options |= {"resources": declared(kind, nodes())}
     return serve.deployment(
         name=f"{DECODER}-{name}" if name else DECODER,
         num_replicas=config.replicas,
+        max_surge_percent=100 * has_room,
         max_ongoing_requests=4
         * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason
         ray_actor_options=options,
-        **process_options(config.log_format, config.drain_s),
+        **process_options(config.log_format, drained_s(config.drain_s)),  # it ends after the fronts, whose texts it has
     )(DecoderReplica)

@@ -16,7 +16,7 @@ from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
-from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.folders import checkpoint_json, hash_of
 from isobatch.deployments.models.checkpoint import check_index, read_config
 from isobatch.deployments.models.loading import one_line_errors, quietly, resolve_device, resolve_dtype
 from isobatch.profiles.errors import UserError, read_model
@@ -28,6 +28,13 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # in /proc/cpuinfo, of x86
 
 def decoder_shape(folder: Path) -> DecoderShape:
     return shape_of(read_config(folder))
+
+
+def language_of(folder: Path) -> str:
+    """The meaning of a network's tokens, as a hash of its tokenizer and two properties of its config."""
+    shape, names = decoder_shape(folder), ("tokenizer.*", "spiece.model", "vocab.*", "merges.txt")
+    files = sorted(path for name in names for path in folder.glob(name))
+    return f"{hash_of(files)} {shape.vocabulary} {shape.start}"
 
 
 def load_tokenizer(folder: Path) -> Any:

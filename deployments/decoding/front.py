@@ -21,7 +21,7 @@ from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import DecodingError, TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
-from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, ReplicaFull
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, NoReplica, ReplicaFull
 from isobatch.deployments.decoding.sequences import FAILURES, Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
@@ -260,16 +260,12 @@ def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
     )
 
 
-class NoReplica(ReplicaFull):
-    """No replica has taken the sequence."""
-
-
 @dataclass
 class ReplicaGroup:
     """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front.
 
     `patience_s`: the time for which a new text waits for any replica; Serve would let it wait without end. `count`: the
-    number of replicas.
+    number of replicas. `language`: of the front's tokens.
     """
 
     kind: str
@@ -277,6 +273,7 @@ class ReplicaGroup:
     inbox: TokenInbox
     patience_s: float = SHORTEST_RETRY_S
     count: int = 1
+    language: str = ""
     writing: int = 0
     _refused: int = 0  # in a row
     _refusal: ReplicaFull | None = None  # the latest
@@ -295,7 +292,7 @@ class ReplicaGroup:
             with self.inbox.stream() as stream:
                 if request.requested_s:  # the tokens also take time on their way
                     request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
-                call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
+                call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace, self.language)
                 ended: asyncio.Future[ReplicaFull | DecodingError | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
                 begun = finished = False

@@ -17,11 +17,17 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding.anatomy import DecoderShape, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
+from isobatch.deployments.decoding.engine_setup import (
+    engine_of,
+    grammars_of,
+    language_of,
+    load_decoder,
+    splits_and_limits,
+)
 from isobatch.deployments.decoding.loop import DecodingError, EngineLoop, TokenAddress, TokenOutlets
 from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, rules_of
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, NoReplica, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
@@ -180,6 +186,7 @@ class DecoderReplica(ReplicaProcess):
         with as_computing():  # libraries start threads as they load
             model = load_decoder(folder, config.device, config.dtype)
         self._origin, self._kind, shape = origin, kind, shape_of(model.config)
+        self._language = language_of(folder)
         check_memory(shape, config, resolve_dtype(config.dtype).itemsize)
         self._config, self._rules = config, rules_of(folder, shape.num_blocks)
         if self._rules.ramps and config.exits != "off":
@@ -195,10 +202,13 @@ class DecoderReplica(ReplicaProcess):
         gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
 
     async def write(
-        self, request: TextRequest, front: TokenAddress, number: int, trace: str = ""
+        self, request: TextRequest, front: TokenAddress, number: int, trace: str, language: str
     ) -> ReplicaFull | DecodingError | None:
         """Send the tokens of a sequence to a front, which has this number for it; returns after the last one, or with
-        the reason why it ends before. `trace`: the traceparent of its spans."""
+        the reason why it ends before. `trace`: the traceparent of its spans. `language`: of the front's tokens; during
+        a deploy it may be that of another network."""
+        if language != self._language:
+            return NoReplica(SHORTEST_RETRY_S)
         outlet = await self._outlets.to(front)
         outlet.put(number, NewTokens(0, (), ()))  # the front knows that there is a replica
         try:

@@ -159,7 +159,11 @@ class ReplicaFull(Exception):  # noqa: N818 (a usual answer, which some callers 
     retry_after_s: float
 
     def __reduce__(self) -> tuple[type["ReplicaFull"], tuple[float]]:
-        return ReplicaFull, (self.retry_after_s,)
+        return type(self), (self.retry_after_s,)
+
+
+class NoReplica(ReplicaFull):
+    """No replica has taken the sequence, or the one that was asked runs a network with other tokens."""
 
 
 def _size_class(size: int) -> int:

@@ -106,7 +106,7 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
         ({"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}, {}, "response_format = an object: Inv"),
         ({"type": "json_schema", "json_schema": {"schema": {"title": "a" * 2**14}}}, {}, "at most 16384 characters"),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
-        ({"type": "grammar"}, {}, "response_format = an object: Input tag 'grammar'"),
+        ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
         ({"type": "json_object"}, {"min_tokens": 2}, "such a text ends with its JSON: leave out min_tokens"),
     ],

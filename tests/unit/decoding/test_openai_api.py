@@ -210,8 +210,13 @@ def failed_events(body: str) -> list[Any]:
 
 def test_a_stream_that_fails_ends_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
-    world.failing, world.grouped = front.ATTEMPTS, 1
-    asked = {"prompt": "47+85=", "max_tokens": 9, "ignore_eos": True, "stream": True}
+
+    async def lose(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        yield NewTokens(1, (5,), (3,))
+        raise ConnectionError
+
+    world.front.write_tokens = lose
+    asked = {"prompt": "47+85=", "max_tokens": 9, "stream": True}
     first, *_, last = failed_events(world.client().post("/v1/completions", json=asked).text)
     assert first["choices"]
     assert last["error"]["message"] == "this server failed: ConnectionError; its log says where"

@@ -207,7 +207,7 @@ def test_log_probabilities_of_a_completion_are_those_where_its_tokens_were_known
     texts = [world.texts.token_text(token) for token in tokens]
     assert told["tokens"] == texts
     assert told["blocks"] == depths
-    assert told["text_offset"] == [len("".join(texts[:place])) for place in range(len(texts))]
+    assert told["text_offset"] == [len(world.texts.text_of(tokens[:place])) for place in range(len(texts))]
     assert told["token_logprobs"] == pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
     for top, row, token in zip(told["top_logprobs"], known, tokens, strict=True):
         best = {*sorted(range(len(row)), key=lambda each: -row[each])[:2], token}

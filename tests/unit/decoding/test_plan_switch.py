@@ -1,26 +1,31 @@
 """Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
 
 import asyncio
+import pickle
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding import front, replica
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import language_of
 from isobatch.deployments.decoding.front import FULL_FOR_S, MOST_ASKED, NoReplica, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
-from isobatch.deployments.decoding.replica import PlanSwitch
+from isobatch.deployments.decoding.replica import DecoderReplica, PlanSwitch
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan
+from isobatch.deployments.transport.wire import Wire
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.errors import UserError
 from tests.helpers.clock import Clock
@@ -159,7 +164,7 @@ class Replicas:
     def __init__(self, *turns: ReplicaFull | list[NewTokens]) -> None:
         self.asked, self.write, self._turns = 0, self, cycle(turns)
 
-    async def remote(self, request: TextRequest, address: TokenAddress, number: int, trace: str) -> ReplicaFull | None:
+    async def remote(self, request: TextRequest, address: TokenAddress, number: int, *_: str) -> ReplicaFull | None:
         self.asked += 1
         turn = next(self._turns)
         if isinstance(turn, ReplicaFull):
@@ -221,6 +226,45 @@ async def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears
     assert [each.tokens async for each in written_by_any([absent, other], WANTED, "")] == [(6,)]
     assert await answer(written_by_any([absent], WANTED, "")) == NoReplica(1.0)
     assert (absent.writing, INBOX.streams) == (0, {})
+
+
+def test_new_replicas_start_beside_the_old_ones_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end after fronts, which give texts up."""
+    from isobatch.deployments.decoding import app
+
+    def options(cpus: float) -> dict[str, dict[str, Any]]:
+        noted = dict[str, dict[str, Any]]()
+
+        def deployment(name: str, **options: Any) -> Any:
+            noted[name] = options
+            return lambda _: SimpleNamespace(bind=lambda *_: None)
+
+        monkeypatch.setattr(app.serve, "deployment", deployment)
+        monkeypatch.setattr(app, "free_resources", lambda: [{"CPU": cpus}])
+        app.build(DecoderConfig(model="", replicas=2, drain_s=50.0))
+        return noted
+
+    assert [options(cpus)["decoder"]["max_surge_percent"] for cpus in (2.0, 1.0)] == [100, 0]
+    assert [options(2.0)[name]["graceful_shutdown_timeout_s"] for name in ("front", "decoder")] == [50.0, 100.0]
+
+
+async def test_a_replica_of_a_network_with_other_tokens_refuses_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment of a deploy, a front may reach replicas of the network before or after."""
+
+    async def nothing(_: DecoderReplica) -> None: ...
+
+    monkeypatch.setattr(DecoderReplica, "_export_metrics", nothing)
+    monkeypatch.setattr(replica, "wire_of", lambda _: Wire("127.0.0.1"))
+    folder, inbox = llm_demo_directory(), TokenInbox()
+    await inbox.open(Wire("127.0.0.1"))
+    made = DecoderReplica(DecoderConfig(model=str(folder)), "told")
+    handle = SimpleNamespace(write=SimpleNamespace(remote=made.write))
+    same, other = (ReplicaGroup("", handle, inbox, language=each) for each in (language_of(folder), "others"))
+    assert await answer(other.write(WANTED, "")) == NoReplica(1.0) == pickle.loads(pickle.dumps(NoReplica(1.0)))
+    (written,) = cast(list[NewTokens], await answer(same.write(WANTED, "")))
+    assert len(written.tokens) == 1
+    made._loop.end()
+    inbox.close()
 
 
 async def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
