@@ -15,11 +15,9 @@ def load(checkpoint: str | Path, device: str = "auto", dtype: str | None = None)
 
     Without `dtype`, in the precision that `isobatch serve` would take.
     """
-    from isobatch.deployments.models import checkpoint as checkpoints  # imports torch, which few modules here need
-    from isobatch.deployments.models import load_served, loading
+    from isobatch.deployments import models  # imports torch, which most of this package does not need
 
-    folder = checkpoints.locate(checkpoint)
-    return load_served(folder, device, dtype or checkpoints.usual_dtype(folder, loading.resolve_device(device)))
+    return models.load_served(checkpoint, device, dtype)
 
 
 if __name__ != "isobatch.deployments":  # under a second name, each class would exist twice

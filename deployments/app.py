@@ -18,7 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from isobatch.deployments.cluster_checks import check_cluster
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.deployer import Deployer
-from isobatch.deployments.deployer.fleet import delete_left
+from isobatch.deployments.deployer.fleet import delete_leftovers
 from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
 from isobatch.deployments.front import router, shortcut
 from isobatch.deployments.front.answers import RefusedError
@@ -64,7 +64,7 @@ class Front:
             driver.counts.canary = self._canary.counts
             self._reaching = asyncio.create_task(self._canary.begin())
         self._metrics = asyncio.create_task(export(driver, lambda: self._network.promised_per_s))
-        self._tidy = None if self._config.planned else asyncio.create_task(_tidy_later(self._config.drain_s))
+        self._cleanup = None if self._config.planned else asyncio.create_task(_clean_up_later(self._config.drain_s))
         limit_http(self._service, self._config.slo_ms)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
 
@@ -101,13 +101,13 @@ def _canary(terms: CanaryTerms, service: Service) -> Canary:
     return Canary(terms, ask, reach)
 
 
-async def _tidy_later(drain_s: float) -> None:
+async def _clean_up_later(drain_s: float) -> None:
     """End the replicas of an earlier configuration, once its fronts have had time to drain.
 
     The deployer of that configuration does the same, but it may never have started.
     """
     await asyncio.sleep(drained_s(drain_s))
-    await asyncio.to_thread(delete_left, application_name())
+    await asyncio.to_thread(delete_leftovers, application_name())
 
 
 def build(config: AppConfig) -> Application:

@@ -114,7 +114,6 @@ class ServedConfig(BaseModel):
 
     @property
     def front_cpus(self) -> int:
-        """The CPUs of all fronts."""
         return 0
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
@@ -171,8 +170,8 @@ class AppConfig(ServedConfig):
     dtype: named.Dtype = Field(
         "float32",
         description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime. If not given: that "
-        "of the plan's file, or of the profile's times for a plan that is made at the start; without a plan, that of the "
-        "ramps, or on a GPU of the checkpoint.",
+        "of the plan's file, or of the profile's times for a plan that is made at the start; without a plan, that of "
+        "the ramps, or on a GPU of the checkpoint.",
     )
     answers: Literal["leaving", "early"] = Field(
         "leaving",

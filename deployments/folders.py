@@ -128,13 +128,12 @@ def size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def make_room(cache: Path, needed_bytes: int, limit_bytes: int, now_s: float | None = None) -> None:
+def make_room(cache: Path, needed_bytes: int, limit_bytes: int) -> None:
     """Remove the least recently used entries until the new one fits, and the drafts that killed processes left."""
-    now_s = time.time() if now_s is None else now_s
     entries = sorted((path for path in cache.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
     for draft in [path for path in entries if path.name.startswith(".")]:
         entries.remove(draft)
-        if now_s - draft.stat().st_mtime > STALE_S:
+        if time.time() - draft.stat().st_mtime > STALE_S:
             shutil.rmtree(draft, ignore_errors=True)
     sizes = {path: size_bytes(path) for path in entries}
     for path in entries:

@@ -92,12 +92,6 @@ def assigned(
     If there are fewer replicas than groups, groups share replicas: this is slow, but no input waits for ever. Benched
     replicas are added to the largest group, which tries them now and then.
 
-    >>> assigned("abcdef", {"first": 4, "second": 2})
-    {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("bcdef", {"first": 4, "second": 2})
-    {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> assigned("a", {"first": 4, "second": 2})
-    {'first': ['a'], 'second': ['a']}
     >>> assigned("abcd", {"first": 2, "second": 1}, benched="b")
     {'first': ['a', 'c', 'b'], 'second': ['d']}
     """
@@ -191,14 +185,14 @@ OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replic
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "standby", "sharers"}
 
 
-def mark_of(config: AppConfig) -> str:
+def replica_hash(config: AppConfig) -> str:
     """A hash of everything that replicas depend on. If it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     fields = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
     return sha256(fields.encode() + local(config.profile).read_bytes()).hexdigest()[:6]
 
 
-def origin_of(config: AppConfig) -> str:
+def plan_hash(config: AppConfig) -> str:
     """A hash of the fields that plans depend on, and of the contents of the plan's and the profile's file.
 
     While it is the same, a restarted deployer continues with the running plan.

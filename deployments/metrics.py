@@ -109,32 +109,28 @@ class MetricSeries:
         self._metrics = {family.name: _made(family, made_by) for family in families}
         self._totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
-    def total(self, name: str, total: float, **labels: str) -> None:
+    def set_total(self, name: str, total: float, **labels: str) -> None:
         """Set a counter to its new total. Ray's counters take increments, so the difference is added."""
         series = name, *labels.values()
         if (increment := total - self._totals[series]) > 0:
             self._metrics[name].inc(increment, labels)
             self._totals[series] = total
 
-    def more(self, name: str, more: float, **labels: str) -> None:
-        """Add to a counter."""
+    def inc(self, name: str, more: float, **labels: str) -> None:
         self._metrics[name].inc(more, labels)
 
-    def now(self, name: str, value: float, **labels: str) -> None:
+    def set(self, name: str, value: float, **labels: str) -> None:
         self._metrics[name].set(value, labels)
 
-    def launches(self, group: str, block: int, count: int, inputs: int, weight: int, room: int) -> None:
+    def set_launches(self, group: str, block: int, count: int, inputs: int, weight: int, room: int) -> None:
         """Set the totals of the launches of one group from one block on."""
         for name, total in zip(LAUNCHES, (count, inputs, weight, room), strict=True):
-            self.total(name, total, group=group, block=str(block))
+            self.set_total(name, total, group=group, block=str(block))
 
-    def value(self, name: str, value: float) -> None:
-        """Add a value to a histogram."""
+    def observe(self, name: str, value: float) -> None:
         self._metrics[name].observe(value)
 
 
 def _made(family: MetricFamily, made_by: Any) -> Any:
-    make = getattr(made_by, family.kind)
-    if family.kind == "Histogram":
-        return make(family.name, family.about, list(LATENCY_BOUNDS_MS), family.labels)
-    return make(family.name, family.about, family.labels)
+    bounds = [list(LATENCY_BOUNDS_MS)] if family.kind == "Histogram" else []
+    return getattr(made_by, family.kind)(family.name, family.about, *bounds, family.labels)

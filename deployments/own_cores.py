@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from isobatch.deployments.processes import descendants, parent_of
@@ -33,23 +32,16 @@ SWITCH_S = 0.0005
 CoreSet = frozenset[int]
 
 
-@dataclass(frozen=True)
-class CoreDivision:
-    """The cores of each replica, and those of all other threads. If there are too few, all threads use all cores."""
-
-    own: tuple[CoreSet, ...]
-    others: CoreSet
-
-
-def divided(cores: Collection[int], needs: Sequence[int]) -> CoreDivision:
-    """How replicas that need these numbers of cores divide a machine's cores: all get their own, or none does.
+def divided(cores: Collection[int], needs: Sequence[int]) -> tuple[list[CoreSet], CoreSet]:
+    """The cores of each replica, by the number that it needs, and those of all other threads. All replicas get cores of
+    their own, or none does, and all threads use all cores.
 
     A replica that needs 0 uses the cores of all other threads.
 
     >>> divided({0, 1, 2, 3}, [1, 0])
-    CoreDivision(own=(frozenset({3}), frozenset({0, 1, 2})), others=frozenset({0, 1, 2}))
+    ([frozenset({3}), frozenset({0, 1, 2})], frozenset({0, 1, 2}))
     >>> divided({0, 1}, [1, 1])
-    CoreDivision(own=(frozenset({0, 1}), frozenset({0, 1})), others=frozenset({0, 1}))
+    ([frozenset({0, 1}), frozenset({0, 1})], frozenset({0, 1}))
     """
     left, own = sorted(cores), list[CoreSet]()
     for need in needs if sum(needs) <= (1 - LEFT_SHARE) * len(left) else (0,) * len(needs):
@@ -57,7 +49,7 @@ def divided(cores: Collection[int], needs: Sequence[int]) -> CoreDivision:
         own.append(frozenset(left[first:]))
         left = left[:first]
     others = frozenset(left)
-    return CoreDivision(tuple(each or others for each in own), others)
+    return [each or others for each in own], others
 
 
 def usable_cores(limit: Path = CPU_LIMIT) -> int:
@@ -100,7 +92,7 @@ class OwnCores:
 
     def __init__(self, folder: Path, needed: int, cores: Collection[int], root: int) -> None:
         self._folder, self._cores, self._root = folder, frozenset(cores), root
-        self._division, self._looked_s = CoreDivision((), self._cores), 0.0
+        self._division, self._looked_s = (list[CoreSet](), self._cores), 0.0
         folder.mkdir(parents=True, exist_ok=True)
         if folder.lstat().st_uid != os.getuid():  # its files could hold up or end this replica
             raise PermissionError(f"{folder} belongs to another user")
@@ -112,23 +104,23 @@ class OwnCores:
         self._file.flush()
         hidden.rename(self._path)  # others read it only when it is locked
 
-    def keep(self) -> None:
+    def pin_threads(self) -> None:
         """Move this replica's threads that compute to its cores, and all others of this Ray node away from them."""
         needs = self._needs()
-        division = divided(self._cores, list(needs.values()))
+        own, others = division = divided(self._cores, list(needs.values()))
         if division == self._division and time.monotonic() - self._looked_s < AGAIN_S:
             return
         self._division, self._looked_s = division, time.monotonic()
-        if own := dict(zip(needs, division.own, strict=True)).get(self._path.name):  # none: it shares, or is closed
-            _move(os.getpid(), own, computing=True)
+        if mine := dict(zip(needs, own, strict=True)).get(self._path.name):  # none: it shares, or is closed
+            _move(os.getpid(), mine, computing=True)
         for process in (self._root, *descendants(self._root)):
-            _move(process, division.others, computing=False)
+            _move(process, others, computing=False)
 
     def close(self) -> None:
         """Give the cores back."""
         self._path.unlink(missing_ok=True)
         self._file.close()
-        self.keep()  # without this replica
+        self.pin_threads()  # without this replica
 
     def _needs(self) -> dict[str, int]:
         """How many cores each living replica of this machine needs, in the order in which they started."""
@@ -156,12 +148,10 @@ def _move(process: int, cores: CoreSet, computing: bool) -> None:
         for task in Path(f"/proc/{process}/task").iterdir():
             thread = int(task.name)
             with suppress(OSError):
-                if os.sched_getaffinity(thread) != cores and _computes(task) == computing:
+                if os.sched_getaffinity(thread) == cores:
+                    continue
+                if ((task / "comm").read_text().strip() == COMPUTES) == computing:
                     os.sched_setaffinity(thread, cores)
-
-
-def _computes(task: Path) -> bool:
-    return (task / "comm").read_text().strip() == COMPUTES
 
 
 def own_cores(threads: float, node_cpus: float) -> OwnCores | None:

@@ -1,7 +1,7 @@
 """The first plan of an application: from its file, or the best one for the devices that it may use."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,11 @@ UNKNOWN_MEMORY_BYTES = 10**15  # for a kind that the catalogue lacks: a user who
 DeviceCounts = Mapping[str, int]
 
 
-def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> Plan:
-    """The plan of the configuration's file, or the best one. `has` counts the devices for `devices: auto`."""
+def first_plan(config: AppConfig, profile: Profile) -> Plan:
+    """The plan of the configuration's file, or the best one for its devices."""
     if config.plan:
         return _of_file(config)
-    devices = usable(config, profile, has)
+    devices = usable(config, profile)
     max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
     goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
@@ -104,14 +104,14 @@ def _promised(plan: Plan) -> str:
     return f"{per_s}{made_of}; {simulated}; full launches all the way: {longest_ms:.0f} ms"
 
 
-def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> list[Device]:
+def usable(config: AppConfig, profile: Profile) -> list[Device]:
     """The devices that plans may use: as configured, or with `auto` those of the nodes that the profile covers."""
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # raises if it has no table for this kind
             check_precision(profile, config, kind)
         return [device(kind, count) for kind, count in config.devices.items()]
-    counts = dict(has() if has else resources.devices_on(ray_facts.nodes()))
+    counts = dict(resources.devices_on(ray_facts.nodes()))
     if config.cpus_per_replica:  # each front takes a CPU, and each replica on the CPU its share
         counts["cpu"] = int((counts.get("cpu", 0) - config.front_cpus) / config.cpus_per_replica)
     devices = [device(kind, count) for kind, count in counts.items() if kind in profile.kinds and count > 0]

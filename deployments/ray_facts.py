@@ -146,7 +146,7 @@ NODE_CHECK_S = 0.1  # how often a starting node is looked up
 
 
 @contextmanager
-def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
+def start_timeout(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
     """Let `ray.init` or `ray start` wait for its node for `patience_s`, while `starts()`: Ray's own limit is 30 s."""
     from unittest.mock import patch
 
@@ -171,7 +171,7 @@ def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[Non
 
 
 @contextmanager
-def spare_start(dashboard: bool) -> Iterator[None]:
+def minimal_processes(dashboard: bool) -> Iterator[None]:
     """Let `ray.init` start only the necessary processes of a node, in their own process groups.
 
     Signals to our process group then do not reach them. The log monitor is left out because nobody reads its lines in
@@ -190,7 +190,7 @@ def spare_start(dashboard: bool) -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_kept() -> Iterator[None]:
+def own_sigterm_handler() -> Iterator[None]:
     """Let this process keep its handler for SIGTERM in `ray.init`: one of Ray's, in C++, prints a stack and aborts."""
     from unittest.mock import patch
 
@@ -214,7 +214,7 @@ def sigterm_kept() -> Iterator[None]:
         yield
 
 
-def print_no_errors() -> None:
+def hide_worker_errors() -> None:
     """Keep Ray from printing other processes' tracebacks: commands say in one sentence what failed."""
     from ray._private import worker
 

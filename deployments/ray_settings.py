@@ -42,7 +42,7 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
     # How long Ray waits for its own processes, and Serve for HAProxy to start: on a busy machine the default 30 s and
-    # 5 s are too short. (One wait has no setting; `patient_start` replaces it.)
+    # 5 s are too short. (One wait has no setting; `start_timeout` replaces it.)
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",

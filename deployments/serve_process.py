@@ -109,12 +109,12 @@ class ReplicaProcess:
     def compute_on_own_cores(self, threads: float) -> None:
         if inside_replica() and (cores := own_cores(threads, node_cpus())):
             self._cores = cores
-            cores.keep()
+            cores.pin_threads()
 
     async def check_health(self) -> None:
         """Serve calls this every HEALTH_CHECK_S, and replaces the replica if it raises an error."""
         if self._cores:
-            await asyncio.to_thread(self._cores.keep)
+            await asyncio.to_thread(self._cores.pin_threads)
 
     async def drain(self) -> None:
         """Returns when the replica may end."""

@@ -235,7 +235,7 @@ class _Files:
 
     def _megabytes(self, to: Path) -> Iterator[None]:
         """Write the files, and yield once for each megabyte that has come."""
-        come = shown = 0
+        done_bytes = shown_mb = 0
         for name, size in self.sizes.items():
             (to / name).parent.mkdir(exist_ok=True)
             with (to / name).open("wb") as file:
@@ -245,9 +245,9 @@ class _Files:
                     paths = [f"{self.remote.place}/{name}"] * len(ends)
                     for part in self.system.cat_ranges(paths, list(starts), ends, on_error="raise"):
                         file.write(part)
-                        come += len(part)
-                    yield from [None] * (round(come / 1e6) - shown)
-                    shown = round(come / 1e6)
+                        done_bytes += len(part)
+                    yield from [None] * (round(done_bytes / 1e6) - shown_mb)
+                    shown_mb = round(done_bytes / 1e6)
 
 
 def _revision_in(folder: Path) -> str:

@@ -45,13 +45,13 @@ class TraceSampling:
     """The share of requests that are traced, and whether the decision in a caller's header comes first."""
 
     share: float
-    heeds_parent: bool
+    parent_based: bool
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "TraceSampling":
         """
         >>> TraceSampling.read({}), TraceSampling.read({"OTEL_TRACES_SAMPLER": "always_on"})
-        (TraceSampling(share=0.01, heeds_parent=True), TraceSampling(share=1.0, heeds_parent=False))
+        (TraceSampling(share=0.01, parent_based=True), TraceSampling(share=1.0, parent_based=False))
         """
         sampler = environment.get(SAMPLER) or DEFAULT_SAMPLER
         name = sampler.removeprefix("parentbased_")
@@ -61,13 +61,13 @@ class TraceSampling:
         share = _SHARES[name]
         return cls(_share(environment) if share is None else share, sampler != name)
 
-    def takes(self, parent: str | None, chance: Callable[[], float] = random.random) -> bool:
+    def samples(self, parent: str | None, chance: Callable[[], float] = random.random) -> bool:
         """
         >>> wanted, unwanted = "00-" + 32 * "1" + "-" + 16 * "2" + "-01", "00-" + 32 * "1" + "-" + 16 * "2" + "-00"
-        >>> [TraceSampling(0.0, True).takes(each) for each in (wanted, unwanted, "nonsense", None)]
+        >>> [TraceSampling(0.0, True).samples(each) for each in (wanted, unwanted, "nonsense", None)]
         [True, False, False, False]
         """
-        if self.heeds_parent and parent is not None and (match := _PARENT.fullmatch(parent)):
+        if self.parent_based and parent is not None and (match := _PARENT.fullmatch(parent)):
             return int(match[3], 16) % 2 == 1
         return self.share > 0 and chance() < self.share
 
@@ -210,7 +210,7 @@ def _context(trace: int, span: int, is_remote: bool = False) -> Any:
 def span_of_request(
     tracing: Tracing | None, kind: str, headers: Mapping[bytes, bytes]
 ) -> AbstractContextManager[Span | None]:
-    if tracing and tracing.sampling.takes(_parent_in(headers)):
+    if tracing and tracing.sampling.samples(_parent_in(headers)):
         return tracing.request(kind, headers)
     return nullcontext()
 

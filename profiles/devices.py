@@ -263,15 +263,14 @@ def links_between(
     return tuple(between(source, target) for source in rates for target in rates)
 
 
-MOST_WAYS = 64  # choices of kinds that are shared; further ones are not planned
+MOST_CHOICES = 64  # choices of kinds that are shared; further ones are not planned
 
 
-def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tuple[Device, ...]]:
-    """The whole devices, and then every way in which several replicas share each device of some kinds. `kinds` has the
-    shared ones.
+def sharing_choices(devices: Sequence[Device], kinds: Collection[str]) -> list[tuple[Device, ...]]:
+    """The whole devices, then the same devices with some kinds shared by replicas, as far as `kinds` has these shares.
 
-    >>> ways = ways_to_share(fleet("cpu=2,v100=1"), {"cpu", "v100", "cpu/2", "v100/3"})
-    >>> [as_text({device.kind: device.count for device in way}) for way in ways]
+    >>> choices = sharing_choices(fleet("cpu=2,v100=1"), {"cpu", "v100", "cpu/2", "v100/3"})
+    >>> [as_text({device.kind: device.count for device in choice}) for choice in choices]
     ['2 cpu, 1 v100', '2 cpu, 3 v100/3', '4 cpu/2, 1 v100', '4 cpu/2, 3 v100/3']
     """
     shared = [whole_kind(kind) for kind in sorted(kinds) if kind not in {device.kind for device in devices}]
@@ -279,7 +278,7 @@ def ways_to_share(devices: Sequence[Device], kinds: Collection[str]) -> list[tup
         [device, *(device.shared_by(sharers) for whole, sharers in shared if whole == device.kind)]
         for device in devices
     ]
-    return list(islice(product(*choices), MOST_WAYS))
+    return list(islice(product(*choices), MOST_CHOICES))
 
 
 def _rate(kind: DeviceKind, one_machine: bool) -> float:

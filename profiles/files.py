@@ -83,8 +83,8 @@ class Profile:
             tables[_key(table)] = table
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
-        gone = {*self.kinds} - {table.kind for table in kept}
-        own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in gone)
+        dropped = {*self.kinds} - {table.kind for table in kept}
+        own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in dropped)
         notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}
         links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
         counted = other if other.exits else self
@@ -163,7 +163,9 @@ class Profile:
                 how = f"measure one on a {whole} with 'isobatch profile ... --together {sharers}'"
             has = ", ".join(self.kinds)
             raise UserError(f"no table for device kind {kind!r} in the profile of {self.model}, only for {has}: {how}")
-        return [table for table in tables if not table.derived] or _of_first(tables)
+        first = tables[0].backend, tables[0].dtype  # `isobatch profile` writes the network's own precision first
+        of_first = [table for table in tables if (table.backend, table.dtype) == first]
+        return [table for table in tables if not table.derived] or of_first
 
 
 def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
@@ -182,12 +184,6 @@ def _outdated(table: LatencyTable, anew: Collection[tuple[str, int | None]]) -> 
 def _key(table: LatencyTable) -> tuple[str | int | None, ...]:
     kind, length = table.kind, table.length
     return (kind, length, table.backend, table.dtype) if table.derived else (kind, length)
-
-
-def _of_first(tables: list[LatencyTable]) -> list[LatencyTable]:
-    """The tables of the first backend and precision: `isobatch profile` writes the network's own precision first."""
-    first = (tables[0].backend, tables[0].dtype)
-    return [table for table in tables if (table.backend, table.dtype) == first]
 
 
 def differ(one: str, other: str) -> bool:

@@ -32,8 +32,6 @@ class Journal(Generic[T]):
     """
 
     def __init__(self, path: Path | None, read: Callable[[dict[str, Any]], T], keep: int) -> None:
-        if keep < 1:
-            raise ValueError(f"keep = {keep} must be 1 or more")
         self._path, self._read, self._keep = path, read, keep
         lines = path.read_bytes().split(b"\n") if path and path.exists() else [b""]
         parsed = [self._entry(line) for line in lines if line]

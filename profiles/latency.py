@@ -1,10 +1,10 @@
 """The times of blocks: measured or derived seconds per block and batch size, on one kind of device."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -178,14 +178,18 @@ class LatencyTable:
         if not self.batch_sizes or not all(max(least, 1e-9) <= size <= MOST_BATCH for size in self.batch_sizes):
             sizes = f"at least one size, from {least} to {MOST_BATCH}"
             raise ValueError(f"batch_sizes = {self.batch_sizes} must hold {sizes}")
-        for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
+        for before, after in pairwise(self.batch_sizes):
             if after <= before:
                 raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")
 
-    def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:
+    def _by_size(self, name: str, rows: Rows) -> Iterator[tuple[float, tuple[float, ...]]]:
+        """Each batch size with its row; raise ValueError if their numbers differ."""
         if len(rows) != len(self.batch_sizes):
             raise ValueError(f"{name} has {len(rows)} rows, and must have {len(self.batch_sizes)}: one per batch size")
-        for size, row in zip(self.batch_sizes, rows, strict=True):
+        yield from zip(self.batch_sizes, rows, strict=True)
+
+    def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:
+        for size, row in self._by_size(name, rows):
             if len(row) != self.num_blocks:
                 raise ValueError(f"{name} at batch {size} has {len(row)} blocks, expected {self.num_blocks}")
             for block, seconds in enumerate(row):
@@ -194,10 +198,7 @@ class LatencyTable:
                     raise ValueError(f"{name} at batch {size}, block {block} = {seconds} must be {least}, and finite")
 
     def _check_interval(self) -> None:
-        if len(self.interval) != len(self.batch_sizes):
-            rows = f"{len(self.interval)} rows, and must have {len(self.batch_sizes)}: one per batch size"
-            raise ValueError(f"interval has {rows}")
-        for size, row in zip(self.batch_sizes, self.interval, strict=True):
+        for size, row in self._by_size("interval", self.interval):
             if len(row) != 2 or not 0 < row[0] <= row[1] < np.inf:
                 must = "must be two factors above 0, the smaller first"
                 raise ValueError(f"interval at batch {size} = {list(row)} {must}")

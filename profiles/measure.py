@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
 MOST_ROUNDS = 25  # and at most
 PASSES_PER_ROUND = 6  # of the network in one round: block by block 3 times, with ramps, with stops, and at once
 VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
-DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
+LARGEST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Measured:
         return tuple(reasons)
 
 
+@dataclass
 class Sweep:
     """Measures one network at several batch sizes, with most of the budget where its curve bends.
 
@@ -66,29 +67,26 @@ class Sweep:
     machine's usual speed.
     """
 
-    def __init__(
-        self,
-        model: SplitModel,
-        make_batch: Callable[[float], Batch],
-        stopwatch: Stopwatch,
-        *,
-        budget_s: float,
-        largest: int = 64,
-        least: float = 1,
-        clock: Callable[[], float] = time.perf_counter,
-        progress: Progress = lambda share, what: None,
-    ) -> None:
-        self._model, self._make_batch, self._stopwatch = model, make_batch, stopwatch
-        self._budget_s, self._largest, self._least = budget_s, largest, least
-        self._clock, self._progress, self._start = clock, progress, clock()
+    model: SplitModel
+    make_batch: Callable[[float], Batch]
+    stopwatch: Stopwatch
+    _: KW_ONLY
+    budget_s: float
+    largest: int = 64
+    least: float = 1
+    clock: Callable[[], float] = time.perf_counter
+    progress: Progress = lambda share, what: None
+
+    def __post_init__(self) -> None:
+        self._start_s = self.clock()
         self._rounds: dict[float, sweep.Rounds] = {}
 
     def run(self, facts: sweep.NetworkFacts) -> Measured:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
-            for warming in (1, 1, min(8, self._largest)):
-                one_round(self._model, self._make_batch(warming), self._stopwatch)
+            for warming in (1, 1, min(8, self.largest)):
+                one_round(self.model, self.make_batch(warming), self.stopwatch)
             for size in self._sizes():
                 self._rounds[size] = self._visit(size)
             drift = self._visit_again()
@@ -101,33 +99,33 @@ class Sweep:
 
     def _counted(self, length: int | None) -> dict[float, sweep.Rounds]:
         """The rounds by batch size; that of texts counts their tokens, as a multiple of a text of this length."""
-        return {_size(self._make_batch(size), length): rounds for size, rounds in self._rounds.items()}
+        return {_size(self.make_batch(size), length): rounds for size, rounds in self._rounds.items()}
 
     @property
     def _left_s(self) -> float:
-        return self._start + self._budget_s - self._clock()
+        return self._start_s + self.budget_s - self.clock()
 
     def _sizes(self) -> Iterator[float]:
         """Both ends and the middle in any case, then more sizes until half of the budget is spent."""
-        if self._least < 1:
-            yield self._least
-        while (size := sweep.next_size(self._whole_s, self._largest)) is not None:
-            if len(self._whole_s) >= 3 and self._left_s < self._budget_s / 2:
+        if self.least < 1:
+            yield self.least
+        while (size := sweep.next_size(self._whole_s, self.largest)) is not None:
+            if len(self._whole_s) >= 3 and self._left_s < self.budget_s / 2:
                 return
             yield size
             if len(self._whole_s) == 2:
-                pass_s = DEAREST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
-                self._largest = sweep.affordable(self._whole_s, self._largest, pass_s)
+                pass_s = LARGEST_SHARE * self.budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
+                self.largest = sweep.affordable(self._whole_s, self.largest, pass_s)
 
     def _visit(self, size: float) -> sweep.Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
-        batch, rounds = self._make_batch(size), list[sweep.RoundTimes]()
+        batch, rounds = self.make_batch(size), list[sweep.RoundTimes]()
         lengths = batch.lengths if size < 1 else None
         what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
-        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
-        until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
-        while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and self._clock() < until):
-            rounds.append(one_round(self._model, batch, self._stopwatch))
+        self.progress(1 - max(self._left_s, 0.0) / self.budget_s, what)
+        until = self.clock() + min(VISIT_SHARE * self.budget_s, self._left_s)
+        while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and self.clock() < until):
+            rounds.append(one_round(self.model, batch, self.stopwatch))
         return sweep.Rounds.of(rounds)
 
     def _visit_again(self) -> float | None:

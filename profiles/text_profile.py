@@ -189,7 +189,7 @@ class DecoderProfile:
             return self
         if not self.workload.projected:
             raise UserError(
-                "exits = 'project': the share of tokens that go on is not known: run isobatch prepare, then profile"
+                "exits = 'project': the share of tokens that continue is not known: run isobatch prepare, then profile"
             )
         return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.profiles.errors import UserError
 
-LONGEST = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
-OTHERS = 0o077  # the rights of other users in a folder's mode
+LONGEST_PATH_BYTES = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
+OTHERS_RIGHTS = 0o077  # the rights of other users in a folder's mode
 PATIENCE_S = 600.0  # the default of --patience-s
-STAYS = "its plan or profile has new content, but the plan of before runs on: give the new file another name"
-HTTP_STAYS = "http_options of the file are ignored: Serve reads them only when it starts, and listens on {host}:{port}"
+PLAN_KEPT = "its plan or profile has new content, but the plan of before runs on: give the new file another name"
+HTTP_KEPT = "http_options of the file are ignored: Serve reads them only when it starts, and listens on {host}:{port}"
 DASHBOARDS = Path(__file__).parents[1] / "grafana"
 
 
@@ -62,7 +62,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
         check_nodes(requested)
         if (running := running_http()) and running != {name: http[name] for name in running}:
             http = running
-            aside.print(HTTP_STAYS.format(**http))
+            aside.print(HTTP_KEPT.format(**http))
         complete = applications.beside(requested, declared_applications(), others)
         check_ports(complete)
         check_capacity(complete, nodes())
@@ -74,7 +74,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
                 raise
             check_unchanged(requested["applications"], declared_applications())
             for name in kept_plans(requested):
-                aside.print(f"{name}: {STAYS}")
+                aside.print(f"{name}: {PLAN_KEPT}")
     done = f"[bold green]deployed[/]: {url(http)} on every node that serves"
     console.print("nothing is missing there" if check else done)
 
@@ -103,12 +103,12 @@ def kept_plans(content: dict[str, Any]) -> Iterator[str]:
     """The applications that keep a plan of changed files: Serve restarts nothing while `args:` are the same."""
     from isobatch.cluster.serving.serve_file import classifiers, name_of
     from isobatch.deployments.config import AppConfig, checked
-    from isobatch.deployments.graph import origin_of
+    from isobatch.deployments.graph import plan_hash
     from isobatch.deployments.ray_facts import stored_plan
 
     for application in classifiers(content):
         config, running = checked(AppConfig, application["args"]), stored_plan(name_of(application))
-        if config.planned and running and running.origin != origin_of(config):
+        if config.planned and running and running.origin != plan_hash(config):
             yield name_of(application)
 
 
@@ -127,12 +127,12 @@ def environment(
     from isobatch.deployments.ray_settings import PORTS_OF_PROXY, files_of_a_node, hide_token, node_settings
 
     place = folder.expanduser().absolute()
-    if len(os.fsencode(place)) > LONGEST:
-        raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} bytes")
+    if len(os.fsencode(place)) > LONGEST_PATH_BYTES:
+        raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST_PATH_BYTES} bytes")
     if not PLAIN.fullmatch(str(place)):
         raise UserError(f"--folder {place}: HAProxy reads no blanks, quotes, # or $ in paths: name another folder")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.stat().st_mode & OTHERS:
+    if place.stat().st_mode & OTHERS_RIGHTS:
         raise UserError(f"--folder {place} is open to others, who could give HAProxy commands: chmod 700 {place}")
     hide_token()
     connections = allowed_connections(MAX_CONNECTIONS)

@@ -23,7 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.map_tasks import Keypoints
 from isobatch.deployments.prepare.data import Row, naming_rows
-from isobatch.deployments.prepare.sample import check_scores, labels_of, listed, sampled, words_of
+from isobatch.deployments.prepare.sample import check_scores, labels_of, sampled, sampled_lists, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
@@ -68,7 +68,7 @@ def evaluate(
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     rows, lists = reading.rows_for(located, console, data), None
     if queries:
-        sample, lists = listed(rows, data, max_rows, seed)
+        sample, lists = sampled_lists(rows, data, max_rows, seed)
     else:
         sample = sampled(rows, max_rows, seed)
     if made_from(located, data):

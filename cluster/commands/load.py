@@ -36,7 +36,7 @@ MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
 SHOWN_BYTES = 300  # of an answer with another status than 200
 
 
-class _KeptLoad(LoadGenerator):
+class _InterruptibleLoad(LoadGenerator):
     """Keeps the measurements before Ctrl-C."""
 
     interrupted = False
@@ -52,7 +52,7 @@ class _KeptLoad(LoadGenerator):
             return replace(self.so_far(), duration_s=self.now_s())
 
 
-class _KeptPromptLoad(_KeptLoad, PromptLoad):
+class _InterruptiblePromptLoad(_InterruptibleLoad, PromptLoad):
     """The same for prompts."""
 
 
@@ -106,7 +106,9 @@ def load(
         raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
-    _check_read(arriving, clients)
+    if clients:
+        check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
+    arriving.check_read()
     if data is None:
         check_no_file(reading, max_rows=max_rows != MAX_ROWS)
     check_unread({"--max-tokens": max_tokens and not prompts}, "is for --prompts: name their file")
@@ -121,48 +123,42 @@ def load(
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)
     if prompts:
-        prompting = _KeptPromptLoad(url.removesuffix(PATH), prompts_in(prompts), max_tokens, _lines(key))
+        server, headers = url.removesuffix(PATH), _header_lines(key)
+        prompting = _InterruptiblePromptLoad(server, prompts_in(prompts), max_tokens, headers)
         return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
-    headers = _lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
+    headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
     tokens = _tokens(lengths) if lengths else None
     if tokens:
         contents = bodies_of(map(text_of, tokens))
     else:
         contents = _bodies(url, key, data, reading, max_rows, bodies, console)
-    source = _KeptLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
+    source = _InterruptibleLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = source.record(run(source))
-    record = _ended(record) if source.interrupted else replace(record, duration_s=seconds)
+    record = _ended_requests(record) if source.interrupted else replace(record, duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(summary, slo_ms))
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
-    return _end(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
+    return _finish(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
 
 
-def _check_read(arriving: ArrivalOptions, clients: int | None) -> None:
-    """Raise UserError for an option that does not apply to these arrivals."""
-    if clients:
-        check_not_given(arriving, ARRIVALS, "is for --rate and --trace, not for --clients")
-    arriving.check_read()
-
-
-def _lines(headers: dict[str, str]) -> str:
+def _header_lines(headers: dict[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
-def _ended(record: LoadRecord) -> LoadRecord:
+def _ended_requests(record: LoadRecord) -> LoadRecord:
     """The record of the requests that have ended."""
     ended = np.isfinite(record.ended_s)
     columns = {name: values[ended] for name, values in vars(record).items() if name != "duration_s"}
     return replace(record, **columns)
 
 
-def _end(
-    summary: report.Summary | prompts.TextSummary, source: _KeptLoad, out: Path, written: str, console: Console
+def _finish(
+    summary: report.Summary | prompts.TextSummary, source: _InterruptibleLoad, out: Path, written: str, console: Console
 ) -> None:
     """Write the figures, and print the server's errors for requests without an answer."""
     report.write(summary, out)
@@ -186,14 +182,14 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 
 
 def _load_prompts(
-    source: _KeptPromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
+    source: _InterruptiblePromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
     with console.status("sending prompts"):
         record = source.record(run(source))
     texts = zip(source.texts(record), np.isfinite(record.ended_s), strict=True)
     summary = prompts.summed([text for text, ended in texts if ended or not source.interrupted], slo_ms)
     console.print(prompts.table(summary, slo_ms))
-    _end(summary, source, out, f"written to {out}", console)
+    _finish(summary, source, out, f"written to {out}", console)
 
 
 def _tokens(path: Path) -> tuple[int, ...]:

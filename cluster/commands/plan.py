@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, above_0
-from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
+from isobatch.cluster.commands.shared_options import check_not_given, check_only, flag, in_panels, with_options
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load, write_whole
 
@@ -77,16 +77,15 @@ class DecoderPlanOptions(_CommonOptions):
 
 
 PANELS = {
-    "Further limits": (
-        "in_time", "budget", "slack", "no_later", "cut", "one_machine",
-    ),
+    "Further limits": ("in_time", "budget", "slack", "no_later", "cut", "one_machine"),
     "Search": ("gap", "seconds", "believed"),
     "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes"),
-}  # fmt: skip
+}
 
 
-@of_kinds(ClassifierPlanOptions, DecoderPlanOptions, panels=PANELS)
-def plan(given: GivenOptions) -> None:
+@in_panels(PANELS)
+@with_options(classifier=ClassifierPlanOptions, decoder=DecoderPlanOptions)
+def plan(classifier: ClassifierPlanOptions, decoder: DecoderPlanOptions) -> None:
     """Find the best plan for a profile and a fleet, and print a bound on how much better another plan could be.
 
     The plan of a decoder says where the network is cut, how many texts are resident, and when its deep part runs. Ways
@@ -98,24 +97,27 @@ def plan(given: GivenOptions) -> None:
 
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
-    for name in (
-        "slo_ms", "rate", "budget", "max_batch", "seconds", "ttft_ms", "tpot_ms",
-    ):  # fmt: skip
-        above_0(flag(name), given.values[name])
-    target = given.values["model"]
+    for name in ("slo_ms", "rate", "budget", "max_batch", "seconds"):
+        above_0(flag(name), getattr(classifier, name))
+    for name in ("ttft_ms", "tpot_ms"):
+        above_0(flag(name), getattr(decoder, name))
+    target = decoder.model
     if target and Path(target).suffix in (".yaml", ".yml"):
         from isobatch.cluster.commands.plan_fleet import OF_ONE, plan_fleet
 
         refusal = "is for one application: the fleet's file says it, or every application has its own"
-        given = replace(given, values={**given.values, "model": None})
-        plan_fleet(Path(target), given.only(ClassifierPlanOptions, refusal, but=OF_ONE))
+        check_not_given(classifier, OF_ONE, refusal)
+        check_only(ClassifierPlanOptions, replace(decoder, model=None), refusal)
+        plan_fleet(Path(target), classifier)
     elif target:
         from isobatch.cluster.commands.plan_texts import plan_decoder
 
         refusal = "is for classifiers, which are planned by --profile without a directory; a decoder has --ttft-ms"
-        plan_decoder(given.only(DecoderPlanOptions, refusal))
+        check_only(DecoderPlanOptions, classifier, refusal)
+        plan_decoder(decoder)
     else:
-        plan_classifier(given.only(ClassifierPlanOptions, "is for decoders: name the directory of one"))
+        check_only(ClassifierPlanOptions, decoder, "is for decoders: name the directory of one")
+        plan_classifier(classifier)
 
 
 def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":

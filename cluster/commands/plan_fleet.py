@@ -1,6 +1,7 @@
 """`isobatch plan fleet.yaml`: divides one set of devices among several applications, and plans each of them."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,14 +29,12 @@ from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import plan_for_its_ramps
-from isobatch.profiles.devices import GB, Device, as_text, fleet, ways_to_share
+from isobatch.profiles.devices import GB, Device, as_text, fleet, sharing_choices
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, write_whole
 
 # Options that a fleet's file names for each application, or that a division does not support.
-OF_ONE = (
-    "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
-)  # fmt: skip
+OF_ONE = ("profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut")
 HANDOVER_S = 1.0  # until a standby replica is used
 LOOK_EVERY_S = 1.0  # with standby or parking, so that lent devices return soon
 DIVISIONS = 3  # at most; each knows the goodput of the plans of the previous division
@@ -44,13 +43,14 @@ CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 
 @dataclass(frozen=True)
 class Planned:
-    """One application with its part of the fleet, and the problem by which it is planned."""
+    """An application, the problem by which it is planned, and its plan, once it has a part of the fleet."""
 
     entry: FleetEntry
     path: Path
     profile: Profile
     options: ClassifierPlanOptions
-    asks: FleetApplication
+    application: FleetApplication
+    result: PlanResult | None = None  # None: it has no devices
 
     @classmethod
     def of(
@@ -73,18 +73,32 @@ class Planned:
         if facts.exits:
             first = plan_for_its_ramps(facts, most, lambda given: side_by_side(given, most, CANDIDATE_GAP))
             facts = first[1] if first else facts
-        asks = FleetApplication(
-            entry.name, facts.given, objective, entry.weight, entry.rate_per_s, entry.least_per_s,
-            entry.priority,
-        )  # fmt: skip
-        return cls(entry, path, profile, own, asks)
+        application = FleetApplication(
+            entry.name, facts.given, objective, entry.weight, entry.rate_per_s, entry.least_per_s, entry.priority
+        )
+        return cls(entry, path, profile, own, application)
 
-    def plan_on(self, devices: Sequence[Device]) -> PlanResult | None:
-        """The plan that `isobatch plan` makes of one application on these devices; None if it gets none."""
-        if not devices:
-            return None
+    def planned_on(self, devices: Sequence[Device], counts: Sequence[int]) -> Self:
+        """The same with the plan that `isobatch plan` makes on this part of the devices, if it has any."""
+        part = [replace(each, count=count) for each, count in zip(devices, counts, strict=True) if count]
+        if not (here := _known(part, self.profile)):
+            return replace(self, result=None)
         with LivePlan(self.options.seconds) as live:
-            return searched(self.options, devices, self.profile, self.asks.objective, live)
+            result = searched(self.options, here, self.profile, self.application.objective, live)
+        return replace(self, result=result)
+
+    @property
+    def plan(self) -> Plan | None:
+        return named(self.result.plan, self.profile, self.application.objective.slo_s) if self.result else None
+
+    @property
+    def devices(self) -> dict[str, int]:
+        return self.result.plan.devices() if self.result else {}
+
+    @property
+    def goodput_per_s(self) -> float:
+        promise = self.result.plan.promise if self.result else None
+        return promise.goodput_per_s if promise else 0.0
 
 
 @dataclass(frozen=True)
@@ -93,34 +107,19 @@ class PlannedFleet:
     devices: Sequence[Device]
     applications: Sequence[Planned]
     division: Division
-    results: Sequence[PlanResult | None]
-
-    @property
-    def goodputs_per_s(self) -> list[float]:
-        promises = [result.plan.promise if result else None for result in self.results]
-        return [promise.goodput_per_s if promise else 0.0 for promise in promises]
 
     @property
     def left(self) -> dict[str, int]:
         """The devices that no plan uses."""
-        used = [result.plan.devices() for result in self.results if result]
-        left = {each.kind: each.count - sum(plan.get(each.kind, 0) for plan in used) for each in self.devices}
-        return {kind: count for kind, count in left.items() if count}
+        used = sum((Counter(each.devices) for each in self.applications), Counter[str]())
+        return {each.kind: each.count - used[each.kind] for each in self.devices if each.count > used[each.kind]}
 
     @property
     def value(self) -> float:
-        dollars = [result.score.cost_per_hour if result else 0.0 for result in self.results]
-        rows = zip(self.applications, self.goodputs_per_s, dollars, strict=True)
-        return abs(value_of(self.goal, [each.asks.worth(self.goal, *figures) for each, *figures in rows])[0])
-
-    @property
-    def plans(self) -> dict[str, Plan]:
-        """The plan of each application that gets devices, by its name."""
-        return {
-            each.entry.name: named(result.plan, each.profile, each.asks.objective.slo_s)
-            for each, result in zip(self.applications, self.results, strict=True)
-            if result
-        }
+        dollars = [each.result.score.cost_per_hour if each.result else 0.0 for each in self.applications]
+        rows = zip(self.applications, dollars, strict=True)
+        worths = [each.application.worth(self.goal, each.goodput_per_s, cost) for each, cost in rows]
+        return abs(value_of(self.goal, worths)[0])
 
 
 def plan_fleet(file: Path, options: ClassifierPlanOptions) -> None:
@@ -140,44 +139,57 @@ def plan_fleet(file: Path, options: ClassifierPlanOptions) -> None:
     if content.standby:
         _check_memory(applications, devices)
     elif len(applications) > 1 and content.goal != "cost":  # plans for cost rent whole devices
-        applications, devices = _shared_or_not(applications, ways_to_share(devices, covered), content.goal, file.parent)
+        choices = sharing_choices(devices, covered)
+        applications, devices = _shared_or_not(applications, choices, content.goal, file.parent)
     planned = _planned(applications, devices, content.goal, options.gap)
-    written = _write_plans(planned, out.parent if out else Path())
+    folder = out.parent if out else Path()
+    plans = {_plan_file(each, folder): each.plan for each in planned.applications if each.plan}
+    for path, plan in plans.items():
+        write_whole(path, plan.to_json())
     if options.as_json:
         print(json.dumps(_json(planned), indent=2))
     else:
-        _print(planned, written)
+        _print(planned, folder)
     if out:
-        _write_serve_file(planned, written, out, file.parent, content.standby)
+        _write_serve_file(planned, out, file.parent, content.standby)
+
+
+def _plan_file(each: Planned, folder: Path) -> Path:
+    return folder / f"{each.entry.name}-plan.json"
 
 
 def _shared_or_not(
-    applications: list[Planned], ways: Sequence[Sequence[Device]], goal: FleetGoal, folder: Path
+    applications: list[Planned], choices: Sequence[Sequence[Device]], goal: FleetGoal, folder: Path
 ) -> tuple[list[Planned], Sequence[Device]]:
     """The applications and the devices, each of which several replicas share if that is worth more by estimate."""
-    best, value, error = (applications, ways[0]), tuple[float, ...](), None
-    options, few = applications[0].options, sum(each.count for each in ways[0]) < len(applications)
+    best, value, error = (applications, choices[0]), tuple[float, ...](), None
+    options, few = applications[0].options, sum(each.count for each in choices[0]) < len(applications)
     with LivePlan(options.seconds) as live:
-        for index, way in enumerate(ways if few or len(ways) > 1 else ()):
+        for index, devices in enumerate(choices if few or len(choices) > 1 else ()):
             try:
-                here = [Planned.of(each.entry, folder, goal, way, options) if index else each for each in applications]
-                division = divide([each.asks for each in here], way, goal, max(options.gap, CANDIDATE_GAP))
+                here = [
+                    Planned.of(each.entry, folder, goal, devices, options) if index else each for each in applications
+                ]
+                gap = max(options.gap, CANDIDATE_GAP)
+                division = divide([each.application for each in here], devices, goal, gap)
                 if division.value > value:
-                    best, value = (here, way), division.value
+                    best, value = (here, devices), division.value
             except UserError as caught:
                 error = caught
             if value and live.is_over():
                 break
     if error and not value:
-        hint = "; devices are shared once that is measured (isobatch profile --together 2)" if len(ways) == 1 else ""
+        measured = len(choices) > 1
+        hint = "" if measured else "; devices are shared once that is measured (isobatch profile --together 2)"
         raise UserError(f"{error}{hint}")
     return best
 
 
 def _check_parks(each: Planned) -> None:
     """Raise UserError if the application could never be parked."""
-    facts, after_s = each.asks.facts, each.entry.park_after_s
-    if after_s and not kind_for_one(facts, each.asks.objective, {device.kind: 1 for device in facts.devices}):
+    facts, after_s = each.application.facts, each.entry.park_after_s
+    one_each = {device.kind: 1 for device in facts.devices}
+    if after_s and not kind_for_one(facts, each.application.objective, one_each):
         raise UserError(
             f"{each.entry.name}: park_after_s = {after_s:g}: no single device sustains its network within its SLO, so "
             "that none could answer its next inputs: leave park_after_s or standby out, or raise slo_ms"
@@ -199,34 +211,30 @@ def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) ->
 
 def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
     """Divide and plan; if a plan sustains less than its application needs, divide again by the simulated goodput."""
-    asking, short = [each.asks for each in applications], list[tuple[FleetApplication, float]]()
+    short = list[Planned]()
     for _ in range(DIVISIONS):
         try:
-            division = divide(asking, devices, goal, gap)
+            division = divide([each.application for each in applications], devices, goal, gap)
         except UserError:
             if not short:
                 raise
             break  # the error below names the shortfall
-        parts = [_part(devices, part) for part in division.parts]
-        results = [each.plan_on(_known(part, each.profile)) for each, part in zip(applications, parts, strict=True)]
-        planned = PlannedFleet(goal, devices, applications, division, results)
-        short = [
-            (each, sustained_per_s)
-            for each, sustained_per_s in zip(asking, planned.goodputs_per_s, strict=True)
-            if sustained_per_s < each.needed_per_s(goal) * (1 - SAME)
+        applications = [
+            each.planned_on(devices, counts) for each, counts in zip(applications, division.parts, strict=True)
         ]
+        short = [each for each in applications if each.goodput_per_s < each.application.needed_per_s(goal) * (1 - SAME)]
         if not short:
-            return planned
+            return PlannedFleet(goal, devices, applications, division)
         if not division.estimates:  # one application alone: there is nothing to divide
             break
-        asking = [
-            each.learned(sustained_per_s, estimate.estimated_per_s)
-            for each, sustained_per_s, estimate in zip(asking, planned.goodputs_per_s, division.estimates, strict=True)
+        applications = [
+            replace(each, application=each.application.learned(each.goodput_per_s, estimate.estimated_per_s))
+            for each, estimate in zip(applications, division.estimates, strict=True)
         ]
-    each, sustained_per_s = short[0]
-    needed_per_s = each.needed_per_s(goal)
+    name, needed_per_s = short[0].entry.name, short[0].application.needed_per_s(goal)
+    sustained_per_s = short[0].goodput_per_s
     raise UserError(
-        f"{each.name} needs {needed_per_s:.6g} per second, its plan sustains {sustained_per_s:.6g}, as simulated: "
+        f"{name} needs {needed_per_s:.6g} per second, its plan sustains {sustained_per_s:.6g}, as simulated: "
         f"{needed_per_s - sustained_per_s:.6g} are missing"
     )
 
@@ -251,22 +259,14 @@ def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
     return {"name": each.entry.name, **named, **each.entry.args, "profile": str(each.path.resolve())}
 
 
-def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
-    written = {}
-    for name, plan in planned.plans.items():
-        written[name] = folder / f"{name}-plan.json"
-        write_whole(written[name], plan.to_json())
-    return written
-
-
-def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, folder: Path, standby: bool) -> None:
+def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: bool) -> None:
     import yaml
 
     content: list[dict[str, Any]] = []
-    members = [each for each in zip(planned.applications, planned.results, strict=True) if each[1]]
-    for each, _ in members:
+    members = [each for each in planned.applications if each.result]
+    for each in members:
         name = each.entry.name
-        arguments = _arguments(each, folder) | {"plan": str(plans[name].resolve())}
+        arguments = _arguments(each, folder) | {"plan": str(_plan_file(each, out.parent).resolve())}
         served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
         controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
@@ -275,40 +275,42 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
             if standby:
                 served["args"] |= {"standby": shared, "sharers": len(members)}
                 controller["args"] |= {"start_s": HANDOVER_S}
-            controller["args"] |= {"look_every_s": LOOK_EVERY_S} if standby or each.entry.park_after_s else {}
+            if standby or each.entry.park_after_s:
+                controller["args"] |= {"look_every_s": LOOK_EVERY_S}
         content += [served, controller]
     if len(members) > 1:
         content.append(_arbiter(planned, members))
-        soon = standby or any(each.entry.park_after_s for each, _ in members)
-        content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S} if soon else {}
+        if standby or any(each.entry.park_after_s for each in members):
+            content[-1]["args"] |= {"look_every_s": LOOK_EVERY_S}
     write_whole(out, yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 
 
-def _arbiter(planned: PlannedFleet, members: Sequence[tuple[Planned, PlanResult | None]]) -> dict[str, Any]:
+def _arbiter(planned: PlannedFleet, members: Sequence[Planned]) -> dict[str, Any]:
     """The application that moves devices between the others while they run."""
     applications = [
         each.entry.model_dump(include=set(ShareTerms.model_fields), exclude_defaults=True)
-        | {"devices": result.plan.devices() if result else {}, "controller": f"{each.entry.name}-controller"}
-        for each, result in members
+        | {"devices": each.devices, "controller": f"{each.entry.name}-controller"}
+        for each in members
     ]
     devices = {device.kind: device.count for device in planned.devices}
     arguments = {"devices": devices, "goal": planned.goal, "applications": applications}
     return {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
 
 
-def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
+def _print(planned: PlannedFleet, folder: Path) -> None:
     console, alone = Console(), len(planned.applications) == 1
     columns = [] if alone else ["estimated", "equal share", "all devices"]
     table = Table("application", "devices", "per second", *columns, title=f"a fleet for {planned.goal}")
-    rows = zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True)
-    for index, (each, result, goodput_per_s) in enumerate(rows):
-        used = as_text(result.plan.devices()) if result else "none"
+    lines = list[str]()
+    for index, each in enumerate(planned.applications):
         estimates = [] if alone else asdict(planned.division.estimates[index]).values()
-        table.add_row(each.entry.name, used, *map(number_text, (goodput_per_s, *estimates)))
+        figures = map(number_text, (each.goodput_per_s, *estimates))
+        table.add_row(each.entry.name, as_text(each.devices) or "none", *figures)
+        if each.plan:
+            lines.append(f"{each.entry.name}: {summary(each.plan)}; written to {_plan_file(each, folder)}")
     console.print(table)
-    made = [f"{name}: {summary(plan)}; written to {written[name]}" for name, plan in planned.plans.items()]
-    for line in (*made, *_lines(planned)):
+    for line in (*lines, *_lines(planned)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -325,17 +327,17 @@ def _lines(planned: PlannedFleet) -> list[str]:
     if len(planned.applications) > 1:
         lines[0] += f"; by the planner's estimates, {proved}"
     if left:
-        lines.append(f"not used: {', '.join(f'{count} {kind}' for kind, count in left.items())}")
+        lines.append(f"not used: {as_text(left)}")
     return lines
 
 
 def _json(planned: PlannedFleet) -> dict[str, object]:
-    rows = enumerate(zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True))
+    estimates = [asdict(each) for each in planned.division.estimates] or [{} for _ in planned.applications]
     applications = [
-        {"name": each.entry.name, "goodput_per_s": goodput_per_s}
-        | (asdict(planned.division.estimates[index]) if planned.division.estimates else {})
-        | {"result": result and result.as_json()}
-        for index, (each, result, goodput_per_s) in rows
+        {"name": each.entry.name, "goodput_per_s": each.goodput_per_s}
+        | estimate
+        | {"result": each.result and each.result.as_json()}
+        for each, estimate in zip(planned.applications, estimates, strict=True)
     ]
     return {
         "schema_version": 1,
@@ -346,10 +348,6 @@ def _json(planned: PlannedFleet) -> dict[str, object]:
         "not_used": planned.left,
         "applications": applications,
     }
-
-
-def _part(devices: Sequence[Device], counts: Sequence[int]) -> list[Device]:
-    return [replace(each, count=count) for each, count in zip(devices, counts, strict=True) if count]
 
 
 def _known(devices: Sequence[Device], profile: Profile) -> list[Device]:

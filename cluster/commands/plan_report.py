@@ -111,7 +111,8 @@ def _splits(result: PlanResult) -> Table:
 
     In a local placement survivors stay on the replica that made them.
     """
-    table = Table("blocks", "device", "replicas", "batch", "ramps", "ms per launch", "busy", "going on", title="splits")
+    columns = "blocks", "device", "replicas", "batch", "ramps", "ms per launch", "busy", "survivors"
+    table = Table(*columns, title="splits")
     for plan, score in result.pipelines:
         table.add_section()
         seen: list[Placement] = []
@@ -133,8 +134,8 @@ def _survivors(result: PlanResult) -> Iterator[str]:
         for before, part in pairwise(score.splits):
             split, table = part.split, result.facts.table(before.kind)
             weight = f"{split.batch_size * table.hidden_bytes[split.start - 1] / 1e6:,.3g} MB"
-            way = "stays on its device" if part.stays else f"takes {part.transfer_s * 1e3:.1f} ms on the link"
-            yield f"A batch before block {split.start} weighs {weight} and {way}."
+            path = "stays on its device" if part.stays else f"takes {part.transfer_s * 1e3:.1f} ms on the link"
+            yield f"A batch before block {split.start} weighs {weight} and {path}."
 
 
 def _ramps(ramps: tuple[int, ...]) -> str:

@@ -41,7 +41,7 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
-from isobatch.profiles.devices import Device, fleet, links_between, ways_to_share
+from isobatch.profiles.devices import Device, fleet, links_between, sharing_choices
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
@@ -49,7 +49,7 @@ from isobatch.profiles.files import Profile
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
 SIMULATED_PER_S = 15_000  # inputs that a core of 2021 simulates in a second
-AT_ONCE = 3  # cores that the runs which make a promise keep busy: four rates are run at once, twice, and one run alone
+PARALLEL_RUNS = 3  # cores that the runs which make a promise keep busy: four rates at once, twice, and one run alone
 
 
 class LivePlan:
@@ -94,7 +94,7 @@ class LivePlan:
     def fits(self, inputs: float) -> bool:
         """Whether this many inputs can be simulated in the time that is left."""
         left_s = self.left_s
-        return left_s is None or inputs <= left_s * min(usable_cores(), AT_ONCE) * SIMULATED_PER_S
+        return left_s is None or inputs <= left_s * min(usable_cores(), PARALLEL_RUNS) * SIMULATED_PER_S
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
@@ -147,13 +147,13 @@ FEWEST_INPUTS = 2_000  # of a run
 ROUGH_RUNS = 10  # about this many short runs find a plan's goodput at both ends of an interval
 
 
-def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, objective: Objective) -> PlanResult:
+def planned(options: ClassifierPlanOptions, fleet_text: str, profile: Profile, objective: Objective) -> PlanResult:
     """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more.
 
     Where dollars count, no device is shared: a share has its part of the price, but only whole devices are rented.
     """
     counts_dollars = objective.aim.at_expected_rate or objective.cost_per_hour is not None
-    alone, *shared = ways_to_share(fleet(devices), () if options.no_later or counts_dollars else profile.kinds)
+    alone, *shared = sharing_choices(fleet(fleet_text), () if options.no_later or counts_dollars else profile.kinds)
     seconds, hurried = options.seconds, False
     if shared:
         with LivePlan(seconds) as live:
@@ -161,10 +161,10 @@ def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, obje
         hurried = live.stopped
         seconds = live.left_s and live.left_s / (1 + len(shared))
     results, errors = dict[str, PlanResult](), list[UserError]()
-    for name, way in (("not shared", alone), *(("shared", way) for way in shared)):
+    for name, devices in (("not shared", alone), *(("shared", each) for each in shared)):
         try:
             with LivePlan(seconds) as live:
-                results[name] = searched(replace(options, seconds=seconds), way, profile, objective, live)
+                results[name] = searched(replace(options, seconds=seconds), devices, profile, objective, live)
         except UserError as error:
             errors.append(error)
         if live.stopped:
@@ -183,19 +183,19 @@ def planned(options: ClassifierPlanOptions, devices: str, profile: Profile, obje
 
 
 def most_promising(
-    options: ClassifierPlanOptions, profile: Profile, objective: Objective, ways: Sequence[tuple[Device, ...]],
+    options: ClassifierPlanOptions, profile: Profile, objective: Objective, choices: Sequence[tuple[Device, ...]],
     live: LivePlan,
 ) -> list[tuple[Device, ...]]:  # fmt: skip
-    """The way to share devices that is best by estimate; none where no way has a plan."""
+    """The choice of shared devices that is best by estimate; none where no choice has a plan."""
     within = objective if options.believed else replace(objective, slack=0.0)  # as simulated plans need no slack
-    values = dict[tuple[Device, ...], float]()
-    for way in ways:
+    gap, values = max(options.gap, choice.CANDIDATE_GAP), dict[tuple[Device, ...], float]()
+    for devices in choices:
         with suppress(UserError):  # no times of the backend, for example
-            facts = problem_of(options, way, profile)
-            values[way] = _value(found_in_time(live, facts, within, max(options.gap, choice.CANDIDATE_GAP)), objective)
+            facts = problem_of(options, devices, profile)
+            values[devices] = _value(found_in_time(live, facts, within, gap), objective)
         if live.is_over():
             break
-    return [way for way in sorted(values, key=values.__getitem__) if values[way] < inf][:1]
+    return [devices for devices in sorted(values, key=values.__getitem__) if values[devices] < inf][:1]
 
 
 def _value(plan: Plan | None, objective: Objective) -> float:

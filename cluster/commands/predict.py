@@ -85,7 +85,7 @@ def predict(
             shown = show(rows, f"answering {data.name}")
             count = answer_rows(data, shown, source.answerer(), part, job, source.at_once)
         except KeyboardInterrupt:
-            console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
+            console.print(f"interrupted: {part} has the answers so far; the same command continues from there")
             raise typer.Exit(INTERRUPTED) from None
         finish(part, out, reading.label_separator)
     console.print(f"{count:,} rows are answered in {out}")

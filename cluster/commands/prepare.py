@@ -13,15 +13,15 @@ from isobatch.cluster.commands import METRICS, Dtype, Metric, policy_path, share
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
-    GivenOptions,
     Labels,
     Queries,
     ReadingOptions,
     TextFileOptions,
     check_not_given,
+    check_only,
     check_unread,
     label_names,
-    of_kinds,
+    with_options,
 )
 from isobatch.deployments.folders import hash_of, replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from isobatch.deployments.tasks import Task
 
 Kind = Literal["light", "pooler"]
-EACH = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel", KEYPOINTS.name: ", point by point"}
+BY_ANSWER = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel", KEYPOINTS.name: ", point by point"}
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 
@@ -100,8 +100,8 @@ class DecoderPrepareOptions(TextFileOptions, _CommonOptions):
     ] = None
 
 
-@of_kinds(ClassifierPrepareOptions, DecoderPrepareOptions)
-def prepare(given: GivenOptions) -> None:
+@with_options(classifier=ClassifierPrepareOptions, decoder=DecoderPrepareOptions)
+def prepare(classifier: ClassifierPrepareOptions, decoder: DecoderPrepareOptions) -> None:
     """Give a network early exits, without touching its weights.
 
     The promise for other inputs is tested on a third of the rows, which are used for nothing else: thresholds are
@@ -122,23 +122,23 @@ def prepare(given: GivenOptions) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare import pipeline
 
-    loss = share(given.values["max_accuracy_loss"])
-    pipeline.check_free(given.values["out"], given.values["force"])
-    source = checkpoint.locate(given.values["model"], check_if_decoder)
-    _check_kept(given.values["out"], source, given.values["data"])
+    loss = share(classifier.max_accuracy_loss)
+    pipeline.check_free(classifier.out, classifier.force)
+    source = checkpoint.locate(classifier.model, check_if_decoder)
+    _check_not_replaced(classifier.out, source, classifier.data)
     if is_decoder(source):
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
-        _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
+        check_only(DecoderPrepareOptions, classifier, refusal)
+        _prepare_decoder(decoder, source, loss)
     else:
-        refusal = "is for decoders: this network is not one"
-        options = given.only(ClassifierPrepareOptions, refusal)
-        if options.own_exits or options.exit_names:
-            _prepare_own(options, source, loss)
+        check_only(ClassifierPrepareOptions, decoder, "is for decoders: this network is not one")
+        if classifier.own_exits or classifier.exit_names:
+            _prepare_own(classifier, source, loss)
         else:
-            _prepare_classifier(options, source, loss)
+            _prepare_classifier(classifier, source, loss)
 
 
-def _check_kept(out: Path, *read: Path) -> None:
+def _check_not_replaced(out: Path, *read: Path) -> None:
     """Raise UserError if something that is read lies in the directory that is replaced."""
     for each in read:
         beside = each.parent.resolve()  # of a link, which would be lost even if it leads elsewhere
@@ -177,18 +177,8 @@ def _prepare_classifier(
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.loading import resolve_device
     from isobatch.deployments.models.ramps import check_answers, check_forgets, policy_at
-    from isobatch.deployments.prepare import pipeline
+    from isobatch.deployments.prepare import pipeline, report
     from isobatch.deployments.prepare.measuring import PrepareOptions
-    from isobatch.deployments.prepare.report import (
-        advice,
-        class_table,
-        copies,
-        exit_table,
-        outdone,
-        promise_text,
-        unseen,
-        warnings,
-    )
 
     data, out = options.data, options.out
     checkpoint.check(source)
@@ -198,11 +188,7 @@ def _prepare_classifier(
     _check_scores(options, task)
     if not task.by_score:
         check_answers(rule, "--policy")
-    metric = options.metric or (NDCG if options.queries else task.metrics[0])
-    if metric not in task.metrics:
-        gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
-        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
-        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
+    metric = _metric_of(options, task)
     if task.several:
         check_forgets(rule, "--policy")
     if task.by_map and (own or options.ramp != "light"):
@@ -216,7 +202,7 @@ def _prepare_classifier(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            f"and agreement with it is promised{EACH.get(task.name, '')}"
+            f"and agreement with it is promised{BY_ANSWER.get(task.name, '')}"
         )
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
@@ -230,18 +216,28 @@ def _prepare_classifier(
         notes["data_hash"] = hash_of([data])
     with naming_rows(data, sample.rows):
         rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
-    console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
+    console.print(report.exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early
-        console.print(promise_text(rules.promise), highlight=False)
+        console.print(report.promise_text(rules.promise), highlight=False)
     if sample.labels is not None and rules.classes and not task.by_score:
-        console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
+        console.print(report.class_table(rules.classes, names.names, task.answered, rules.entities))
+    of_classes = () if task.by_score else report.warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
-    rare = unseen(rules.classes, names.names) if counted else None
+    rare = report.unseen(rules.classes, names.names) if counted else None
     cut = rules.notes.get(pipeline.CUT)
-    for sentence in filter(None, (cut, copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
+    remarks = cut, report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
+    for sentence in filter(None, remarks):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+
+
+def _metric_of(options: ClassifierPrepareOptions, task: "Task") -> Metric:
+    metric: Metric = options.metric or (NDCG if options.queries else task.metrics[0])
+    if metric not in task.metrics:
+        gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
+        needed, others = gives.get(metric, "one label"), ", ".join(task.metrics)
+        raise UserError(f"--metric {metric} is for networks that give an input {needed}; for this one: {others}")
+    return metric
 
 
 def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:

@@ -1,13 +1,20 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from isobatch.cluster.commands import Dtype, check_writable
-from isobatch.cluster.commands.shared_options import READS, DeviceHere, GivenOptions, ReadingOptions, of_kinds
+from isobatch.cluster.commands.shared_options import (
+    READS,
+    DeviceHere,
+    ReadingOptions,
+    check_not_given,
+    check_only,
+    with_options,
+)
 from isobatch.deployments.named import known_backend
 
 
@@ -60,8 +67,8 @@ class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
 LINKS_NEED = {"model", "out", "device", "kind", "links"}  # the options that --links reads
 
 
-@of_kinds(ClassifierProfileOptions, ProfileOptions)
-def profile(given: GivenOptions) -> None:
+@with_options(options=ClassifierProfileOptions)
+def profile(options: ClassifierProfileOptions) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
     For a decoder, launches of its engine are timed, and the cost of each part of a launch is fitted to them.
@@ -75,21 +82,22 @@ def profile(given: GivenOptions) -> None:
     from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from isobatch.deployments.models import checkpoint
 
-    known_backend(given.values["backend"])
-    check_writable(given.values["out"])
-    source = checkpoint.locate(given.values["model"], check_if_decoder)
+    known_backend(options.backend)
+    check_writable(options.out)
+    source = checkpoint.locate(options.model, check_if_decoder)
     if is_decoder(source):
         from isobatch.cluster.commands.profile_texts import profile_texts
 
         refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
-        profile_texts(given.only(ProfileOptions, refusal), source)
-    elif given.values["links"]:
+        check_only(ProfileOptions, options, refusal)
+        profile_texts(options, source)
+    elif options.links:
         from isobatch.cluster.commands.profile_inputs import profile_links
 
-        others = given.values.keys() - LINKS_NEED
-        refusal = "is not read by --links, which times no launches: leave it out"
-        profile_links(given.only(ClassifierProfileOptions, refusal, others), source)
+        others = [each.name for each in fields(options) if each.name not in LINKS_NEED]
+        check_not_given(options, others, "is not read by --links, which times no launches: leave it out")
+        profile_links(options, source)
     else:
         from isobatch.cluster.commands.profile_inputs import profile_inputs
 
-        profile_inputs(given.only(ClassifierProfileOptions, "is for decoders"), source)
+        profile_inputs(options, source)

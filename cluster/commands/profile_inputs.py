@@ -13,17 +13,7 @@ from rich.console import Console
 from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.commands.profile import ClassifierProfileOptions
 from isobatch.cluster.commands.shared_options import check_no_file
-from isobatch.cluster.profiling.block_times import (
-    exits_from_rules,
-    in_batches,
-    lengths_of,
-    on_timed_backend,
-    report,
-    sample_inputs,
-    timed,
-    uncatalogued,
-    with_sure,
-)
+from isobatch.cluster.profiling import block_times
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
@@ -73,21 +63,21 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     if before:
         before.check_same(title_of(model), exact.num_blocks, weights)
     kind = options.kind or kind_of(device_name(str(exact.device)))
-    if warning := uncatalogued(kind):
+    if warning := block_times.uncatalogued(kind):
         console.print(warning, highlight=False)
     counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
     exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
-    network = on_timed_backend(exact, model, options.backend, dtype)
+    network = block_times.on_timed_backend(exact, model, options.backend, dtype)
     with naming_rows(data or source, rows):
-        lengths = lengths_of(network, recorded)
-    inputs = sample_inputs(network, source, lengths, tokens)
+        lengths = block_times.lengths_of(network, recorded)
+    inputs = block_times.sample_inputs(network, source, lengths, tokens)
     side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
     at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
     derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
     # The first precision of a kind counts if none is named.
     precisions = {kind: options.dtype or own_precisions(source, kind)[0] for kind in others}
     derived.sort(key=lambda each: (others.index(each.kind), each.dtype != precisions[each.kind]))
-    measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
+    measured = block_times.timed(network, inputs, kind, dtype, options.budget, options.largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
     interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
     if options.together and not interrupted:
@@ -98,7 +88,7 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
         interrupted = isinstance(ended, KeyboardInterrupt)
     if data and not interrupted:
         with naming_rows(data, rows):
-            counted = count_exits(network, in_batches(network, recorded))
+            counted = count_exits(network, block_times.in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
         partly = f"exits: WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
         over = partly if interrupted else f"{COUNTED}{counted.inputs} inputs"
@@ -106,7 +96,7 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
         if lengths:
             span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
             exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)
-    exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
+    exits, by_tokens = (each and block_times.with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *(note for _, note in shared), *exit_notes)
     tables = (*own, *(table for table, _ in shared), *derived)
     new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
@@ -135,7 +125,7 @@ def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[Laten
 
 
 def _report(console: Console, new: Profile, out: Path) -> None:
-    console.print(report(new))
+    console.print(block_times.report(new))
     if derived := [each for each in new.tables if each.derived]:
         variants = (f"{each.kind_and_length} ({each.backend} {each.dtype}, {each.origin})" for each in derived)
         console.print(f"not measured: {'; '.join(variants)}", highlight=False)
@@ -149,7 +139,7 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     rules = [(rule.block, rule.survival) for rule in network.ramps.rules.ramps]
     if not rules:
         return None, ()
-    exits = exits_from_rules(rules, network.num_blocks)
+    exits = block_times.exits_from_rules(rules, network.num_blocks)
     if exits:
         return exits, ("exits: as 'isobatch prepare' measured them; --data counts them over your own inputs",)
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)

@@ -64,7 +64,7 @@ def profile_texts(options: ProfileOptions, source: Path) -> None:
             save_text_profile(before.joined_by(new) if before else new, path)
     ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
     lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
-    for line in (*notes, f"tokens that go on: {ramps}", lengths):
+    for line in (*notes, f"tokens that continue: {ramps}", lengths):
         console.print(line, highlight=False)
     console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
 

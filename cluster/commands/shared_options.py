@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -110,7 +110,14 @@ def check_unread(given: Mapping[str, object], why: str) -> None:
 def check_not_given(options: "DataclassInstance", names: Iterable[str], why: str) -> None:
     """The same for options that do not have their defaults."""
     defaults = {each.name: each.default for each in fields(options)}
-    check_unread({flag(name): getattr(options, name) != defaults[name] for name in names}, why)
+    # []: the default of an option that may be repeated
+    check_unread({flag(name): getattr(options, name) not in (defaults[name], []) for name in names}, why)
+
+
+def check_only(kind: "type[DataclassInstance]", options: "DataclassInstance", why: str) -> None:
+    """The same for options that this kind does not have."""
+    own = {each.name for each in fields(kind)}
+    check_not_given(options, [each.name for each in fields(options) if each.name not in own], why)
 
 
 def check_no_file(options: ReadingOptions, **others: object) -> None:
@@ -188,61 +195,44 @@ class ArrivalOptions:
         return workloads.arrivals(self.arrivals, self.rate, seconds, self.seed, self.cv)
 
 
-KindOptions = TypeVar("KindOptions", bound="DataclassInstance")
 Command = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class GivenOptions:
-    """The values of all options of a command that has other ones for each kind of network."""
+def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Command]:
+    """Adds the fields of these classes to a command's own options. Its function gets an object of each.
 
-    values: Mapping[str, Any]
-    defaults: Mapping[str, Any]
+    A field that several classes have is one option.
+    """
 
-    def only(self, kind: type[KindOptions], refusal: str, but: Iterable[str] = ()) -> KindOptions:
-        """The options of one kind. Raise UserError if another one, or one of `but`, does not have its default."""
-        names = {field.name for field in fields(kind)}
-        for name, value in self.values.items():
-            is_given = value not in (self.defaults[name], [])  # []: a repeatable option
-            if is_given and (name not in names or name in but):
-                raise UserError(f"{flag(name)} {refusal}")
-        return kind(**{name: self.values[name] for name in names})
+    def decorate(function: Command) -> Command:
+        parameters = signature(function, eval_str=True).parameters
+        own = {name: each for name, each in parameters.items() if name not in classes}
+        options = own | {each.name: each for kind in classes.values() for each in _parameters(kind)}
 
-
-def of_kinds(
-    *kinds: "type[DataclassInstance]", panels: Mapping[str, Iterable[str]] | None = None
-) -> Callable[[Callable[[GivenOptions], None]], Command]:
-    """Makes a command of a function: its options are the fields of these classes, in these panels of --help."""
-    parameters = {each.name: each for kind in kinds for each in _parameters(kind)}
-    for panel, names in (panels or {}).items():
-        for name in names:
-            (option,) = parameters[name].annotation.__metadata__
-            option.rich_help_panel = panel
-    defaults = {name: each.default for name, each in parameters.items()}
-
-    def decorate(function: Callable[[GivenOptions], None]) -> Command:
         @wraps(function)
         def command(**values: Any) -> None:
-            function(GivenOptions(values, defaults))
+            objects = {
+                name: kind(**{each.name: values[each.name] for each in fields(kind)}) for name, kind in classes.items()
+            }
+            function(**{name: values[name] for name in own}, **objects)
 
-        return _signed(command, parameters.values())
+        keywords = [_as_option(each).replace(kind=Parameter.KEYWORD_ONLY) for each in options.values()]
+        command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in keywords}
+        return command
 
     return decorate
 
 
-def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Command]:
-    """Adds the fields of these classes to a command's own options. Its function gets an object of each."""
-    packed = {name: _parameters(each) for name, each in classes.items()}
+def in_panels(panels: Mapping[str, Iterable[str]]) -> Callable[[Command], Command]:
+    """Puts options of a command into these panels of --help."""
 
-    def decorate(function: Command) -> Command:
-        @wraps(function)
-        def command(**values: Any) -> None:
-            for name, kind in classes.items():
-                values[name] = kind(**{each.name: values.pop(each.name) for each in packed[name]})
-            function(**values)
-
-        own = [each for each in signature(function, eval_str=True).parameters.values() if each.name not in classes]
-        return _signed(command, [*own, *(each for parameters in packed.values() for each in parameters)])
+    def decorate(command: Command) -> Command:
+        for panel, names in panels.items():
+            for name in names:
+                (option,) = command.__annotations__[name].__metadata__
+                option.rich_help_panel = panel
+        return command
 
     return decorate
 
@@ -266,7 +256,7 @@ def _parameters(kind: "type[DataclassInstance]") -> list[Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     defaults = {each.name: Parameter.empty if each.default is MISSING else each.default for each in fields(kind)}
     return [
-        _as_option(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]))
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
         for name, default in defaults.items()
     ]
 
@@ -279,10 +269,3 @@ def _as_option(parameter: Parameter) -> Parameter:
         return parameter
     names = (flag(parameter.name),) if parameter.default is False else ()
     return parameter.replace(annotation=Annotated[kind, typer.Option(*names, help=about)])
-
-
-def _signed(command: Command, parameters: Iterable[Parameter]) -> Command:
-    keywords = [_as_option(each).replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
-    command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in keywords}
-    return command

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
+from isobatch.cluster.commands.shared_options import ArrivalOptions, check_not_given, check_only, with_options
 from isobatch.profiles.errors import UserError
 
 OF_ONE = ("plan", "lengths")  # options without a meaning for several applications
@@ -47,8 +47,8 @@ class TextSimulationOptions(CommonOptions):
     prompts: Annotated[Path | None, "Prompts, one a line, in turn. None: as long as measured."] = None
 
 
-@of_kinds(ClassifierSimulationOptions, TextSimulationOptions)
-def simulate(given: GivenOptions) -> None:
+@with_options(options=ClassifierSimulationOptions, decoder=TextSimulationOptions)
+def simulate(options: ClassifierSimulationOptions, decoder: TextSimulationOptions) -> None:
     """Simulate goodput, latency and cost of a plan under a load, hours in seconds.
 
     Example: [bold]isobatch simulate --config serve.yaml --rate 2000 --hours 1[/]
@@ -58,23 +58,22 @@ def simulate(given: GivenOptions) -> None:
     from isobatch.cluster.commands import check_picture, simulate_run
     from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
 
-    check_picture(given.values["out"])
-    plan, name = given.values["plan"], given.values["application"]
-    content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {}, name)
+    check_picture(options.out)
+    plan, name = options.plan, options.application
+    content = serve_file(options.config, {"plan": str(plan.resolve())} if plan else {}, name)
     if name:
         content = only(name, content)
     fleets = arbiters(content)
-    if given.values["load"] and not fleets:
+    if options.load and not fleets:
         raise UserError("--load is for the applications of a fleet together: give --rate for one application")
     if fleets:
         refusal = "is for one application: give its name with --application"
-        options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
+        check_not_given(options, OF_ONE, refusal)
+        check_only(ClassifierSimulationOptions, decoder, refusal)
         simulate_run.rehearse_fleet(options, content, fleets[0])
     elif applications := text_writers(content):
-        from isobatch.cluster.commands.simulate_texts import rehearse_texts
-
-        refusal = "is for classifiers: texts are simulated without it"
-        rehearse_texts(given.only(TextSimulationOptions, refusal), applications)
+        check_only(TextSimulationOptions, options, "is for classifiers: texts are simulated without it")
+        simulate_run.rehearse_texts(decoder, applications)
     else:
-        refusal = "is for decoders: this network is not one"
-        simulate_run.rehearse_inputs(given.only(ClassifierSimulationOptions, refusal), content)
+        check_only(ClassifierSimulationOptions, decoder, "is for decoders: this network is not one")
+        simulate_run.rehearse_inputs(options, content)

@@ -1,4 +1,4 @@
-"""Runs `isobatch simulate`: inputs, or the applications of a fleet side by side, each under its own load."""
+"""Runs `isobatch simulate`: a classifier, the applications of a fleet side by side, or a decoder, under a load."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,23 +14,29 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.cluster.commands import number_text
+from isobatch.cluster.commands.plan_texts import profile_for
 from isobatch.cluster.commands.shared_options import check_not_given
-from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
+from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, TextSimulationOptions
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
 from isobatch.cluster.controller.sentences import milliseconds
+from isobatch.cluster.load import prompts
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
+from isobatch.cluster.simulator.text_simulation import TextArrival, simulate_texts, text_arrivals
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
-from isobatch.optimizer.plan import opened
+from isobatch.deployments.sources import local
+from isobatch.optimizer.plan import opened, read_plan
+from isobatch.optimizer.text_plans import exits_of
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.exits import ExitProfile
@@ -254,3 +260,39 @@ def _tables(
 def _counts(reports: Sequence[Report], seconds: float) -> tuple[str, ...]:
     arrived, good = (sum(getattr(each, name) for each in reports) for name in ("arrived", "good"))
     return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", number_text(good / seconds)
+
+
+def rehearse_texts(options: TextSimulationOptions, applications: list[dict[str, Any]]) -> None:
+    """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
+    options.check_read()
+    config = checked(DecoderConfig, single_application(applications, "decoders")["args"])
+    if config.plan is None:
+        raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
+    source, plan = config.folder, read_plan(local(config.plan))
+    profile = profile_for(source, local(config.profile) if config.profile else None, exits_of(plan))
+    texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
+    if not texts:
+        raise UserError(NO_INPUTS)
+    if options.prompts:
+        texts = _with_prompts_of(options.prompts, texts, source)
+    with Console(stderr=True).status("simulating"):
+        run = simulate_texts(plan, profile, texts, options.seed, config)
+    console = Console(soft_wrap=True)
+    console.print(prompts.table(prompts.summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
+    tokens = sum(run.exits.values()) or 1
+    exits = ", ".join(f"{count / tokens:.1%} after block {block}" for block, count in sorted(run.exits.items()))
+    console.print(
+        f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
+        f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
+        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again",
+        highlight=False,
+    )
+
+
+def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
+    """The same texts, whose prompts have the lengths of those in a file, in turn."""
+    from isobatch.deployments.decoding.engine_setup import load_tokenizer  # imports torch
+
+    tokenizer = load_tokenizer(source)
+    lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts.prompts_in(file)])
+    return [replace(text, prompt=length) for text, length in zip(texts, lengths, strict=False)]

@@ -34,8 +34,8 @@ WATCH_EVERY_S = 2.0
 BAR_WIDTH = 24  # characters
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
-_LATER = (500, 502, 503, 504)  # statuses after which the same request may be answered
-_STARTS = (502, 503, 504)  # of a server that has not answered yet, but will
+_RETRIED = (500, 502, 503, 504)  # statuses after which the same request may be answered
+_STARTING = (502, 503, 504)  # of a server that has not answered yet, but will
 Stats = dict[str, Any]
 Shown = Group | str  # tables, or JSON
 _Look = Callable[[Stats | None], tuple[Shown, Stats | None]]
@@ -112,8 +112,8 @@ def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float
             answers = True
         except UserError as error:
             code = error.code if isinstance(error, _StatusError) else 0  # 0: no answer
-            answers = answers or code in _STARTS
-            if not answers or (code and code not in _LATER):
+            answers = answers or code in _STARTING
+            if not answers or (code and code not in _RETRIED):
                 raise
             trouble, last = f"{datetime.now():%H:%M:%S}: {error} (the next look is in {WATCH_EVERY_S:g} s)", None
         console.clear()
@@ -167,14 +167,14 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, last: Stat
 
     `last` are the previous statistics. For an application without a controller, only the statistics are shown.
     """
-    writes_texts = stats is not None and "tokens_per_s" in stats
+    is_decoder = stats is not None and "tokens_per_s" in stats
     if answer is None:
         assert stats, "This is a bug: either the controller or the application has answered."
-        if writes_texts:
+        if is_decoder:
             return Group(texts_table(stats, NO_CONTROLLER))
         return Group(_without_controller(stats), picture(stats, last, ()))
     expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
-    drawn = [texts_table(stats) if writes_texts else picture(stats, last, expected)] if stats else []
+    drawn = [texts_table(stats) if is_decoder else picture(stats, last, expected)] if stats else []
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]))
 
 
@@ -218,8 +218,8 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     table.add_row("exits", answer["promise"])
     if answer.get("agreement"):
         table.add_row("audits", answer["agreement"])
-    if answer.get("agreement") and stats and (total := stats.get("audits", {}).get("agreement")):
-        table.add_row("since the start", str(Agreement(**total)))
+        if total := (stats or {}).get("audits", {}).get("agreement"):
+            table.add_row("since the start", str(Agreement(**total)))
     if window.get("length"):
         texts = f"texts have {number_text(window['tokens_per_text'])} on average now"
         if forecast and forecast["tokens_per_text"]:

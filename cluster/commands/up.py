@@ -112,9 +112,11 @@ def _steps(
             best,
             f"the best one for {all_devices}, with answers within {slo_ms:g} ms",
             {"devices": all_devices, "slo_ms": slo_ms},
-            lambda: plan_classifier(
-                ClassifierPlanOptions(profile=table, devices=all_devices, slo_ms=slo_ms, out=best)
-            ).hurried,
+            lambda: (
+                plan_classifier(
+                    ClassifierPlanOptions(profile=table, devices=all_devices, slo_ms=slo_ms, out=best)
+                ).hurried
+            ),
             lambda: _planned(best),
         ),
     ]

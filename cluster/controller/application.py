@@ -62,10 +62,10 @@ def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str,
     return {kind: max(0, count - slow[kind]) for kind, count in devices.items()}
 
 
-KEEP_SILENT = 100  # silent fronts whose counts are remembered: most have ended, but one may answer again
+MOST_SILENT = 100  # silent fronts whose counts are remembered: most have ended, but one may answer again
 
 
-class News:
+class RecentCounts:
     """The counts of fronts since each of them answered last. Fronts themselves count from their start.
 
     A front that had started before the first call and did not answer it counts from its first answer on.
@@ -75,14 +75,14 @@ class News:
         self._before: dict[str, Observed] = {}  # by front, the longest silent first
         self._began_s = -inf  # when the first call was answered
 
-    def of(self, now: Mapping[str, Observed]) -> list[Observed]:
+    def update(self, now: Mapping[str, Observed]) -> list[Observed]:
         first = {front: count for front, count in now.items() if count.started_s < self._began_s}
-        news = [since(count, (first | self._before).get(front)) for front, count in now.items()]
+        recent = [since(count, (first | self._before).get(front)) for front, count in now.items()]
         if not self._before:
             self._began_s = max((count.ended_s for count in now.values()), default=-inf)
         silent = [(front, count) for front, count in self._before.items() if front not in now]
-        self._before = dict(silent[-KEEP_SILENT:]) | dict(now)
-        return news
+        self._before = dict(silent[-MOST_SILENT:]) | dict(now)
+        return recent
 
 
 def leader_of(application: str) -> str:
@@ -108,7 +108,7 @@ class RunningApplication:
 
         self._name, self._leader = name, leader
         self._deployer: Any = serve.get_deployment_handle(leader, name)
-        self._news = News()
+        self._counts = RecentCounts()
         self._benched: Mapping[str, str] = {}
 
     async def observe(self, devices: bool = True) -> Observed:
@@ -116,7 +116,7 @@ class RunningApplication:
         now: dict[str, Observed] = await self._deployer.counted.remote()
         if not now:
             raise ConnectionError("no front of the application answers")
-        observed = merged(self._news.of(now))
+        observed = merged(self._counts.update(now))
         self._benched = {name: kind for each in now.values() for name, kind in each.benched}
         if not devices:
             return observed

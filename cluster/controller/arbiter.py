@@ -11,18 +11,19 @@ applications slow each other there. Without standby its replicas end, and its ne
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from isobatch.cluster.controller.config import ArbiterConfig
-from isobatch.cluster.controller.fleet_division import AGAIN_S, Asked, Budget, Standing, is_quick, kind_for_one
+from isobatch.cluster.controller.fleet_division import AGAIN_S, Budget, DivisionProblem, Standing, kind_for_one
 from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import PartPlans
 from isobatch.profiles.devices import as_text
 
 EARLY = 4  # while the same applications refuse inputs, devices are divided again after a quarter of the time
-MOVING_S = 0.5  # between two looks while a device changes hands
-LATER = 1 / 8  # the same after 4 s, as a share of the time since the decision, since a giver may be unable to shrink
-KEEP = 20  # decisions that are remembered
+LOOK_MOVING_S = 0.5  # between two looks while a device changes hands
+LOOK_SHARE = 1 / 8  # after 4 s: of the time since the decision, since a giver may be unable to shrink
+KEPT_DECISIONS = 20  # decisions that are remembered
 
 
 @dataclass(frozen=True)
@@ -48,29 +49,29 @@ class FleetDecision:
 
 
 @dataclass(frozen=True)
-class Holding:
+class MemberState:
     """The arbiter's facts and decisions about an application."""
 
     budget: Budget  # the devices that it may use; none of its own while it is parked
     uses: Budget  # the devices that no other application may use, whatever the budgets are
-    aim: Budget  # its budget by the last decision
+    target: Budget  # its budget by the last decision
     standby: tuple[StandbyReplica, ...] = ()  # its replicas that stand by, as its controller answered last
     device_ids: frozenset[str] | None = None  # the devices that it uses, where replicas stand by
     parked: Grant | None = None  # its grant while it is parked; with standby, it names the device of the next inputs
-    woken: Grant | None = None  # the same after it was parked, until its plan does without that device
+    lingering: Grant | None = None  # the same after it was parked, until its plan does without that device
     unsent: bool = False  # the last grant may not have reached it
 
-    def after(self, standing: Standing) -> "Holding":
+    def updated_by(self, standing: Standing) -> "MemberState":
         """The record once its controller has answered."""
-        heard = replace(self, standby=standing.standby or (), uses=standing.uses)
+        updated = replace(self, standby=standing.standby or (), uses=standing.uses)
         if not self.parked:
-            return replace(heard, budget=standing.budget)
+            return replace(updated, budget=standing.budget)
         if self.unsent:  # its replicas may still run, even if its controller reports none
-            return replace(heard, uses=self.uses)
+            return replace(updated, uses=self.uses)
         if not self.has_got(self.parked, standing):
-            return replace(heard, uses=_both(max, standing.budget, standing.uses))
+            return replace(updated, uses=_by_kind(max, standing.budget, standing.uses))
         gives = any(count > self.parked.budget[kind] for kind, count in standing.uses.items())
-        return heard if gives else replace(heard, uses={})
+        return updated if gives else replace(updated, uses={})
 
     def has_got(self, grant: Grant, standing: Standing) -> bool:
         """Whether the controller of a parked application knows this grant."""
@@ -97,7 +98,7 @@ class Arbiter:
 
     config: ArbiterConfig
     decisions: list[FleetDecision] = field(default_factory=list)
-    _held: dict[str, Holding] = field(default_factory=dict)  # by application, once its controller has answered
+    _members: dict[str, MemberState] = field(default_factory=dict)  # by application, once its controller has answered
     _last: Situation | None = None  # at the last decision, or at the first look
     _why: str = ""  # devices move
     _moving_s: float = 0.0  # since the last decision that moved devices
@@ -106,12 +107,12 @@ class Arbiter:
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
         """`standings` of the applications whose controllers answer. Others and paused ones keep their devices."""
-        nothing = self.config.nothing
-        standings = {name: replace(each, budget=_both(max, nothing, each.budget)) for name, each in standings.items()}
-        first = {name: Holding(each.budget, each.uses, aim=each.budget) for name, each in standings.items()}
-        known = self._held if self._last else first
-        self._held = self._held | {name: known[name].after(each) for name, each in standings.items()}
-        if len(self._held) < len(self.config.applications):
+        of_fleet = partial(_by_kind, max, self.config.nothing)
+        standings = {name: replace(each, budget=of_fleet(each.budget)) for name, each in standings.items()}
+        first = {name: MemberState(each.budget, each.uses, target=each.budget) for name, each in standings.items()}
+        known = self._members if self._last else first
+        self._members = self._members | {name: known[name].updated_by(each) for name, each in standings.items()}
+        if len(self._members) < len(self.config.applications):
             return {}  # some controllers have not answered yet: their devices are unknown
         standings = {name: each for name, each in standings.items() if not each.paused}
         self._divide(standings, present, now_s)
@@ -120,17 +121,17 @@ class Arbiter:
 
     def send_again(self, names: Collection[str]) -> None:
         """The last grants to these applications did not arrive, or not completely: the next look repeats them."""
-        self._held |= {name: replace(self._held[name], unsent=True) for name in names}
+        self._members |= {name: replace(self._members[name], unsent=True) for name in names}
 
     @property
     def budgets(self) -> dict[str, Budget]:
         """By application, as far as they are known."""
-        return {name: each.budget for name, each in self._held.items()}
+        return {name: each.budget for name, each in self._members.items()}
 
     @property
     def parked(self) -> frozenset[str]:
         """Applications without a device of their own."""
-        return frozenset(name for name, each in self._held.items() if each.parked)
+        return frozenset(name for name, each in self._members.items() if each.parked)
 
     @property
     def asleep(self) -> frozenset[str]:
@@ -140,13 +141,13 @@ class Arbiter:
     @property
     def is_moving(self) -> bool:
         """Whether a device changes hands."""
-        return any(each.aim != each.budget for each in self._held.values())
+        return any(each.target != each.budget for each in self._members.values())
 
     @property
     def look_again_s(self) -> float:
         """After this time the next look is due."""
         every_s = self.config.look_every_s
-        return min(max(MOVING_S, LATER * self._moving_s), every_s) if self.is_moving else every_s
+        return min(max(LOOK_MOVING_S, LOOK_SHARE * self._moving_s), every_s) if self.is_moving else every_s
 
     def _divide(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> None:
         """Park applications without inputs, and decide on all devices if there is a reason."""
@@ -158,8 +159,8 @@ class Arbiter:
         asleep = self.parked & (quiet | unknown)
         awake = {name: each for name, each in standings.items() if name not in asleep}
         refusing = frozenset(name for name, each in awake.items() if each.refuses)
-        now, quick = Situation(now_s, dict(present), asleep, refusing), all(is_quick(e.start_s) for e in awake.values())
-        if reason := self._reason(self._last, now, AGAIN_S if quick else self.config.replan_every_s / EARLY):
+        now, is_quick = Situation(now_s, dict(present), asleep, refusing), all(e.starts_quickly for e in awake.values())
+        if reason := self._reason(self._last, now, AGAIN_S if is_quick else self.config.replan_every_s / EARLY):
             self._last = now
             self._decide(reason, awake, now)
 
@@ -181,7 +182,7 @@ class Arbiter:
         """Park these applications. One that is parked and has lost its device gets another one."""
         nothing = self.config.nothing
         for name, each in standings.items():
-            parked = self._held[name].parked
+            parked = self._members[name].parked
             lost = parked and any(count > present[kind] for kind, count in parked.budget.items())
             if not lost and (parked or name not in (*quiet, *others)):
                 continue
@@ -190,8 +191,8 @@ class Arbiter:
             if ends or kind:
                 why = f"{name} is parked" + f": no inputs for {each.quiet_s:.0f} s" * (name in quiet)
                 grant = Grant(nothing | ({kind: 1} if kind else {}), why, parked=ends)
-                held = replace(self._held[name], budget=nothing, aim=nothing, device_ids=None, parked=grant, woken=None)
-                self._held[name] = held.after(each)
+                member = replace(self._members[name], budget=nothing, target=nothing, device_ids=None)
+                self._members[name] = replace(member, parked=grant, lingering=None).updated_by(each)
 
     def _kind_for_one(self, name: str, standing: Standing, present: Budget) -> str:
         """As `kind_for_one`, which takes long, once for each network, objective and set of devices."""
@@ -205,7 +206,8 @@ class Arbiter:
         age_s = now.at_s - last.at_s
         more = {kind: now.present[kind] - count for kind, count in last.present.items()}
         if any(more.values()):
-            return ", ".join(f"{abs(by)} {kind} {'came' if by > 0 else 'are gone'}" for kind, by in more.items() if by)
+            moved = ((abs(by), kind, "arrived" if by > 0 else "are gone") for kind, by in more.items() if by)
+            return ", ".join(f"{count} {kind} {what}" for count, kind, what in moved)
         if now.asleep != last.asleep:
             changes = {"no inputs arrive": now.asleep - last.asleep, "inputs arrive again": last.asleep - now.asleep}
             return ", ".join(f"{what} for {', '.join(sorted(names))}" for what, names in changes.items() if names)
@@ -214,56 +216,56 @@ class Arbiter:
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""  # negative: the clock was set
 
     def _decide(self, reason: str, standings: Mapping[str, Standing], now: Situation) -> None:
-        held, asked = self._asked(standings, now)
-        aims, better = held, asked.better(held) if asked.plans else None
+        held, problem = self._problem(standings, now)
+        targets, better = held, problem.better(held) if problem.plans else None
         if better is None:
             decision = FleetDecision(now.at_s, f"{reason}: no other division is worth its changes", None)
         else:
             budgets, why = better
-            aims, self._why = held | budgets, f"{reason}: {why}"
+            targets, self._why = held | budgets, f"{reason}: {why}"
             changes = [_change(name, held[name], budgets[name]) for name in budgets]
-            decision = FleetDecision(now.at_s, "; ".join([self._why, *filter(None, changes)]), aims)
-        self._held = {name: replace(each, aim=aims[name]) for name, each in self._held.items()}
+            decision = FleetDecision(now.at_s, "; ".join([self._why, *filter(None, changes)]), targets)
+        self._members = {name: replace(each, target=targets[name]) for name, each in self._members.items()}
         # A controller that only has no devices keeps the plan that runs, on devices that others should get.
-        left = [name for name in standings if any(held[name].values()) and not any(aims[name].values())]
+        left = [name for name in standings if any(held[name].values()) and not any(targets[name].values())]
         self._park(standings, now.present, (), left)
         moved = [each for each in self.decisions if each.budgets]  # many others would push these out
-        self.decisions = [*moved, decision][-KEEP:]
+        self.decisions = [*moved, decision][-KEPT_DECISIONS:]
 
-    def _asked(self, standings: Mapping[str, Standing], now: Situation) -> tuple[dict[str, Budget], Asked]:
-        """The devices that each application holds, and those that are divided. An application without a possible plan
-        keeps its devices:
+    def _problem(self, standings: Mapping[str, Standing], now: Situation) -> tuple[dict[str, Budget], DivisionProblem]:
+        """The devices that each application holds, and the division of those that may move.
 
-        its controller could not free them.
+        An application without a possible plan keeps its devices, since its controller could not free them.
         """
         leads = standings.keys() | self.parked - now.asleep  # parked ones get devices even while they do not answer
-        held = {name: each.aim if name in leads else each.budget for name, each in self._held.items()}
-        silent = [(held[name], each) for name, each in self._held.items() if name not in standings]
-        absent = [has if each.parked else _both(max, has, each.uses) for has, each in silent]
-        asked = Asked.of(self.config, standings, _without(now.present, absent), self._plans)
-        self._plans |= {each.application.name: each for each in asked.plans}
-        able = {each.application.name: standings[each.application.name] for each in asked.plans}
-        return (held, asked) if len(able) == len(standings) else self._asked(able, now)
+        held = {name: each.target if name in leads else each.budget for name, each in self._members.items()}
+        silent = [(held[name], each) for name, each in self._members.items() if name not in standings]
+        absent = [has if each.parked else _by_kind(max, has, each.uses) for has, each in silent]
+        problem = DivisionProblem.of(self.config, standings, _without(now.present, absent), self._plans)
+        self._plans |= {each.application.name: each for each in problem.plans}
+        able = {each.application.name: standings[each.application.name] for each in problem.plans}
+        return (held, problem) if len(able) == len(standings) else self._problem(able, now)
 
     def _grants(self, standings: Mapping[str, Standing], present: Budget) -> dict[str, Grant]:
         """Budgets shrink at once, and grow by devices that no budget and no plan has any longer.
 
         A parked application gets all its devices at once: some of them may not be enough for its network.
         """
-        free = _without(present, [_both(max, each.budget, each.uses) for each in self._held.values()])
+        free = _without(present, [_by_kind(max, each.budget, each.uses) for each in self._members.values()])
         grants = dict[str, Grant]()
         for name, standing in standings.items():
-            held = self._held[name]
-            shrunk = _both(min, held.budget, held.aim)
-            taken = {kind: max(0, min(free[kind], held.aim[kind] - count)) for kind, count in shrunk.items()}
+            member = self._members[name]
+            shrunk = _by_kind(min, member.budget, member.target)
+            taken = {kind: max(0, min(free[kind], member.target[kind] - count)) for kind, count in shrunk.items()}
             budget = {kind: count + taken[kind] for kind, count in shrunk.items()}
             device_ids = self._chosen(name, budget)
-            complete = any(budget.values()) and budget == held.aim and (device_ids is not None or not held.standby)
-            if held.parked and not complete:
-                self._held[name], grant = _of_parked(held, held.parked, standing)
+            has_ids = device_ids is not None or not member.standby
+            complete = any(budget.values()) and budget == member.target and has_ids
+            if member.parked and not complete:
+                self._members[name], grant = _grant_parked(member, member.parked, standing)
             else:
-                free, why = _without(free, [taken]), f"{_change(name, held.budget, budget)}: {self._why}"
-                self._held[name], grant = _of_awake(held, standing, Grant(budget, why, device_ids))
+                free, why = _without(free, [taken]), f"{_change(name, member.budget, budget)}: {self._why}"
+                self._members[name], grant = _grant_awake(member, standing, Grant(budget, why, device_ids))
             grants |= {name: grant} if grant else {}
         return grants
 
@@ -273,49 +275,49 @@ class Arbiter:
         Others are free once no application may use them, nor still does. Until there are enough for its first choice,
         an application uses every device.
         """
-        held = self._held[name]
-        if not held.standby:
-            return held.device_ids
-        has, taken = held.device_ids or frozenset(), set[str]()
-        for other, each in self._held.items():
+        member = self._members[name]
+        if not member.standby:
+            return member.device_ids
+        has, taken = member.device_ids or frozenset(), set[str]()
+        for other, each in self._members.items():
             if other != name and each.device_ids is not None:
                 taken |= each.device_ids | {replica.device_id for replica in each.standby if replica.is_used}
         chosen = list[str]()
         for kind, count in budget.items():
-            ids = [each.device_id for each in held.standby if each.kind == kind]
+            ids = [each.device_id for each in member.standby if each.kind == kind]
             ids = [id_ for id_ in ids if id_ in has or id_ not in taken]
             chosen += sorted(ids, key=lambda id_: (id_ not in has, id_))[:count]
-        enough = held.device_ids is not None or len(chosen) == sum(budget.values())
+        enough = member.device_ids is not None or len(chosen) == sum(budget.values())
         return frozenset(chosen) if enough else None
 
 
-def _of_awake(held: Holding, standing: Standing, new: Grant) -> tuple[Holding, Grant | None]:
+def _grant_awake(member: MemberState, standing: Standing, new: Grant) -> tuple[MemberState, Grant | None]:
     """An application with devices of its own: its record, and its grant unless it has got that before."""
-    held = replace(held, parked=None, woken=held.parked or held.woken)
-    lent = held.woken.budget.items() if held.woken else ()
-    if held.woken and not any(count and not new.budget[kind] and standing.uses.get(kind) for kind, count in lent):
-        held = replace(held, woken=None, unsent=True)
-    same, starts = new.budget == held.budget, standing.parked and not any(standing.uses.values())
-    if same and new.device_ids == held.device_ids and not held.unsent and not starts:
-        return held, None
+    member = replace(member, parked=None, lingering=member.parked or member.lingering)
+    lent = member.lingering.budget.items() if member.lingering else ()
+    if member.lingering and not any(count and not new.budget[kind] and standing.uses.get(kind) for kind, count in lent):
+        member = replace(member, lingering=None, unsent=True)
+    same, starts = new.budget == member.budget, standing.parked and not any(standing.uses.values())
+    if same and new.device_ids == member.device_ids and not member.unsent and not starts:
+        return member, None
     # It has the old budget, too, until its controller answers with the smaller one.
-    budget = _both(max, held.budget, new.budget)
-    left = (held.woken and held.woken.device_ids) or frozenset()
-    after = replace(held, budget=budget, device_ids=new.device_ids, unsent=False)
+    budget = _by_kind(max, member.budget, new.budget)
+    left = (member.lingering and member.lingering.device_ids) or frozenset()
+    after = replace(member, budget=budget, device_ids=new.device_ids, unsent=False)
     ids = None if new.device_ids is None else new.device_ids | left
     return after, replace(new, why="" if same else new.why, device_ids=ids)
 
 
-def _of_parked(held: Holding, before: Grant, standing: Standing) -> tuple[Holding, Grant | None]:
+def _grant_parked(member: MemberState, before: Grant, standing: Standing) -> tuple[MemberState, Grant | None]:
     """The same for a parked application. With standby, it has a device that another application may have, too."""
-    replicas = [each for each in held.standby if before.budget[each.kind]]
+    replicas = [each for each in member.standby if before.budget[each.kind]]
     ids = [each.device_id for each in sorted(replicas, key=lambda each: (not each.is_used, each.device_id))]
     kept = (before.device_ids or frozenset()).intersection(ids)
     grant = replace(before, device_ids=kept or frozenset(ids[:1]) or None)
-    if grant == before and held.has_got(grant, standing):
-        return held, None
+    if grant == before and member.has_got(grant, standing):
+        return member, None
     why = "" if standing.budget == grant.budget else grant.why
-    return replace(held, parked=grant, unsent=False), replace(grant, why=why)
+    return replace(member, parked=grant, unsent=False), replace(grant, why=why)
 
 
 def _change(name: str, before: Budget, after: Budget) -> str:
@@ -329,7 +331,7 @@ def _change(name: str, before: Budget, after: Budget) -> str:
     return f"{name} {' and '.join(parts)}" if parts else ""
 
 
-def _both(choose: Callable[[int, int], int], one: Budget, other: Budget) -> dict[str, int]:
+def _by_kind(choose: Callable[[int, int], int], one: Budget, other: Budget) -> dict[str, int]:
     return {kind: choose(count, other.get(kind, 0)) for kind, count in one.items()}
 
 

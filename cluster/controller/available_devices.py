@@ -156,6 +156,7 @@ def absent_devices(devices: Mapping[str, int], present: Mapping[str, int]) -> st
 FRONT: Resources = {"CPU": 1.0}  # a front takes one CPU of some node
 
 
+@dataclass
 class Inventory:
     """Counts devices when called. `most` holds the devices that plans may use, `needs` the resources of a replica.
 
@@ -166,25 +167,24 @@ class Inventory:
     Each of `sharers` applications has a replica on every device. The application has `fronts`.
     """
 
-    def __init__(
-        self,
-        most: Mapping[str, int],
-        needs: Callable[[str], Resources],
-        nodes: Callable[[], list[Resources]],
-        known: Collection[str] = (),
-        sharers: int = 1,
-        fronts: int = 1,
-    ) -> None:
-        self._most, self._needs, self._nodes, self._sharers, self._fronts = dict(most), needs, nodes, sharers, fronts
-        self._declared: dict[str, Resources] = {kind: of_declared(kind) for kind in known}  # kept when nodes are gone
+    most: Mapping[str, int]
+    needs: Callable[[str], Resources]
+    nodes: Callable[[], list[Resources]]
+    known: Collection[str] = ()
+    sharers: int = 1
+    fronts: int = 1
+
+    def __post_init__(self) -> None:
+        # What nodes have declared, also when they are gone.
+        self._declared: dict[str, Resources] = {kind: of_declared(kind) for kind in self.known}
 
     def __call__(self) -> dict[str, int]:
-        nodes = self._nodes()
-        for kind in self._most:
+        nodes = self.nodes()
+        for kind in self.most:
             if amounts := declared(kind, nodes):
-                self._declared[kind] = {name: amount / self._sharers for name, amount in amounts.items()}
-        needs = {kind: {**self._needs(kind), **self._declared.get(kind, {})} for kind in self._most}
-        return fitting(self._most, needs, nodes, self._fronts)
+                self._declared[kind] = {name: amount / self.sharers for name, amount in amounts.items()}
+        needs = {kind: {**self.needs(kind), **self._declared.get(kind, {})} for kind in self.most}
+        return fitting(self.most, needs, nodes, self.fronts)
 
 
 def fitting(

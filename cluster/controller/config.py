@@ -96,7 +96,9 @@ class ShareTerms(BaseModel):
 
     name: str = Field(pattern=r"^[\w.-]+$", description="The name of the application.")
     weight: float = Field(1.0, gt=0, description="Multiplies its goodput; for the goal fairness divides it.")
-    least_per_s: float = Field(SOMETHING, ge=0, description="Its least goodput, by default any above 0; 0: it may get no device.")
+    least_per_s: float = Field(
+        SOMETHING, ge=0, description="Its least goodput, by default any above 0; 0: it may get no device."
+    )
     priority: int = Field(0, description="Where devices are missing, applications of lower priority go without first.")
     park_after_s: float | None = Field(
         None,

@@ -42,6 +42,7 @@ class Spent:
     look_s: float = 0.0
 
 
+@dataclass
 class ControlLoop:
     """One step is one look. `clock` is the time of day, `stopwatch` measures the cost of steps.
 
@@ -49,22 +50,19 @@ class ControlLoop:
     autoscaler cannot provide all of them.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        controller: Controller,
-        clock: Callable[[], float],
-        stopwatch: Callable[[], float],
-        offload: Offload = at_once,
-        report: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
-        request: Callable[[Mapping[str, int]], None] = lambda devices: None,
-        refused: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.controller, self.spent = controller, Spent()
+    application: Application
+    controller: Controller
+    clock: Callable[[], float]
+    stopwatch: Callable[[], float]
+    offload: Offload = at_once
+    report: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why)
+    request: Callable[[Mapping[str, int]], None] = lambda devices: None
+    refused: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.spent = Spent()
         self.decided: Counter[str] = Counter()  # decisions by the kind of their event
         self.trouble: str | None = None  # why the last look failed
-        self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
-        self._report, self._request, self._refused = report, request, refused
         self._requested: Mapping[str, int] | None = None  # the last request to the autoscaler
         self._pending = list[Observed]()  # observations since the last look
         self._looked_s = -inf
@@ -74,15 +72,15 @@ class ControlLoop:
         self._granted = asyncio.Event()
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
-    def go_on_from(self, before: "ControlLoop") -> None:
+    def continue_from(self, before: "ControlLoop") -> None:
         """Continue after the loop of another configuration: its counts, pause, and meaning of thresholds."""
         self.spent, self.decided = before.spent, before.decided
-        running, keeper, knows = self.controller.running, self.controller.keeper, before.controller.keeper
-        if keeper and knows and running.thresholds:
-            keeper.resume(knows.worse, running, knows.crowded)
-        self.controller.deployed_anew(before.controller, self._clock())
+        running, keeper, known = self.controller.running, self.controller.keeper, before.controller.keeper
+        if keeper and known and running.thresholds:
+            keeper.resume(known.worse, running, known.relaxed)
+        self.controller.redeployed(before.controller, self.clock())
         if before.controller.record.paused:
-            self.controller.pause(self._clock())
+            self.controller.pause(self.clock())
 
     async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
         """Look until the application has another configuration. A look that fails is logged, and the next follows."""
@@ -105,29 +103,29 @@ class ControlLoop:
     @property
     def is_due(self) -> bool:
         """Whether the next regular look is due at about this time."""
-        patience, since_s = self.controller.patience, self._clock() - self._looked_s
+        patience, since_s = self.controller.patience, self.clock() - self._looked_s
         return since_s < 0 or since_s >= patience.look_every_s - patience.react_every_s / 2
 
     async def step(self) -> None:
         """Look, if a look is due, or if inputs are refused and another plan could help."""
         async with self._turn:
             due = self.is_due
-            self._pending.append(await self._application.observe(devices=due))
+            self._pending.append(await self.application.observe(devices=due))
             observed = merged(self._pending)
-            if due or self.controller.must_look(observed, self._clock()):
+            if due or self.controller.must_look(observed, self.clock()):
                 await self._look(observed)
 
     async def _look_now(self) -> None:
-        self._pending.append(await self._application.observe())
+        self._pending.append(await self.application.observe())
         await self._look(merged(self._pending))
 
     async def _look(self, observed: Observed) -> None:
-        plan = await self._application.plan()
-        self._pending, self._looked_s = [], self._clock()
-        await self._call(self.controller.follow, plan, self._clock())
-        begun_s = self._stopwatch()
-        step = await self._call(self.controller.look, observed, self._clock())
-        self._count(step is not None, self._stopwatch() - begun_s)
+        plan = await self.application.plan()
+        self._pending, self._looked_s = [], self.clock()
+        await self._call(self.controller.follow, plan, self.clock())
+        begun_s = self.stopwatch()
+        step = await self._call(self.controller.look, observed, self.clock())
+        self._count(step is not None, self.stopwatch() - begun_s)
         try:
             await self._request_devices(self.controller.requested, anew=step is not None)
         finally:  # a decision is executed even if the autoscaler cannot be reached
@@ -136,31 +134,31 @@ class ControlLoop:
 
     async def _request_devices(self, devices: Mapping[str, int], anew: bool) -> None:
         """Repeat the request at every decision, because a restarted Ray has forgotten it."""
-        if devices and devices == self._requested and await self._offload(self._refused):
-            await self._call(self.controller.requests_refused, self._clock())
+        if devices and devices == self._requested and await self.offload(self.refused):
+            await self._call(self.controller.requests_refused, self.clock())
             devices = self.controller.requested
         if anew or devices != self._requested:
             self._requested = None
-            await self._offload(self._request, devices)
+            await self.offload(self.request, devices)
             self._requested = devices
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan. A peek is ended before."""
-        return await self._to_its_end(self._force())
+        return await self._shielded(self._force())
 
     async def preview(self) -> Event:
         """The decision that would be made now; nothing changes."""
-        return await self._to_its_end(self._preview())
+        return await self._shielded(self._preview())
 
     async def pause(self, paused: bool) -> None:
         """A decision that is being made is not executed; a roll-out that has begun continues."""
-        await self._to_its_end(self._pause(paused))
+        await self._shielded(self._pause(paused))
 
     async def standing(self) -> Standing:
         """The facts of this application that an arbiter needs."""
         if self.controller.window.latest is None:
             raise ConnectionError("the controller has not looked at the application yet")
-        standing = await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
+        standing = await self._call(Standing.of, self.controller, self._rolled_out, self.clock())
         if not (self._rolled_out and self._pending):
             return standing
         latest = self._pending[-1].counted_in(self.controller.running.length)
@@ -172,13 +170,13 @@ class ControlLoop:
         # Other grants only choose replicas, and do not wait for a decision that is being made.
         if grant.why or grant.parked or self.controller.window.parked:
             async with self._deciding:
-                self.controller.grant(grant.budget, grant.why, self._clock(), grant.parked)
+                self.controller.grant(grant.budget, grant.why, self.clock(), grant.parked)
                 self.decided["granted"] += bool(grant.why)
         try:
             if grant.parked:
-                await self._application.park(self.controller.record.wakes_in_s)
+                await self.application.park(self.controller.record.wakes_in_s)
             elif grant.device_ids is not None:
-                await self._application.use(grant.device_ids)
+                await self.application.use(grant.device_ids)
         finally:  # the budget has changed even if the fronts cannot be reached
             self._granted.set()
 
@@ -194,32 +192,32 @@ class ControlLoop:
         finally:
             self._looked_s = -inf
 
-    async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
+    async def _shielded(self, command: Coroutine[Any, Any, T]) -> T:
         """Execute a command of a person, even if the connection to that person is closed."""
         return await asyncio.shield(own_task(command, self._commands))
 
     async def _force(self) -> Event:
         async with self._turn:
             await self._look_now()
-            await self._call(self.controller.follow, await self._application.plan(), self._clock())
-            return await self._execute(await self._call(self.controller.force, self._clock()))
+            await self._call(self.controller.follow, await self.application.plan(), self.clock())
+            return await self._execute(await self._call(self.controller.force, self.clock()))
 
     async def _preview(self) -> Event:
         async with self._turn:
-            step = await self._call(self.controller.preview, self._clock())
+            step = await self._call(self.controller.preview, self.clock())
         return step.event
 
     async def _pause(self, paused: bool) -> None:
         async with self._deciding:
-            self.controller.pause(self._clock(), paused)
+            self.controller.pause(self.clock(), paused)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         async with self._deciding:
-            return await self._offload(function, *arguments)
+            return await self.offload(function, *arguments)
 
     async def _execute(self, step: NextStep) -> Event:
         self.decided[step.event.what] += 1
-        self._report(step.event)
+        self.report(step.event)
         if step.plan and (obstacle := self._obstacle(step.event, step.plan)):
             await self._failed(step, obstacle, blameless=True, tried=False)
         elif step.plan:
@@ -227,7 +225,7 @@ class ControlLoop:
         return self.controller.record.events.numbered(step.event.number) or step.event
 
     def _obstacle(self, event: Event, plan: Plan) -> str:
-        """Why a command that came meanwhile forbids the chosen plan; empty: it may be rolled out."""
+        """Why a command that arrived meanwhile forbids the chosen plan; empty: it may be rolled out."""
         if self.controller.record.paused and event.what != "looked":
             return "the controller was paused meanwhile"
         parked, budget = self.controller.window.parked, self.controller.present.budget
@@ -238,10 +236,10 @@ class ControlLoop:
         return f"the budget has shrunk meanwhile: {taken}" if taken else ""
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
-        begun_s, self._rolled_out = self._clock(), plan.devices()
+        begun_s, self._rolled_out = self.clock(), plan.devices()
         watching = asyncio.create_task(self._watch())
         try:
-            await self._application.roll_out(plan)
+            await self.application.roll_out(plan)
         except RolloutError as error:
             log.warning("the previous plan runs again: %s", error)
             await self._failed(step, str(error), error.blameless)
@@ -249,7 +247,7 @@ class ControlLoop:
             await self._failed(step, f"{type(error).__name__}: {error}", blameless=True)
             raise
         else:
-            await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
+            await self._call(self.controller.rolled_out, step, self.clock() - begun_s, self.clock())
         finally:
             watching.cancel()
             self._rolled_out = {}
@@ -259,11 +257,11 @@ class ControlLoop:
         while True:
             await asyncio.sleep(self.controller.patience.look_every_s)
             with suppress(Exception):  # the next look says why the application does not answer
-                observed = await self._application.observe(devices=False)
+                observed = await self.application.observe(devices=False)
                 self._pending.append(observed)
 
     async def _failed(self, step: NextStep, reason: str, blameless: bool, tried: bool = True) -> None:
-        await self._call(self.controller.failed, step, reason, self._clock(), blameless, tried)
+        await self._call(self.controller.failed, step, reason, self.clock(), blameless, tried)
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:

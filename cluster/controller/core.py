@@ -8,21 +8,14 @@ surprises and refused inputs. At the end of a window, or at such an event, it de
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.decide import (
-    Verdict,
-    is_idle,
-    is_overloaded,
-    is_refusing,
-    lost_devices,
-    plan_change,
-    served_alike,
-)
+from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.peeks import PeekSchedule
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import DONE, PEEK, THRESHOLDS, Event, Events, NextStep, What
+from isobatch.cluster.controller.record import COMPLETED, PEEK, THRESHOLDS, Event, Events, NextStep, What
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.deployments.front.observed import Observed
@@ -49,7 +42,7 @@ class Controller:
         self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
-        self._begin_anew(now_s)
+        self._start_over(now_s)
         self.peek: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
@@ -60,7 +53,7 @@ class Controller:
         """After a restart: find out how the last roll-out ended."""
         self.device_requests.request(last.asked, self.present.counts, now_s)
         if self.keeper:
-            self.keeper.resume(last.worse, self.running, self.record.gave_way)
+            self.keeper.resume(last.worse, self.running, self.record.is_relaxed)
         if step.what in PEEK and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
             self.peek = step
         else:
@@ -75,7 +68,7 @@ class Controller:
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None: there is no reason to decide yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
-            self._begin_anew(now_s)
+            self._start_over(now_s)
             return None
         observed = self._add(observed)
         if not self._runs_or_may_start:
@@ -105,11 +98,11 @@ class Controller:
             self.running, self.peek, self._relief.best = plan, None, None
             self.known.problem = self.known.problem.in_units_of(plan)
             self.window.start(now_s)  # looks under another plan may have other units
-            if not self.record.arrives_late(plan, now_s):
+            if not self.record.arrived_after_all(plan, now_s):
                 self._record("began", "a plan runs that this controller did not roll out", now_s)
             self._trial = None if self.pinned else self.record.trial(plan)
 
-    def deployed_anew(self, before: "Controller", now_s: float) -> None:
+    def redeployed(self, before: "Controller", now_s: float) -> None:
         """Begin after a controller whose application had another configuration; a peek that it had begun is ended."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.peek and not self.peek and served_alike(before.running, self.running):
@@ -134,9 +127,9 @@ class Controller:
         elif event.what != "looked":
             if event.what == "waking":
                 self._granted, self.window.parked, self.peek = False, False, None
-                called_s = event.at_s - self.window.called_for_s  # when its inputs came
+                called_s = event.at_s - self.window.called_for_s  # when its inputs arrived
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
-            self.record.complete(event, DONE[event.what], took_s, now_s)
+            self.record.complete(event, COMPLETED[event.what], took_s, now_s)
             self._trial = None if self.pinned else self.record.trial(self.running)
             self.window.start(now_s)
 
@@ -148,7 +141,7 @@ class Controller:
         if event.what == "rolling back":  # tried once; the previous plan is not to blame
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
-            self.keeper.take_back()
+            self.keeper.undo()
             event = replace(event, worse=self.keeper.worse)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
@@ -190,7 +183,7 @@ class Controller:
         """The devices that Ray's autoscaler must be asked for."""
         return self.device_requests.beyond_use(self.running.devices(), self.present.counts)
 
-    def _begin_anew(self, now_s: float) -> None:
+    def _start_over(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
         self.window.start(now_s)
         self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
@@ -271,7 +264,8 @@ class Controller:
         early = age_s >= self.patience.replan_every_s / EARLY
         if early and (latest := known.estimate.surprise(looks, self.ramps, self.patience.enough_inputs)):
             return self._close(now_s, "the inputs differ from the forecast: ", latest)
-        if early and known.problem.aim.at_expected_rate and is_overloaded(looks, known.sustains_per_s(self.running)):
+        sized_to_rate = early and known.problem.aim.at_expected_rate
+        if sized_to_rate and decide.is_overloaded(looks, known.sustains_per_s(self.running)):
             return self._close(now_s, "more inputs arrive than the running plan sustains: ")
         changed = self._devices_changed and (early or lost_devices(self.running, self.present.counts))
         return self._close(now_s) if self._granted or changed or (early and self.window.parked) else None
@@ -332,7 +326,7 @@ class Controller:
             reason = f"{reason}{arrivals_text(observed)}; "
         if self.record.paused:
             return self._decide_with(present, observed, now_s, reason, forced)
-        possible = present if is_idle(observed) else self.device_requests.possible(present, now_s)
+        possible = present if decide.is_idle(observed) else self.device_requests.possible(present, now_s)
         wish = step = self._decide_with(possible, observed, now_s, reason, forced)
         wanted = self.device_requests.of_growing_kinds((wish.plan or self.running).devices())
         if absent := absent_devices(wanted, present):
@@ -360,7 +354,7 @@ class Controller:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
-        if not (is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
+        if not (decide.is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why))
@@ -370,14 +364,15 @@ class Controller:
         if not verdict.moves:
             return NextStep(None, event)
         plan = self._with_thresholds(better)
-        change = plan_change(self.running, plan)
+        change = decide.plan_change(self.running, plan)
         what: What = "waking" if self.window.parked else "rolling out"
         starts = change.replicas if self.window.parked else change.starts
         return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
     def _snapshot(self, counts: Mapping[str, int], observed: Observed, now_s: float) -> Snapshot:
-        of_window = self.window.rush_per_s, self.window.quiet_s, self._granted, self.window.parked
-        return Snapshot(self.running, self.pinned, self.known, self.patience, counts, observed, now_s, *of_window)
+        return Snapshot(
+            self.running, self.pinned, self.known, self.patience, counts, observed, self.window, now_s, self._granted
+        )
 
     def _may_relieve(self, now_s: float) -> bool:
         """Whether the plan of most goodput on these devices may be another one: it is unknown, or does not run."""

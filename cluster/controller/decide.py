@@ -6,7 +6,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
@@ -128,11 +127,6 @@ def required_gain(least_gain: float, changes: int) -> float:
     return least_gain * 2.0 ** max(0, changes - FREE_CHANGES)
 
 
-def chance_gain(observed: Observed) -> float:
-    """The gain that noise alone could produce: n inputs measure survival to about 1 / sqrt(n)."""
-    return 1 / sqrt(max(1, observed.answered + observed.full))
-
-
 def is_idle(observed: Observed) -> bool:
     return observed.seconds > 0 and not observed.arrivals
 
@@ -211,7 +205,7 @@ class QuickTerms:
     def answer_s(self, plan: Expectation) -> float:
         return plan.score.answer_s(self.expected_per_s)
 
-    def stands_in(self, plan: Expectation, most: Expectation) -> bool:
+    def is_worth_its_loss(self, plan: Expectation, most: Expectation) -> bool:
         """Whether a plan of less goodput is worth its loss."""
         sooner_s = self.answer_s(most) - self.answer_s(plan)
         return plan.goodput_per_s >= self.needed_per_s and sooner_s >= self.least_saved_s
@@ -247,11 +241,11 @@ def weigh_quick(
     changes: int,
 ) -> tuple[Expectation, Verdict]:
     """The plan of most goodput, by the verdict `to_most`, unless a quicker plan is worth the goodput it gives up."""
-    if quick and not served_alike(quick.plan, running.plan) and terms.stands_in(quick, most):
+    if quick and not served_alike(quick.plan, running.plan) and terms.is_worth_its_loss(quick, most):
         saved_s = terms.answer_s(running) - terms.answer_s(quick)
         if saved_s >= required_gain(terms.least_saved_s, changes):
             return quick, Verdict(True, terms.text(quick, running, most), quick.gain_over(running))
-    if terms.stands_in(running, most) and not served_alike(running.plan, most.plan):
+    if terms.is_worth_its_loss(running, most) and not served_alike(running.plan, most.plan):
         return running, Verdict(False, terms.text(running, most, most), 0.0)
     if to_most.moves or not quick or served_alike(quick.plan, running.plan):
         return most, to_most

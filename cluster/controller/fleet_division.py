@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import is_refusing
-from isobatch.cluster.controller.snapshot import Snapshot
+from isobatch.cluster.controller.snapshot import expected_demand
 from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer import Objective, Problem
 from isobatch.optimizer.fleets.application import (
@@ -26,9 +28,10 @@ from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
 RESERVE = 0.1  # the share of the expected rate that an application sustains beyond it
-LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
+LEAST_REQUESTED = 0.01  # the share of the fleet's goodput that an application without inputs requests
 QUICK_S = 2.0  # where replicas start within this time, devices follow the present rates instead of forecasts
 AGAIN_S = 5.0  # where replicas start that quickly, a division is expected to last this long
+GOAL_VALUES = {"goodput": "weighted goodput", "cost": "dollars per hour", "fairness": "the smallest share"}
 Budget = Mapping[str, int]  # devices by kind
 
 
@@ -58,21 +61,20 @@ class Standing:
     had_inputs: bool = True  # since its controller started
     virtual: bool = False  # its devices compute nothing, and need not belong to a node
 
+    @property
+    def starts_quickly(self) -> bool:
+        return self.start_s <= QUICK_S
+
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
         """`rolled_out`: the devices of the plan that is being rolled out."""
         known, window, present = controller.known, controller.window, controller.present
         running, observed = {} if controller.window.parked else controller.running.devices(), window.observed
-        snapshot = Snapshot(
-            controller.running, None, known, controller.patience, present.counts, observed, now_s, window.rush_per_s,
-            window.quiet_s,
-        )  # fmt: skip
+        demand = expected_demand(known, controller.patience, window, observed, now_s)
         return cls(
             facts=known.cost_model().facts.for_plan(controller.running).given,
             objective=known.problem.objective,
-            expected_per_s=(
-                window.recent_per_s if is_quick(known.record.start_s) else snapshot.demand.for_rate(RESERVE, 1.0)
-            ),
+            expected_per_s=window.recent_per_s if known.record.start_s <= QUICK_S else demand.for_rate(RESERVE, 1.0),
             kept=known.record.kept_share,
             budget=present.budget,
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
@@ -89,7 +91,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DivisionProblem:
     """The applications that can be planned for, in the order of the file, and the devices that they share."""
 
     config: ArbiterConfig
@@ -99,30 +101,28 @@ class Asked:
     @classmethod
     def of(
         cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget, before: Mapping[str, PartPlans]
-    ) -> "Asked":
+    ) -> "DivisionProblem":
         """`before`: the plans of the decision before, by application."""
         kinds = {device.kind: device for each in standings.values() for device in each.facts.devices}
         devices = [replace(kinds[kind], count=count) for kind, count in present.items() if count > 0 and kind in kinds]
-        asks = [_asks(each, standings[each.name], devices) for each in config.applications if each.name in standings]
-        counts = tuple(each.count for each in devices)
-        known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
-        able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
-        plans = [
-            _with(each, rate_per_s=max(each.application.rate_per_s or 0.0, LEAST_ASKED * most)) for each, most in able
-        ]
-
-        def lost_share(name: str) -> float:
-            start_s = standings[name].start_s
-            return min(1.0, start_s / (AGAIN_S if is_quick(start_s) else config.replan_every_s))
-
-        return cls(config, devices, [replace(each, lost_share=lost_share(each.application.name)) for each in plans])
+        terms = [each for each in config.applications if each.name in standings]
+        every, plans = tuple(each.count for each in devices), list[PartPlans]()
+        for each in part_plans([_application(each, standings[each.name], devices) for each in terms], devices):
+            name = each.application.name
+            known = each.knowing(before.get(name))
+            if most_per_s := known.goodput_per_s(every):
+                requested_per_s = max(known.application.rate_per_s or 0.0, LEAST_REQUESTED * most_per_s)
+                lasts_s = AGAIN_S if standings[name].starts_quickly else config.replan_every_s
+                lost_share = min(1.0, standings[name].start_s / lasts_s)
+                plans.append(replace(_with(known, rate_per_s=requested_per_s), lost_share=lost_share))
+        return cls(config, devices, plans)
 
     def better(self, held: Mapping[str, Budget]) -> tuple[dict[str, Budget], str] | None:
         """The budgets of a division that is worth its changes, and why; None: the present one stays."""
         own = self._parts({each.name: each.devices for each in self.config.applications})
         present = self._parts(held)
         known = [parts for parts in (present, own) if self._fits(parts)]
-        for goal, relaxed in self._tries():
+        for goal, relaxed in self._relaxations():
             plans = [
                 replace(each, held=part) for each, part in zip(self._with_needs(own, relaxed), present, strict=True)
             ]
@@ -132,16 +132,20 @@ class Asked:
                 continue
             # An application that lacks only its reserve has enough, so that devices do not always move.
             without_reserve = [_with(each, least_per_s=each.application.least_per_s / (1 + RESERVE)) for each in plans]
-            was = _asked_value(without_reserve, goal, present) if present in known else None
-            now = _asked_value(plans, goal, after)
-            assert now is not None, "This is a bug: a division gives each application what it needs."
-            if was is not None and now - was <= self.config.least_gain * abs(was):
+            value = _requested_value(without_reserve, goal, present) if present in known else None
+            better_value = _requested_value(plans, goal, after)
+            assert better_value is not None, "This is a bug: a division gives each application what it needs."
+            if value is None:
+                why = "not all have what they need"
+            elif better_value - value <= self.config.least_gain * abs(value):
                 return None
-            return self._budgets(after), f"{_reached(goal, was, now)}{_short(plans, self._with_needs(own, 0))}"
+            else:
+                why = f"{GOAL_VALUES[goal]} {abs(value):,.4g} becomes {abs(better_value):,.4g}"
+            return self._budgets(after), f"{why}{_short(plans, self._with_needs(own, 0))}"
         return None
 
-    def _tries(self) -> Iterator[tuple[FleetGoal, int]]:
-        """Goals, each with the number of needs that it drops, those of the lowest priority first."""
+    def _relaxations(self) -> Iterator[tuple[FleetGoal, int]]:
+        """Goals, each with the number of needs that are dropped, those of the lowest priority first."""
         if self.config.goal == "cost":
             yield "cost", 0
         goal = "goodput" if self.config.goal == "cost" else self.config.goal
@@ -150,7 +154,7 @@ class Asked:
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
         """The plans with the need of each application. A dropped need leaves the next smaller one:
 
-        1. its least goodput, and the goodput that it asks for, as far as its own devices sustain this
+        1. its least goodput, and the goodput that it requests, as far as its own devices sustain this
         2. the same, with its least goodput as far as its own devices sustain it
         3. its least goodput, as far as its own devices sustain it
         4. any device, because a controller needs one
@@ -159,8 +163,8 @@ class Asked:
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []
         for index, (each, part) in enumerate(zip(self.plans, own, strict=True)):
-            asks, place, sustained = each.application, order.index(index), each.goodput_per_s(part)
-            least, lends = asks.least_per_s, min(asks.rate_per_s or 0.0, sustained)
+            application, place, sustained = each.application, order.index(index), each.goodput_per_s(part)
+            least, lends = application.least_per_s, min(application.rate_per_s or 0.0, sustained)
             reached = min(least, sustained)
             needed = [max(least, lends), max(reached, lends), reached, SOMETHING, 0.0]
             given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(4))
@@ -172,9 +176,7 @@ class Asked:
         return tuple(tuple(budget.get(device.kind, 0) for device in self.devices) for budget in mine)
 
     def _fits(self, parts: Sequence[KindCounts]) -> bool:
-        return all(
-            sum(counts) <= each.count for counts, each in zip(zip(*parts, strict=True), self.devices, strict=True)
-        )
+        return bool((np.sum(parts, axis=0) <= [each.count for each in self.devices]).all())
 
     def _budgets(self, parts: Sequence[KindCounts]) -> dict[str, Budget]:
         budgets = dict[str, Budget]()
@@ -186,7 +188,7 @@ class Asked:
         return budgets
 
 
-def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> FleetApplication:
+def _application(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> FleetApplication:
     known = {each.kind for each in standing.facts.devices}
     facts = standing.facts.with_devices([each for each in devices if each.kind in known])
     return FleetApplication(
@@ -196,20 +198,20 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
 
 
 def _with(plans: PartPlans, **terms: Any) -> PartPlans:
-    """The same plans for an application that asks for something else."""
+    """The same plans for an application with other terms."""
     return replace(plans, application=replace(plans.application, **terms))
 
 
-def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:
-    """The value of a division by the goodput that is asked for; None: an application has less than it needs."""
+def _requested_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> float | None:
+    """The value of a division by the requested goodput; None: an application has less than it needs."""
     worths = list[float]()
     for each, part in zip(plans, parts, strict=True):
-        worth, asks = each.worth(goal, part), each.application
+        worth, application = each.worth(goal, part), each.application
         if worth is None:
             return None
         if goal != "cost":
             reached_per_s = each.goodput_per_s(part) * each.running_share(part)
-            worth = asks.worth(goal, min(asks.rate_per_s or 0.0, reached_per_s), 0.0)
+            worth = application.worth(goal, min(application.rate_per_s or 0.0, reached_per_s), 0.0)
         worths.append(worth)
     return value_of(goal, worths)[0]
 
@@ -217,20 +219,9 @@ def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[Ki
 def _short(plans: Sequence[PartPlans], in_full: Sequence[PartPlans]) -> str:
     """Which applications need less now than `in_full`, those of the lowest priority first."""
     needs = [(each.application, full.application.least_per_s) for each, full in zip(plans, in_full, strict=True)]
-    less = sorted((asks for asks, need in needs if asks.least_per_s < need), key=lambda asks: asks.priority)
+    less = sorted((each for each, need in needs if each.least_per_s < need), key=lambda each: each.priority)
     names = ", ".join(each.name for each in less)
     return f"; devices are missing: {names} may get less than agreed" if names else ""
-
-
-def _reached(goal: FleetGoal, was: float | None, now: float) -> str:
-    names = {"goodput": "weighted goodput", "cost": "dollars per hour", "fairness": "the smallest share"}
-    if was is None:
-        return "not all have what they need"
-    return f"{names[goal]} {abs(was):,.4g} becomes {abs(now):,.4g}"
-
-
-def is_quick(start_s: float) -> bool:
-    return start_s <= QUICK_S
 
 
 def kind_for_one(facts: Problem, objective: Objective, present: Budget) -> str:

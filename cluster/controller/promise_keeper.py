@@ -9,6 +9,7 @@ because drifted inputs are wrong where the table is sure. So when a promise brea
 set larger than the audits of the previous thresholds show.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -32,29 +33,13 @@ from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exits import carried, survival_after
 from isobatch.profiles.losses import Indices
 
-AIM = 0.5  # the share of the allowed loss that new thresholds should lose, so that chance does not break the promise
-LITTLE = 1.25  # a smaller change of `worse` is not worth new thresholds
-AGAIN = 4.0  # times the measured `worse`, for each time that the promise broke again within minutes
-STEP = 2.0  # thresholds loosen by at most this factor of `worse` at a time
-MOST_DOUBLED = 6  # the wait for the next trial doubles at most this often: 64 windows
-CROWDED = 0.95  # the share of inputs answered in time below which thresholds give way
-SERVED = 0.99  # the share of inputs answered in time above which the crowd is over
-
-
-@dataclass(frozen=True)
-class AgreementTerms:
-    """The promised agreement, the exit table by which thresholds change (None: they stay), and the prepared thresholds.
-
-    `under_load`: the agreement that is enough while inputs are refused. `strict`: without audits, the checkpoint's own
-    thresholds are restored. `answers_early`: thresholds gain no goodput, but time until the answer.
-    """
-
-    agreement: float
-    evidence: Evidence | None = None
-    prepared: dict[int, float] = field(default_factory=dict)
-    under_load: float | None = None
-    strict: bool = False
-    answers_early: bool = False
+AIMED_LOSS = 0.5  # the share of the allowed loss that new thresholds aim at, so that chance does not break the promise
+LEAST_CHANGE = 1.25  # a smaller change of `worse` is not worth new thresholds
+REPEATED = 4.0  # times the measured `worse`, for each time that the promise broke again within minutes
+LOOSENED = 2.0  # thresholds loosen by at most this factor of `worse` at a time
+MOST_DOUBLINGS = 6  # the wait for the next trial doubles at most this often: 64 windows
+OVERLOADED = 0.95  # the share of inputs answered in time below which thresholds give way
+RECOVERED = 0.99  # the share of inputs answered in time above which the overload is over
 
 
 @dataclass(frozen=True)
@@ -66,44 +51,58 @@ class ThresholdChange:
     thresholds: Thresholds
 
 
+@dataclass
 class PromiseKeeper:
-    """Watches audits, look by look, and says when thresholds should change."""
+    """Watches audits, look by look, and says when thresholds should change.
 
-    def __init__(self, terms: AgreementTerms, least_gain: float = 0.03) -> None:
-        self.terms, self.worse, self.least_gain = terms, 1.0, least_gain
-        self.crowded = False  # thresholds are those of `under_load`
+    `evidence`: the exit table by which they change; None: they stay. `prepared`: the checkpoint's own thresholds.
+    `under_load`: the agreement that is enough while inputs are refused. `strict`: without audits, the checkpoint's own
+    thresholds are restored. `answers_early`: thresholds gain no goodput, but time until the answer.
+    """
+
+    agreement: float  # that is promised
+    evidence: Evidence | None = None
+    prepared: Mapping[int, float] = field(default_factory=dict)
+    under_load: float | None = None
+    strict: bool = False
+    answers_early: bool = False
+    least_gain: float = 0.03  # of thresholds that are tuned for the plan
+
+    def __post_init__(self) -> None:
+        self.worse = 1.0
+        self.relaxed = False  # thresholds are those of `under_load`
         self._watch = PromiseWatch()
         self._broke_s = -inf  # when the promise broke last
-        self._again = 0  # how often it broke again within minutes
-        self._refusing = 0  # consecutive looks in which inputs were refused
+        self._repeats = 0  # how often it broke again within minutes
+        self._overloaded_looks = 0  # consecutive looks in which inputs were refused
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
-        self._complained_s = -inf  # when a broken promise without an exit table was last reported
-        self._before = self._stance
+        self._reported_s = -inf  # when a broken promise without an exit table was last reported
+        self._before = self._state
 
-    def lately(self, now_s: float) -> RecentAgreement:
+    def recent(self, now_s: float) -> RecentAgreement:
         """The agreement of the last minutes, since thresholds changed, and the state of the promise."""
         return recent_agreement([self._watch], now_s, self.promised)
 
     @property
     def promised(self) -> float:
         """The agreement that should be kept now."""
-        return (self.terms.under_load or self.terms.agreement) if self.crowded else self.terms.agreement
+        return (self.under_load or self.agreement) if self.relaxed else self.agreement
 
     def thresholds(self, plan: Plan, facts: Problem) -> Thresholds:
         """The thresholds that a plan should be rolled out with; empty: the checkpoint's own."""
-        evidence, ramps = self.terms.evidence, opened(plan)
-        if evidence is None or (self.worse <= 1.0 and not self.crowded and not self.tuned):
+        evidence, ramps = self.evidence, opened(plan)
+        if evidence is None or (self.worse <= 1.0 and not self.relaxed and not self.tuned):
             return ()
-        if self.worse <= 1.0 and not self.crowded:
+        if self.worse <= 1.0 and not self.relaxed:
             return evidence.thresholds(evidence.proven_candidates(ramps, costs_of(plan, facts)), ramps)
-        allowed = AIM * (1 - self.promised) / self.worse
+        allowed = AIMED_LOSS * (1 - self.promised) / self.worse
         return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
-    def resume(self, worse: float, running: Plan, crowded: bool = False) -> None:
+    def resume(self, worse: float, running: Plan, relaxed: bool = False) -> None:
         """Continue after a restart of the controller."""
-        self.worse, self.crowded = worse, crowded
-        self.tuned = worse <= 1.0 and bool(running.thresholds) and not crowded
+        self.worse, self.relaxed = worse, relaxed
+        self.tuned = worse <= 1.0 and bool(running.thresholds) and not relaxed
 
     def restart(self) -> None:
         """Forget the audits of the thresholds before."""
@@ -115,32 +114,32 @@ class PromiseKeeper:
         if any(seen.audited) or self._audited_s is None:
             self._audited_s = seen.ended_s
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Undo the latest change, which could not be rolled out."""
-        self.worse, self.crowded, self.tuned, self._broke_s, self._again = self._before
-        self._refusing = 0
+        self.worse, self.relaxed, self.tuned, self._broke_s, self._repeats = self._before
+        self._overloaded_looks = 0
 
     @property
-    def _stance(self) -> tuple[float, bool, bool, float, int]:
-        return self.worse, self.crowded, self.tuned, self._broke_s, self._again
+    def _state(self) -> tuple[float, bool, bool, float, int]:
+        return self.worse, self.relaxed, self.tuned, self._broke_s, self._repeats
 
     def look(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
         """Thresholds that must change at once: because the promise is broken, or because inputs are refused."""
-        self._before = self._stance
+        self._before = self._state
         self.watch(seen)
         if self._watch.is_alarmed:
             return self._tightened(plan, facts, seen.ended_s)
         if moved := self._watch.depth_change():
             self._watch.doubt(seen.ended_s)
-            if self.tuned and self.worse <= 1.0 and not self.crowded:
+            if self.tuned and self.worse <= 1.0 and not self.relaxed:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
         unwatched = self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
-        if self.terms.strict and (self.crowded or self.tuned) and unwatched:
-            self.crowded = self.tuned = False
+        if self.strict and (self.relaxed or self.tuned) and unwatched:
+            self.relaxed = self.tuned = False
             why = "no audit has ended for ten minutes, so the agreement is unknown"
             return self._change("recovered", why, plan, facts)
-        return self._given_way(seen, plan, facts) if self.terms.under_load else None
+        return self._relaxed_under_load(seen, plan, facts) if self.under_load else None
 
     def window(
         self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0,
@@ -152,23 +151,23 @@ class PromiseKeeper:
         doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected. Plans sustain
         the share `kept_share` of their estimated goodput.
         """
-        self._before, agreement = self._stance, self.lately(seen.ended_s).agreement
-        if self.crowded and self._is_enough(seen, plan, facts, full_share, kept_share):
-            self.crowded = False
+        self._before, agreement = self._state, self.recent(seen.ended_s).agreement
+        if self.relaxed and self._may_recover(seen, plan, facts, full_share, kept_share):
+            self.relaxed = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
-        if windows < 2 ** min(tightened, MOST_DOUBLED):
+        if windows < 2 ** min(tightened, MOST_DOUBLINGS):
             return None
         if self.worse <= 1.0:
             doubted = self._watch.in_doubt(seen.ended_s)
-            return None if doubted else self._for_plan(agreement, plan, facts, full_share)
+            return None if doubted else self._tuned_to(agreement, plan, facts, full_share)
         least = 1.0
         if agreement and agreement.audits >= MIN_AUDITS:
-            least = self._least(1 - agreement.share, plan)
+            least = self._measured_factor(1 - agreement.share, plan)
         elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
             return None  # inputs leave early, and too few audits show how well
-        if 1.0 < least > self.worse / LITTLE:
+        if 1.0 < least > self.worse / LEAST_CHANGE:
             return None
-        self.worse = max(least, self.worse / STEP)
+        self.worse = max(least, self.worse / LOOSENED)
         why = f"on trial: {agreement or 'no input left early'}, promised {100 * self.promised:.4g} %"
         return self._change("loosened", why, plan, facts)
 
@@ -177,58 +176,58 @@ class PromiseKeeper:
         assert agreement, "This is a bug: nothing was bet."
         self._watch.reset_score()
         broken = f"{agreement}, promised {100 * self.promised:.4g} %: broken"
-        evidence = self.terms.evidence
+        evidence = self.evidence
         if evidence is None:
-            if now_s - self._complained_s < WATCHED_S:
+            if now_s - self._reported_s < WATCHED_S:
                 return None
-            self._complained_s = now_s
+            self._reported_s = now_s
             why = f"{broken}; thresholds stay, because there is no exit table beside the checkpoint"
             return ThresholdChange("stayed", why, plan.thresholds)
-        self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
+        self._repeats = self._repeats + 1 if now_s - self._broke_s < WATCHED_S else 0
         self._broke_s = now_s
         self._watch.doubt(now_s)
-        seems = (1 - agreement.share) / self._expected(plan)
-        shut = AIM * (1 - self.promised) / evidence.smallest_share  # with a larger factor, no input leaves early
-        self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
+        measured = (1 - agreement.share) / self._expected(plan)
+        # With a larger factor than this one, no input leaves early.
+        largest = AIMED_LOSS * (1 - self.promised) / evidence.smallest_share
+        self.worse = min(max(LEAST_CHANGE * self.worse, REPEATED**self._repeats * measured), LOOSENED * largest)
         why = f"{broken}; answers disagree {self.worse:.1f} times as often as 'isobatch prepare' measured"
         return self._change("tightened", why, plan, facts)
 
-    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
+    def _relaxed_under_load(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
         missed = seen.refused + sum(seen.unfinished) + max(0, seen.answered - seen.in_time)  # not those under way
-        is_crowd = min(missed, seen.arrivals - seen.in_time) > (1 - CROWDED) * seen.arrivals
-        self._refusing = self._refusing + 1 if is_crowd else 0
-        if self.crowded or self._refusing < 2 or self.terms.evidence is None:
+        is_overloaded = min(missed, seen.arrivals - seen.in_time) > (1 - OVERLOADED) * seen.arrivals
+        self._overloaded_looks = self._overloaded_looks + 1 if is_overloaded else 0
+        if self.relaxed or self._overloaded_looks < 2 or self.evidence is None:
             return None
-        self.crowded = True
+        self.relaxed = True
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
-    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem, full_share: float, kept_share: float) -> bool:
-        """Whether the plan would also sustain the arrivals with the thresholds from before the crowd."""
-        evidence = self.terms.evidence
-        if evidence is None or seen.in_time < SERVED * seen.arrivals:
+    def _may_recover(self, seen: Observed, plan: Plan, facts: Problem, full_share: float, kept_share: float) -> bool:
+        """Whether the plan would also sustain the arrivals with the thresholds from before the overload."""
+        evidence = self.evidence
+        if evidence is None or seen.in_time < RECOVERED * seen.arrivals:
             return False
         now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
-        allowed = AIM * (1 - self.terms.agreement) / self.worse
+        allowed = AIMED_LOSS * (1 - self.agreement) / self.worse
         then = evidence.survival(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed))
         survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
         return kept_share * evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
-    def _least(self, disagreement: float, plan: Plan) -> float:
+    def _measured_factor(self, disagreement: float, plan: Plan) -> float:
         """The measured `worse`; 1 where the checkpoint's own thresholds would keep the promise."""
-        evidence = self.terms.evidence
-        assert evidence
+        assert self.evidence
         times = disagreement / self._expected(plan)
-        own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
+        own = times * self.evidence.disagreement(self._chosen(replace(plan, thresholds=())))
         return 1.0 if own <= DOUBT_ALLOWANCE * (1 - self.promised) else max(1.0, times)
 
-    def _for_plan(
+    def _tuned_to(
         self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float
     ) -> ThresholdChange | None:
         """Thresholds that spend the allowed loss at the plan's own ramps, where this gains and audits watch."""
-        evidence = self.terms.evidence
+        evidence = self.evidence
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
-        if evidence is None or self.tuned or self.crowded or not is_watched:
+        if evidence is None or self.tuned or self.relaxed or not is_watched:
             return None
         now, then = self._chosen(plan), evidence.proven_candidates(opened(plan), costs_of(plan, facts))
         gain = self._gain(plan, facts, evidence.survival(now), evidence.survival(then), full_share)
@@ -241,7 +240,7 @@ class PromiseKeeper:
         self, plan: Plan, facts: Problem, now: tuple[float, ...], then: tuple[float, ...], full_share: float
     ) -> float:
         """The gain of a plan when survival changes from `now` to `then`, two survivals by the exit table."""
-        if self.terms.answers_early:
+        if self.answers_early:
             before_s, after_s = (answered_s(plan, facts.surviving(carried(each, full_share))) for each in (now, then))
             return before_s / after_s - 1
         survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
@@ -253,11 +252,11 @@ class PromiseKeeper:
 
     def _chosen(self, plan: Plan) -> Indices:
         """The candidates of the exit table at the ramps of a plan, by its thresholds."""
-        assert self.terms.evidence
-        thresholds = self.terms.prepared | dict(plan.thresholds)
-        return self.terms.evidence.nearest({ramp: thresholds[ramp] for ramp in opened(plan) if ramp in thresholds})
+        assert self.evidence
+        thresholds = dict(self.prepared) | dict(plan.thresholds)
+        return self.evidence.nearest({ramp: thresholds[ramp] for ramp in opened(plan) if ramp in thresholds})
 
     def _expected(self, plan: Plan) -> float:
         """The disagreement of a plan by the exit table."""
-        assert self.terms.evidence
-        return self.terms.evidence.disagreement(self._chosen(plan))
+        assert self.evidence
+        return self.evidence.disagreement(self._chosen(plan))

@@ -17,15 +17,15 @@ from isobatch.optimizer.plan import Plan
 from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
-NEWEST = 0.5  # the weight of the newest value in a running average
-AS_KNOWN_S = 20.0  # seconds of overload that weigh as much as all time before, since one look may be a burst
+NEWEST_WEIGHT = 0.5  # the weight of the newest value in a running average
+HISTORY_WEIGHT_S = 20.0  # seconds of overload that weigh as much as all time before, since one look may be a burst
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window from which the kept share is measured
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
-LOADED = 0.3  # from this share of a plan's goodput on, inputs in time disprove a shortfall
+LOADED_SHARE = 0.3  # from this share of a plan's goodput on, inputs in time disprove a shortfall
 FORGET_S = 21600.0  # seconds of such load, after which about a third of a shortfall is still remembered
-LONGEST_S = 600.0  # the deployer's longest wait for replicas: if more seconds passed, the clock has jumped
-WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
+LONGEST_START_S = 600.0  # the deployer's longest wait for replicas: if more seconds passed, the clock has jumped
+BUSY_SHARE = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
 PEEK = ("looking", "looked")  # all ramps are opened, or closed again
@@ -36,7 +36,7 @@ What = Literal[
     "failed", "looking", "looked", "paused", "resumed", "tightened", "loosened", "tuned", "gave way", "recovered",
 ]  # fmt: skip
 # What becomes of events whose plan is still being rolled out.
-DONE: Mapping[What, What] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
+COMPLETED: Mapping[What, What] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Event:
             arrivals_per_s=observed.arrivals_per_s,
             achieved_per_s=observed.goodput_per_s,
             expected_per_s=min(observed.arrivals_per_s, sustained_per_s),
-            p99_ms=None if p99_s is None else 1e3 * p99_s,
+            p99_ms=p99_s and 1e3 * p99_s,
         )
 
 
@@ -149,10 +149,10 @@ class TrackRecord:
         return self.events.last is not None and self.events.last.paused
 
     @property
-    def gave_way(self) -> bool:
-        """Whether thresholds have given way to a crowd, and have not recovered."""
-        crowds = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
-        return crowds[-1:] == ["gave way"]
+    def is_relaxed(self) -> bool:
+        """Whether thresholds have given way to an overload, and have not recovered."""
+        changes = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
+        return changes[-1:] == ["gave way"]
 
     @property
     def last_step(self) -> Event | None:
@@ -162,18 +162,18 @@ class TrackRecord:
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""
-        return sum(each.what in CHANGES and not each.forced for each in self._lately(self._patience.hold_s, now_s))
+        return sum(each.what in CHANGES and not each.forced for each in self._recent(self._patience.hold_s, now_s))
 
     def unchanged_s(self, now_s: float) -> float:
         """How long thresholds have been as they are."""
-        changes_s = (event.at_s for event in self._lately(inf, now_s) if event.what in THRESHOLDS)
+        changes_s = (event.at_s for event in self._recent(inf, now_s) if event.what in THRESHOLDS)
         return now_s - max(changes_s, default=-inf)
 
     def tightened(self, now_s: float) -> int:
         """How often thresholds were tightened recently."""
-        return sum(each.what == "tightened" for each in self._lately(4 * self._patience.hold_s, now_s))
+        return sum(each.what == "tightened" for each in self._recent(4 * self._patience.hold_s, now_s))
 
-    def _lately(self, seconds: float, now_s: float) -> Iterator[Event]:
+    def _recent(self, seconds: float, now_s: float) -> Iterator[Event]:
         """The events of this time. Events of later times are from before the clock was set back."""
         return (event for event in self.events.all if now_s - seconds <= event.at_s <= now_s)
 
@@ -193,7 +193,7 @@ class TrackRecord:
         for event in reversed(self.events.all):
             if event.what == "began":
                 break
-            done = [event.after] if event.after and event.what in DONE.values() else []
+            done = [event.after] if event.after and event.what in COMPLETED.values() else []
             plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come during a peek
         alike: dict[Plan, Plan] = {}
         for plan in plans:
@@ -206,23 +206,23 @@ class TrackRecord:
 
     def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
-        took_s = took_s and min(max(0.0, took_s), LONGEST_S)  # the clock may have been set meanwhile
+        took_s = took_s and min(max(0.0, took_s), LONGEST_START_S)  # the clock may have been set meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.add(event)
         self._learn(event)
 
     def resume(self, last: Event, running: Plan, now_s: float) -> None:
         """Note how the last roll-out ended, after a restart."""
-        if last.what in ("looking", *DONE):
+        if last.what in ("looking", *COMPLETED):
             arrived = last.after is not None and served_alike(last.after, running)
             if not (arrived or last.what == "rolling out"):  # only these events may end late
                 last = replace(last, after=None)
                 if last.what == "rolling back" and (change := self._latest_change):  # the plan that failed still runs
                     self.events.add(replace(change, gain_seen=None, judged=False))
             why = f"{last.why}; the controller was restarted meanwhile"
-            self.complete(last, DONE.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
+            self.complete(last, COMPLETED.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
 
-    def arrives_late(self, plan: Plan, now_s: float) -> bool:
+    def arrived_after_all(self, plan: Plan, now_s: float) -> bool:
         """Whether the last roll-out has led to this plan after all, which is then noted: a restart or a lost deployer
         seemed to have ended it."""
         last = self.last_step
@@ -240,7 +240,8 @@ class TrackRecord:
 
     @property
     def _latest_change(self) -> Event | None:
-        return next((event for event in reversed(self.events.all) if event.what in ("began", *DONE.values())), None)
+        changes = "began", *COMPLETED.values()
+        return next((event for event in reversed(self.events.all) if event.what in changes), None)
 
     def end_trial(self, number: int, gain: float | None) -> None:
         if event := self.events.numbered(number):
@@ -260,22 +261,22 @@ class TrackRecord:
         if full := overloaded(looks, plan):
             seconds = sum(look.seconds for look in full)
             share = sum(look.in_time for look in full) / seconds / sustained_per_s
-            share = kept_before + seconds / (seconds + AS_KNOWN_S) * (share - kept_before)
+            share = kept_before + seconds / (seconds + HISTORY_WEIGHT_S) * (share - kept_before)
         elif total.in_time >= NEARLY_ALL * total.arrivals:
-            loaded_s = total.seconds * (total.goodput_per_s >= LOADED * kept_before * sustained_per_s)
+            loaded_s = total.seconds * (total.goodput_per_s >= LOADED_SHARE * kept_before * sustained_per_s)
             believed = kept_before + loaded_s / (loaded_s + FORGET_S) * (1 - kept_before)
             share = max(kept_before, believed, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
         else:  # decoders report no launches
-            share = kept_before + NEWEST * (total.goodput_per_s / expected_per_s - kept_before)
+            share = kept_before + NEWEST_WEIGHT * (total.goodput_per_s / expected_per_s - kept_before)
         self.kept_share = min(MOST_KEPT, share)
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
-            self.start_s += NEWEST * (event.took_s - self.start_s)
+            self.start_s += NEWEST_WEIGHT * (event.took_s - self.start_s)
         if event.what == "woken" and event.took_s is not None:
-            weight = NEWEST if self._has_woken else 1.0
+            weight = NEWEST_WEIGHT if self._has_woken else 1.0
             self.wakes_in_s += weight * (event.took_s - self.wakes_in_s)
             self._has_woken = True
         if event.after and event.what in ("rolled back", "failed"):
@@ -292,7 +293,7 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 
     def refuses(at: int) -> bool:
         look = looks[at]
-        return look.refused > (1 - NEARLY_ALL) * look.arrivals and max(busy_shares(look, plan).values()) >= WORKING
+        return look.refused > (1 - NEARLY_ALL) * look.arrivals and max(busy_shares(look, plan).values()) >= BUSY_SHARE
 
     refusing = [refuses(at) for at in range(len(looks))]
     return [look for at, look in enumerate(looks) if at and all(refusing[at - 1 : at + 2])]
@@ -306,8 +307,8 @@ class Barred:
 
     def __init__(self) -> None:
         self._failed = set[Plan]()
-        self._times_s: dict[frozenset[object], tuple[float, float]] = {}  # from when until when, by shapes of pipelines
-        self._times: dict[frozenset[object], int] = {}
+        # By shapes of pipelines: from when until when they are barred, and how often they were.
+        self._bars: dict[frozenset[object], tuple[float, float, int]] = {}
 
     def bar(self, plan: Plan, other: Plan, now_s: float, seconds: float) -> None:
         """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long.
@@ -316,18 +317,17 @@ class Barred:
         """
         shapes = _shapes(plan) - _shapes(other) or _shapes(plan)
         self._failed.add(plan.unpromised)
-        others = sum(until_s > now_s for each, (_, until_s) in self._times_s.items() if each != shapes)
-        doublings = min(self._times.get(shapes, 0) + others, MOST_DOUBLINGS)
-        self._times_s[shapes] = now_s, now_s + seconds * 2**doublings
-        self._times[shapes] = self._times.get(shapes, 0) + 1
+        others = sum(until_s > now_s for each, (_, until_s, _) in self._bars.items() if each != shapes)
+        _, _, times = self._bars.get(shapes, (0.0, 0.0, 0))
+        self._bars[shapes] = now_s, now_s + seconds * 2 ** min(times + others, MOST_DOUBLINGS), times + 1
 
     def has_failed(self, plan: Plan) -> bool:
         return plan.unpromised in self._failed
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:
         shapes = _shapes(plan)
-        barred_s = (times_s for each, times_s in self._times_s.items() if each & shapes)
-        until_s = max((until_s for from_s, until_s in barred_s if from_s <= now_s), default=now_s)
+        bars = (bar for each, bar in self._bars.items() if each & shapes)
+        until_s = max((until_s for from_s, until_s, _ in bars if from_s <= now_s), default=now_s)
         return until_s if until_s > now_s else None
 
 

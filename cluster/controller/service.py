@@ -23,7 +23,7 @@ from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.input_planning import allowed, classifier_problem
 from isobatch.cluster.controller.knowledge import PlanningProblem
 from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
-from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from isobatch.cluster.controller.promise_keeper import PromiseKeeper
 from isobatch.cluster.controller.record import Event
 from isobatch.cluster.controller.status import ControllerStatus, EventStatus, PausedStatus, brief, export, status_of
 from isobatch.cluster.controller.text_planning import text_problem
@@ -74,7 +74,7 @@ class ControllerService:
                 await asyncio.sleep(RETRY_S)
                 continue
             if self.loop:
-                loop.go_on_from(self.loop)
+                loop.continue_from(self.loop)
             self.loop = loop
             await loop.run(self._stays)
 
@@ -176,11 +176,9 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
     if evidence and evidence.test.num_ramps + 1 != num_blocks:
         evidence = None
     prepared = thresholds_in(folder) if folder else {}
+    answers_early = app_config.early_budget is not None
     return PromiseKeeper(
-        AgreementTerms(
-            promised, evidence, prepared, config.under_load, config.strict, app_config.early_budget is not None
-        ),
-        least_gain=config.least_gain,
+        promised, evidence, prepared, config.under_load, config.strict, answers_early, config.least_gain
     )
 
 

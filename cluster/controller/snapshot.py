@@ -3,30 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, sqrt
 
+from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.decide import (
-    SAME,
-    Demand,
-    Expectation,
-    QuickTerms,
-    Verdict,
-    chance_gain,
-    demand,
-    is_idle,
-    latency_terms,
-    lost_devices,
-    quick_terms,
-    required_gain,
-    served_alike,
-    weigh,
-    weigh_answers,
-    weigh_quick,
-    weigh_values,
-)
-from isobatch.cluster.controller.knowledge import CostModel, Knowledge, PlanningProblem
+from isobatch.cluster.controller.decide import Demand, Expectation, QuickTerms, Verdict, lost_devices, served_alike
+from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.sentences import nearly_all_in_time, rate
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
@@ -36,9 +19,21 @@ MOST_PROVEN = 8  # earlier plans among which one is chosen while the best is bar
 MOST_BELOW = 0.5  # a plan that ran before goes before a barred one if it sustains no less than this share less
 
 
+def expected_demand(
+    known: Knowledge, patience: Patience, window: CurrentWindow, observed: Observed, now_s: float
+) -> Demand:
+    """The demand by the forecast and the last window; at least the present rate, if inputs are late or refused."""
+    peak_per_s, window_s = known.estimate.peak_per_s(now_s), patience.replan_every_s
+    expected = decide.demand(known.estimate.forecast, observed, peak_per_s, window_s, window.quiet_s)
+    return replace(expected, expected_per_s=max(expected.expected_per_s, window.rush_per_s))
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a decision rests on: the running plan, the devices that may be used, and the window before it."""
+    """All that a decision rests on: the running plan, the devices that may be used, and the observed window.
+
+    `window` is the present one, which may have begun with the decision.
+    """
 
     plan: Plan
     pinned: Plan | None
@@ -46,11 +41,9 @@ class Snapshot:
     patience: Patience
     counts: Mapping[str, int]
     observed: Observed
+    window: CurrentWindow
     now_s: float
-    rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
-    quiet_s: float = 0.0  # since an input was inside
     granted: bool = False  # devices were granted by an arbiter, which has weighed the change
-    parked: bool = False  # the application has no replicas
     forced: bool = False  # a person wants the best plan, however little it gains and even if it failed before
 
     @cached_property
@@ -75,7 +68,7 @@ class Snapshot:
     def decide(self) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
         pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
-        if self.parked:
+        if self.window.parked:
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal()[0].plan, verdict
         better, verdict = self._by_goal()
@@ -90,13 +83,13 @@ class Snapshot:
     @property
     def weighs_goodput(self) -> bool:
         """Whether the decision searches for the plan of most goodput."""
-        return not (self.problem.answers_early or self.problem.aim.at_expected_rate or is_idle(self.observed))
+        return not (self.problem.answers_early or self.problem.aim.at_expected_rate or decide.is_idle(self.observed))
 
     def relieve_by(self, plan: Plan) -> Verdict:
         """While inputs are refused: whether this plan sustains enough more to run now."""
         better = self._expected(plan)
         gain = better.gain_over(self.running)
-        needed = max(required_gain(self.patience.least_gain, self._changes), self._chance)
+        needed = max(decide.required_gain(self.patience.least_gain, self._changes), self._chance)
         sustains = f"another plan sustains {rate(better.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
         moves = gain >= needed and not self._is_barred(plan)
         must = self._uses_granted(better)
@@ -105,8 +98,8 @@ class Snapshot:
     def _by_goal(self) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
             return self.most, self._for_goodput
-        always = self.parked or self.granted or self.forced
-        if is_idle(self.observed) and not (always or self.problem.aim.at_expected_rate):
+        always = self.window.parked or self.granted or self.forced
+        if decide.is_idle(self.observed) and not (always or self.problem.aim.at_expected_rate):
             return self.running, Verdict(False, "a change would gain nothing")
         if self.problem.answers_early:
             return self._for_answers()
@@ -115,7 +108,7 @@ class Snapshot:
         if not nearly_all_in_time(self.observed) or self.problem.objective.slo_s is None:
             return self.most, self._for_goodput
         terms = self._terms
-        return weigh_quick(self.running, self.most, self._quick(terms), terms, self._for_goodput, self._changes)
+        return decide.weigh_quick(self.running, self.most, self._quick(terms), terms, self._for_goodput, self._changes)
 
     @cached_property
     def _changes(self) -> int:
@@ -123,13 +116,16 @@ class Snapshot:
 
     @property
     def _chance(self) -> float:
-        """The gain that chance could pretend; 0 while so few inputs came that no change is allowed."""
+        """The gain that noise alone could produce: n inputs measure survival to about 1 / sqrt(n).
+
+        0 while too few inputs have arrived for any change.
+        """
         enough = self.known.estimate.recent_inputs >= self.patience.enough_inputs
-        return chance_gain(self.observed) if enough else 0.0
+        return 1 / sqrt(max(1, self.observed.answered + self.observed.full)) if enough else 0.0
 
     def _uses_granted(self, better: Expectation) -> bool:
         """Whether a plan uses granted devices. One that is not barred runs at once: idle devices serve nobody."""
-        return self.granted and not self._is_barred(better.plan) and better.gain_over(self.running) > SAME
+        return self.granted and not self._is_barred(better.plan) and better.gain_over(self.running) > decide.SAME
 
     @cached_property
     def _for_goodput(self) -> Verdict:
@@ -137,7 +133,7 @@ class Snapshot:
             sustains = f"{rate(self.most.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
             gain = self.most.gain_over(self.running)
             return Verdict(True, f"on the granted devices another plan sustains {sustains}", gain, must=True)
-        return weigh(
+        return decide.weigh(
             self.running, self.most, self.problem.objective, self.patience, changes=self._changes,
             start_s=self.known.record.start_s, counts=self.counts, in_time=nearly_all_in_time(self.observed),
             chance=self._chance,
@@ -147,7 +143,7 @@ class Snapshot:
         """The plan that answers soonest; if it does not answer clearly sooner, it may still sustain more, as when a
         device has come back."""
         facts = self.cost_model.facts.surviving(self.known.estimate.carried)
-        verdict = weigh_answers(self.plan, self._best, facts, self.patience.least_gain, self._changes)
+        verdict = decide.weigh_answers(self.plan, self._best, facts, self.patience.least_gain, self._changes)
         if verdict.moves or self.problem.aim.at_expected_rate or not self._for_goodput.moves:
             return self._expected(self._best), verdict
         return self.most, self._for_goodput
@@ -166,20 +162,18 @@ class Snapshot:
                 better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
         if not nearly_all_in_time(self.observed) and better.goodput_per_s < self.running.goodput_per_s:
             return self.running, Verdict(False, "no device is given back while inputs are late or refused")
-        return better, weigh_values(self.running, better, aim, self.demand, self.patience, reserve, self._changes)
+        terms = self.demand, self.patience, reserve, self._changes
+        return better, decide.weigh_values(self.running, better, aim, *terms)
 
     @cached_property
     def demand(self) -> Demand:
-        estimate = self.known.estimate
-        peak_per_s, window_s = estimate.peak_per_s(self.now_s), self.patience.replan_every_s
-        expected = demand(estimate.forecast, self.observed, peak_per_s, window_s, self.quiet_s)
-        return replace(expected, expected_per_s=max(expected.expected_per_s, self.rush_per_s))
+        return expected_demand(self.known, self.patience, self.window, self.observed, self.now_s)
 
     @property
     def _terms(self) -> QuickTerms:
         if self.problem.aim.quickest:
-            return latency_terms(self.demand, self.running, self.patience.least_gain)
-        return quick_terms(self.demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
+            return decide.latency_terms(self.demand, self.running, self.patience.least_gain)
+        return decide.quick_terms(self.demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
 
     def _quick(self, terms: QuickTerms) -> Expectation | None:
         """The quickest plan that sustains enough; None where the plan of most goodput cannot be replaced."""
@@ -216,8 +210,8 @@ class Snapshot:
         if enough := [each for each in others if wanted_per_s and each.score.goodput_per_s >= wanted_per_s]:
             return min(enough, key=lambda each: each.value(self.problem.aim))
         other = max(others, key=lambda each: each.goodput_per_s, default=chosen)
-        ends = self.parked or bool(lost_devices(self.plan, self.counts))  # then no plan runs to compare with
-        gains = other.gain_over(chosen) >= -MOST_BELOW if ends else other.gain_over(self.running) > SAME
+        ends = self.window.parked or bool(lost_devices(self.plan, self.counts))  # then no plan runs to compare with
+        gains = other.gain_over(chosen) >= -MOST_BELOW if ends else other.gain_over(self.running) > decide.SAME
         return other if gains else chosen
 
     def _expected(self, plan: Plan) -> Expectation:

@@ -160,7 +160,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "paused": controller.record.paused,
         "plan": _plan(controller),
         "window": _window(controller, now_s),
-        "agreement": None if keeper is None else agreement_text(keeper.lately(now_s), keeper.promised),
+        "agreement": None if keeper is None else agreement_text(keeper.recent(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.device_requests.waiting_text(now_s),
         "forecast": _forecast(controller),
@@ -185,28 +185,28 @@ def brief(event: Event) -> dict[str, Any]:
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
-    promise, writes = controller.running.promise, controller.running.writes_texts
+    running, parked, kept_share = controller.running, controller.window.parked, controller.record.kept_share
+    promise = running.promise
     goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
-    sustains_per_s = controller.known.sustains_per_s(controller.running)
-    kept_share = controller.record.kept_share
+    sustains_per_s = controller.known.sustains_per_s(running)
     return {
-        "summary": summary(controller.running, controller.window.parked),
-        "devices": {} if controller.window.parked else controller.running.devices(),
-        "ramps": list(controller.running.ramps),
-        "promised_per_s": tokens_per_s(controller.running) or None if writes else goodput,
+        "summary": summary(running, parked),
+        "devices": {} if parked else running.devices(),
+        "ramps": list(running.ramps),
+        "promised_per_s": tokens_per_s(running) or None if running.writes_texts else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "simulated_p50_ms": 1e3 * simulated.p50_s if simulated else None,
         "simulated_p99_ms": 1e3 * simulated.p99_s if simulated else None,
         "simulated_in_time": simulated.in_time if simulated else None,
         "sustains_per_s": sustains_per_s,
-        "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept_share) or None,
+        "shortfall": shortfall(running, sustains_per_s, controller.known.corrections, kept_share) or None,
         "kept": kept_share,
     }
 
 
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:
     observed = controller.window.observed
-    quantiles_s = {share: observed.quantile_s(share) for share in (0.5, 0.99)}
+    p50_s, p99_s = observed.quantile_s(0.5), observed.quantile_s(0.99)
     return {
         "seconds": observed.seconds,
         "ends_in_s": max(0.0, controller.window.began_s + controller.patience.replan_every_s - now_s),
@@ -214,8 +214,8 @@ def _window(controller: Controller, now_s: float) -> dict[str, Any]:
         "length": controller.running.length,
         "tokens_per_text": observed.tokens_per_text,
         "goodput_per_s": observed.goodput_per_s,
-        "p50_ms": None if quantiles_s[0.5] is None else 1e3 * quantiles_s[0.5],
-        "p99_ms": None if quantiles_s[0.99] is None else 1e3 * quantiles_s[0.99],
+        "p50_ms": p50_s and 1e3 * p50_s,
+        "p99_ms": p99_s and 1e3 * p99_s,
     }
 
 
@@ -227,10 +227,10 @@ def _forecast(controller: Controller) -> dict[str, Any] | None:
         "survival": list(forecast.exits.survival),
         "low": list(forecast.survival_low),
         "high": list(forecast.survival_high),
+        "tokens_per_text": length and forecast.inputs_per_text and length * forecast.inputs_per_text,
         "arrivals_per_s": forecast.arrivals_per_s,
         "arrivals_low_per_s": forecast.arrivals_low_per_s,
         "arrivals_high_per_s": forecast.arrivals_high_per_s,
-        "tokens_per_text": length and forecast.inputs_per_text and length * forecast.inputs_per_text,
         "method": forecast.method,
     }
 
@@ -258,13 +258,13 @@ async def export(loop: Callable[[], ControlLoop | None]) -> None:
 
 def _export_once(series: MetricSeries, loop: ControlLoop) -> None:
     controller = loop.controller
-    series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
+    series.set_total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
     for what, count in list(loop.decided.items()):  # the loop decides meanwhile
-        series.total("isobatch_controller_decisions", count, what=what)
-    series.now("isobatch_controller_paused", float(controller.record.paused))
-    series.now("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
+        series.set_total("isobatch_controller_decisions", count, what=what)
+    series.set("isobatch_controller_paused", float(controller.record.paused))
+    series.set("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
     if forecast := controller.known.estimate.forecast:
         bounds = {"low": forecast.survival_low, "mean": forecast.exits.survival, "high": forecast.survival_high}
         for bound, survival in bounds.items():
             for block, share in enumerate(survival):
-                series.now("isobatch_forecast_survival", share, block=str(block), bound=bound)
+                series.set("isobatch_forecast_survival", share, block=str(block), bound=bound)

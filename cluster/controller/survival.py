@@ -54,7 +54,7 @@ class SurvivalEstimate:
 
     @property
     def recent_inputs(self) -> int:
-        """Those of which the way is known: they were answered, or asked for the full network."""
+        """Those whose exit is known: they were answered, or asked for the full network."""
         return sum(window.answered + window.full for window in self._history.windows[-RECENT_WINDOWS:])
 
     def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:

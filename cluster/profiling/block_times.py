@@ -81,11 +81,6 @@ def _text(model: SplitModel, length: int) -> Batch:
     return text
 
 
-def images(model: SplitModel, side: int, channels: int) -> SampleInputs:
-    """Blank images: devices take the same time for them as for any others."""
-    return SampleInputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
-
-
 def _repeated(model: SplitModel, single: Batch, size: float) -> Batch:
     return model.select(single, np.zeros(round(size), np.int64))
 
@@ -190,9 +185,9 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
     (1.0, 0.5, 0.5, 0.1)
     """
     survival = [1.0]
-    going_on = dict(ramps)
+    continuing = dict(ramps)
     for block in range(num_blocks - 1):
-        share = going_on.get(block, survival[-1])
+        share = continuing.get(block, survival[-1])
         if share is None:
             return None
         survival.append(share)

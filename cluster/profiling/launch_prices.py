@@ -198,10 +198,10 @@ class _TimedEngine(Engine):
 
     def step(self) -> list[NewTokens] | None:
         begun_s = self._stopwatch()
-        news = super().step()
-        if news is not None:
+        written = super().step()
+        if written is not None:
             self.launches.append(TimedLaunch(self._sizes[-1], self._stopwatch() - begun_s))
-        return news
+        return written
 
 
 def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:

@@ -43,11 +43,11 @@ from isobatch.deployments.processes import (
 from isobatch.deployments.ray_facts import (
     RAYLET,
     address_file,
+    hide_worker_errors,
+    minimal_processes,
     nodes,
-    patient_start,
-    print_no_errors,
-    sigterm_kept,
-    spare_start,
+    own_sigterm_handler,
+    start_timeout,
 )
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, hide_token, import_serve
 from isobatch.deployments.resources import Resources
@@ -124,7 +124,7 @@ def start_node() -> None:
     """Run `ray start` in this process, but wait as long for the node as for the first one."""
     from ray.scripts.scripts import main
 
-    with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))):
+    with start_timeout(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))):
         main()
 
 
@@ -245,7 +245,7 @@ def local_ray(
     with held_ports(PORTS) as ports:
         try:
             prepare_environment(str(folder), ports)
-            with sigterm_kept():
+            with own_sigterm_handler():
                 raylet = _start_ray(dashboard, metrics_port)
             if more:  # all nodes share this machine's ports, so there can be only one proxy
                 join(more, folder, RAY_WITHIN_S)
@@ -322,9 +322,9 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     os.environ |= NODE_SETTINGS | os.environ | {"RAY_gcs_server_port_wait_time_s": f"{REACHED_WITHIN_S:.0f}"}
     import ray
 
-    print_no_errors()
+    hide_worker_errors()
     try:
-        with sigterm_kept():
+        with own_sigterm_handler():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
@@ -348,10 +348,10 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
     """
     import ray
 
-    print_no_errors()
+    hide_worker_errors()
     for attempt in reversed(range(RAY_ATTEMPTS)):
         try:
-            with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))), spare_start(dashboard):
+            with start_timeout(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))), minimal_processes(dashboard):
                 ray.init(
                     address="local",
                     include_dashboard=dashboard,

@@ -51,12 +51,12 @@ class ClientMeter:
 
     def _add(self, outcome: RequestEnd, requests: int) -> None:
         self.requests[outcome] += requests
-        self.series.more("isobatch_requests", requests, outcome=_OUTCOMES.get(outcome, outcome))
+        self.series.inc("isobatch_requests", requests, outcome=_OUTCOMES.get(outcome, outcome))
 
     def answered(self, begun_s: float) -> None:
         """A request that came at this time has its whole answer."""
         self.ended("answered")
-        self.series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
+        self.series.observe("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
 
     def sequence(self, prompt_tokens: int, share: float = 1.0, age_s: float = 0.0) -> "SequenceMeter":
         """The meter of a sequence that was requested `age_s` ago, as this share of a request."""
@@ -93,7 +93,7 @@ class SequenceMeter:
         self._last_s = meter.clock()
         waited_s = self._last_s - self._began_s
         meter.depths.update(depths)
-        meter.series.more("isobatch_written_tokens", tokens)
+        meter.series.inc("isobatch_written_tokens", tokens)
         late_s = waited_s - meter.ttft_s
         meter.in_time += sum(late_s <= place * meter.tpot_s for place in range(before, before + tokens))
         if before:
@@ -104,8 +104,8 @@ class SequenceMeter:
             meter.strained += self._share
         else:
             meter.at_ease += self._share
-        meter.series.more("isobatch_prompt_tokens", self._prompt_tokens)
-        meter.series.value("isobatch_ttft_ms", 1e3 * waited_s)
+        meter.series.inc("isobatch_prompt_tokens", self._prompt_tokens)
+        meter.series.observe("isobatch_ttft_ms", 1e3 * waited_s)
 
     def refused(self) -> None:
         """Count a refused text, as if it would have been as long as the latest texts."""
@@ -125,4 +125,4 @@ class SequenceMeter:
         """Report the mean time from one token to the next."""
         self._meter.inside -= self._share
         if self._further:
-            self._meter.series.value("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)
+            self._meter.series.observe("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)

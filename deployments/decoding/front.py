@@ -105,7 +105,7 @@ class DecoderFront:
             self.ended_early(error)
             log.exception("a text could not be written")
             raise RefusedError(500, f"this server failed: {type(error).__name__}; its log says where") from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self.meter.ended("cancelled")
             raise
 

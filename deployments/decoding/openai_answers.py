@@ -11,7 +11,7 @@ from isobatch.deployments.front.openapi import PROBLEMS, documented, examples, j
 from isobatch.deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
-_PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {
+_PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415, 504)} | {
     429: "There is no place for another sequence; try again later.",
     422: "The network's numbers are too large for this text.",
     500: "A replica, or this server, failed.",
@@ -42,7 +42,9 @@ class CompletionLogprobs(Schema):
     top_logprobs: list[dict[str, float]] = Field(
         description="Those of the most probable tokens and of the chosen one; a part of a character as token_id:N."
     )
-    text_offset: list[int] = Field(description="The characters before each token.")
+    text_offset: list[int] = Field(
+        description="The characters before each token; one of several tokens counts after its last token."
+    )
     blocks: list[int] = Field(description="The block after which the log probabilities of each token were read.")
 
 

@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,17 +23,17 @@ from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.texts import UNFINISHED, TextTokens
+from isobatch.deployments.decoding.texts import UNFINISHED, GrowingText, TextTokens
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
-from isobatch.deployments.front.headers import path_below
+from isobatch.deployments.front.headers import DEADLINE, STARTED, deadline_s_by, path_below, waited_s_by
 from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
 _DONE = b"data: [DONE]\n\n"
 NO_TEXT = TextPiece("", ())
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,14 @@ def _key_of(token: int, text: str) -> str:
 
 def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
     words = reply.words
-    texts = [words.token_text(token) for token in piece.tokens]
-    *offsets, reply.offsets[index] = accumulate(map(len, texts), initial=reply.offsets[index])
     return {
-        "tokens": texts,
+        "tokens": [words.token_text(token) for token in piece.tokens],
         "token_logprobs": [each.logprob for each in piece.logprobs],
         "top_logprobs": [
             {_key_of(other, words.token_text(other)): logprob for other, logprob in (*each.best, (token, each.logprob))}
             for token, each in zip(piece.tokens, piece.logprobs, strict=True)
         ],
-        "text_offset": offsets,
+        "text_offset": reply.offsets(index, piece.tokens),
         "blocks": [each.block for each in piece.logprobs],
     }
 
@@ -107,8 +105,11 @@ CHAT_SHAPE = ReplyShape(
 
 @dataclass
 class TextReply:
-    """An answer to one request, which may have several choices: `copies` for each prompt. `echoes`: the beginnings of
-    their texts."""
+    """An answer to one request, which may have several choices: `copies` for each prompt.
+
+    `echoes`: the beginnings of their texts. `silent`: tokens without text. `ends_at`: the client's deadline, by the
+    event loop's clock.
+    """
 
     shape: ReplyShape
     model: str
@@ -118,10 +119,14 @@ class TextReply:
     begun_s: float
     copies: int = 1
     echoes: Sequence[str] = ()
-    offsets: Counter[int] = field(default_factory=Counter)  # characters of the tokens so far, by choice
+    silent: Collection[int] = ()
+    ends_at: float | None = None
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     written: int = 0  # tokens
+    # The characters of the texts so far and the texts, by choice, where log probabilities need them.
+    _characters: Counter[int] = field(default_factory=Counter)
+    _texts: dict[int, GrowingText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.id = self.shape.id + uuid.uuid4().hex[:24]
@@ -143,6 +148,14 @@ class TextReply:
             "exit_blocks": list(piece.depths),
         }
 
+    def offsets(self, index: int, tokens: Sequence[int]) -> list[int]:
+        """The number of characters before each new token of a choice."""
+        if index not in self._texts:
+            self._texts[index] = self.words.growing_text((), self.silent, after=self.requests[index].prompt)
+        sizes = (len(self._texts[index].add([token])[0]) for token in tokens)
+        *offsets, self._characters[index] = accumulate(sizes, initial=self._characters[index])
+        return offsets
+
     def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
             "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
@@ -157,10 +170,22 @@ class TextReply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
+@asynccontextmanager
+async def _until(ends_at: float | None) -> AsyncIterator[None]:
+    """Refuse a request whose deadline passes in this context."""
+    try:
+        async with asyncio.timeout_at(ends_at) as deadline:
+            yield
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise RefusedError(504, "the deadline passed before the text was complete") from error
+
+
 async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
     """The texts of all choices. If one is refused or fails, the others are cancelled."""
     try:
-        async with asyncio.TaskGroup() as writing:
+        async with _until(reply.ends_at), asyncio.TaskGroup() as writing:
             texts = (front.whole(request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
             tasks = [writing.create_task(text) for text in texts]
     except ExceptionGroup as failed:
@@ -171,29 +196,24 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
 async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of a stream; pieces of several texts come in the order in which they are written."""
     try:
-        async with aclosing(_pieces(front, reply)) as written:
-            opened: set[int] = set()
-            async for index, piece in written:
-                reply.written += len(piece.depths)
-                if index not in opened and (opening := reply.opening(index)):
-                    yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
-                opened.add(index)
-                choice = reply.choice(index, reply.shape.delta(piece.text), piece)
-                yield _event(reply.body(reply.shape.piece, [choice]))
-        if usage:
-            yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
-    except RefusedError as refused:
-        if not reply.written:  # the handler that answers instead counts it
-            raise
-        front.ended_early(refused)
-        yield _event(error_body(refused))
-    except BaseException as error:
-        if reply.written:
-            front.meter.ended("failed" if isinstance(error, Exception) else "cancelled")
-        raise
-    else:
+        with front.counted():
+            async with aclosing(_pieces(front, reply)) as written:
+                opened: set[int] = set()
+                async for index, piece in written:
+                    reply.written += len(piece.depths)
+                    if index not in opened and (opening := reply.opening(index)):
+                        yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
+                    opened.add(index)
+                    choice = reply.choice(index, reply.shape.delta(piece.text), piece)
+                    yield _event(reply.body(reply.shape.piece, [choice]))
+            if usage:
+                yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
         front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event
         yield _DONE
+    except RefusedError as refused:
+        if not reply.written:
+            raise
+        yield _event(error_body(refused))
 
 
 async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:
@@ -213,7 +233,8 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     try:
         left = len(tasks)
         while left:
-            index, piece = await news.get()
+            async with _until(reply.ends_at):
+                index, piece = await news.get()
             if isinstance(piece, BaseException):
                 raise piece
             if piece is None:
@@ -230,7 +251,7 @@ def _event(body: dict[str, Any]) -> bytes:
 
 
 def error_body(refused: RefusedError) -> dict[str, Any]:
-    kind = _TYPES.get(refused.status, "invalid_request_error")
+    kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
     return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
 
 
@@ -315,25 +336,56 @@ class _Writers:
     async def _answered(
         self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
     ) -> Response:
-        front, begun_s = self._front, self._front.meter.clock()
+        front = self._front
         with front.counted():
-            content = await body_of(dict(request.headers.raw), request.receive, front.config.max_body_bytes)
-            body = request_of(kind, json_in(content))
-            front.check_model(body.model)
-            prompts = await self._prompts(body)
-            if (count := len(prompts) * body.n) > front.config.max_prompts:
-                raise RefusedError(400, f"n = {body.n}: {count} texts in all: {front.config.max_prompts} are allowed")
-            texts = [
-                front.request(prompt, body.terms(front.defaults, number))
-                for prompt in prompts for number in range(body.n)
-            ]  # fmt: skip
-            echoed = body.prompt if isinstance(body, CompletionRequest) and body.echo else ()
-            echoes = [
-                prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
-                for prompt in echoed for _ in range(body.n)
-            ]  # fmt: skip
-            reply = TextReply(shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes)
-            return await self._answer(reply, body)
+            reply, body = await self._read(request, shape, kind)
+            if not body.stream:
+                return await self._whole(reply)
+        events = stream_events(front, reply, bool(body.stream_options and body.stream_options.include_usage))
+        first = await anext(events)  # a refusal comes before the status is sent
+
+        async def with_first() -> AsyncGenerator[bytes, None]:
+            async with aclosing(events):
+                yield first
+                async for event in events:
+                    yield event
+
+        return StreamingResponse(with_first(), media_type="text/event-stream")
+
+    async def _read(
+        self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> tuple[TextReply, CompletionRequest | ChatRequest]:
+        """The request, and its answer before anything is written."""
+        front, begun_s, headers = self._front, self._front.meter.clock(), dict(request.headers.raw)
+        within_s = deadline_s_by(headers.get(DEADLINE))
+        arrived_at = asyncio.get_running_loop().time() - waited_s_by(headers.get(STARTED))
+        content = await body_of(headers, request.receive, front.config.max_body_bytes)
+        body = request_of(kind, json_in(content))
+        front.check_model(body.model)
+        prompts = await self._prompts(body)
+        if (count := len(prompts) * body.n) > front.config.max_prompts:
+            raise RefusedError(400, f"n = {body.n}: {count} texts in all: {front.config.max_prompts} are allowed")
+        texts = [
+            front.request(prompt, body.terms(front.defaults, number)) for prompt in prompts for number in range(body.n)
+        ]
+        echoed = body.prompt if isinstance(body, CompletionRequest) and body.echo else ()
+        echoes = [
+            prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
+            for prompt in echoed for _ in range(body.n)
+        ]  # fmt: skip
+        ends_at = None if within_s is None else arrived_at + within_s
+        reply = TextReply(
+            shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes, front.stop, ends_at
+        )  # fmt: skip
+        return reply, body
+
+    async def _whole(self, reply: TextReply) -> Response:
+        texts = await whole_texts(self._front, reply)
+        reply.written = sum(len(piece.depths) for piece in texts)
+        choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
+        answer = JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
+        self._front.meter.answered(reply.begun_s)
+        return answer
 
     async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
         texts, most = self._front.texts, self._front.config.max_prompts
@@ -342,23 +394,3 @@ class _Writers:
         if not 0 < len(body.prompt) <= most:
             raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
         return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
-
-    async def _answer(self, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
-        if body.stream:
-            usage = bool(body.stream_options and body.stream_options.include_usage)
-            events = stream_events(self._front, reply, usage)
-            first = await anext(events)  # a refusal comes before the status is sent
-
-            async def with_first() -> AsyncGenerator[bytes, None]:
-                async with aclosing(events):
-                    yield first
-                    async for event in events:
-                        yield event
-
-            return StreamingResponse(with_first(), media_type="text/event-stream")
-        texts = await whole_texts(self._front, reply)
-        reply.written = sum(len(piece.depths) for piece in texts)
-        choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
-        answer = JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
-        self._front.meter.answered(reply.begun_s)
-        return answer

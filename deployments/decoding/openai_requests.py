@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from isobatch.deployments.decoding.grammars import grammar_of
-from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
+from isobatch.deployments.decoding.ramp_rules import LEAST_REPETITION, GenerationDefaults
 from isobatch.deployments.decoding.sequences import Sampling, TextTerms
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.profiles.errors import first_wrong
@@ -142,6 +142,7 @@ class SchemaText(_RequestFields):
 
 
 AnyFormat = PlainText | JsonText | SchemaText | None
+FORMATS = ("text", "json_object", "json_schema")
 
 
 class _Generation(_RequestFields):
@@ -183,7 +184,7 @@ class _Generation(_RequestFields):
     )
     repetition_penalty: Number | None = Field(
         None,
-        gt=0,
+        ge=LEAST_REPETITION,
         le=100,
         description=f"{_EXPERIMENTAL}divides the logits of tokens in the prompt or the text, or multiplies them where "
         f"they are negative; {_OF_THE_FILE}1.",
@@ -211,6 +212,13 @@ class _Generation(_RequestFields):
         )
         most, usual = self._limits
         return TextTerms(most, sampling, self.min_tokens, self.ignore_eos, usual)
+
+    @field_validator("response_format", mode="before")
+    @classmethod
+    def _of_known_type(cls, value: object) -> object:
+        if not (value is None or (isinstance(value, dict) and value.get("type") in FORMATS)):
+            raise ValueError(f"must be an object whose type is one of: {', '.join(FORMATS)}")
+        return value
 
     @field_validator("response_format")
     @classmethod

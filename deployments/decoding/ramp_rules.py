@@ -14,6 +14,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
 BY_LENGTH = {"longrope", "su", "dynamic"}
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
+LEAST_REPETITION = 0.01  # the smallest repetition penalty: logits that are divided by a tiny one overflow
 
 
 def _listed(value: object) -> object:
@@ -130,7 +131,7 @@ class GenerationDefaults(BaseModel):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     max_new_tokens: int | None = Field(None, ge=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=LEAST_REPETITION)
     eos_token_id: EndTokens = ()
 
     @property

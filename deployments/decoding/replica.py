@@ -276,13 +276,13 @@ async def traced(
 def export(series: MetricSeries, state: ReplicaState) -> None:
     """Export the state of a replica. A launch has room for as many sequences as may be resident."""
     for block, tokens in state.depths.items():
-        series.total("isobatch_exits", tokens, block=str(block))
+        series.set_total("isobatch_exits", tokens, block=str(block))
     for start, (count, sequences, room) in state.launches.items():
-        series.launches(DECODER, start, count, sequences, sequences, room)
-    series.now("isobatch_waiting_inputs", state.waiting, group=DECODER, block="0")
-    series.now("isobatch_residents", state.residents)
-    series.now("isobatch_pages", state.pages - state.free_pages, state="used")
-    series.now("isobatch_pages", state.free_pages, state="free")
-    series.total("isobatch_preempted", state.preempted)
-    series.total("isobatch_prefix_positions", state.shared, way="shared")
-    series.total("isobatch_prefix_positions", state.asked - state.shared, way="read")
+        series.set_launches(DECODER, start, count, sequences, sequences, room)
+    series.set("isobatch_waiting_inputs", state.waiting, group=DECODER, block="0")
+    series.set("isobatch_residents", state.residents)
+    series.set("isobatch_pages", state.pages - state.free_pages, state="used")
+    series.set("isobatch_pages", state.free_pages, state="free")
+    series.set_total("isobatch_preempted", state.preempted)
+    series.set_total("isobatch_prefix_positions", state.shared, way="shared")
+    series.set_total("isobatch_prefix_positions", state.asked - state.shared, way="read")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from isobatch.deployments.models.ramps import RampDtype
 
-# The digit eight from scikit-learn's data set: 8 x 8 pixels, values 0..16.
+# The digit eight from digits.npz: 8 x 8 pixels, values 0..16.
 A_DIGIT = (
     (0, 0, 10, 14, 8, 1, 0, 0),
     (0, 2, 16, 14, 6, 1, 0, 0),

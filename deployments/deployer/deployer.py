@@ -14,12 +14,12 @@ from ray.serve import Application
 
 from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_left, fleets_of
+from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_leftovers, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
 from isobatch.deployments.deployer.steps import BLAMELESS, CannotStartError, Moved, Undone, most_of, move, start
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
-from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from isobatch.deployments.graph import Graph, graph_of, plan_hash, profile_of, read_graph, replica_hash
 from isobatch.deployments.planning import plan_for_fewer
 from isobatch.deployments.ray_facts import StoredPlan, stored_plan
 from isobatch.deployments.serve_process import join_serves_log, own_task
@@ -64,7 +64,7 @@ class Leadership:
 log = logging.getLogger("ray.serve")
 PATIENCE_S = 600.0  # for the replicas of a plan to start, since a large network takes long to load
 FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; a late front is dropped
-TIDY_EVERY_S = 10.0  # between two attempts to end leftover replicas
+CLEAN_UP_EVERY_S = 10.0  # between two attempts to end leftover replicas
 COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
 NONE_BENCHED: Mapping[str, str] = {}
 
@@ -80,13 +80,13 @@ class Deployer:
         join_serves_log()
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
-        prefix = f"{self._application}.{mark_of(config)}"
+        prefix = f"{self._application}.{replica_hash(config)}"
         self._leadership = Leadership(self._application, prefix)
         self._fleet = ServeFleet(prefix, bind, config.replica_needs, self._leadership.of_fleet)
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._running = self._leading = False
+        self._running = self._rolling_out = False
         self._cannot: CannotStartError | None = None
         self._benched = frozenset[str]()
         self._device_ids: frozenset[str] | None = None
@@ -140,10 +140,10 @@ class Deployer:
         `benched`: the slow replicas that the plan does not count on, with their kinds. They stay, because they may
         become fast again.
         """
-        if self._leading or not self._running:
+        if self._rolling_out or not self._running:
             reason = "another plan is being rolled out" if self._running else "the application is not running yet"
             return Undone(reason, blameless=True)
-        self._leading = True
+        self._rolling_out = True
         return await asyncio.shield(own_task(self._apply(plan, patience_s, benched), self._tasks))
 
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
@@ -152,22 +152,21 @@ class Deployer:
                 before = None if self._graph.parked else self._graph.plan
                 after = self._graph_of(plan, self._graph.version + 1).plan
                 self._benched = frozenset(benched)
-                stay = Counter(benched.values())
-                standby = self._config.standby
-                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay, standby)
+                stay, standby, switch = Counter(benched.values()), self._config.standby, self._switch
+                return await move(self._fleet, before, after, switch, self._use_interim, patience_s, stay, standby)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error), blameless=isinstance(error, BLAMELESS))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")
             finally:
-                self._leading = False
+                self._rolling_out = False
 
     async def use(self, device_ids: frozenset[str]) -> None:
         """Let all fronts use the standby replicas on these devices only; the plan stays."""
         async with self._moving:
             self._device_ids = device_ids
-            await self._lead(self._graph.plan)
+            await self._switch(self._graph.plan)
 
     async def park(self, wakes_in_s: float) -> None:
         """End all replicas; the next roll-out starts some. `wakes_in_s`: the expected time from the next input until
@@ -175,10 +174,10 @@ class Deployer:
         """
         async with self._moving:
             if not self._graph.parked:
-                await self._lead(self._graph.plan, wakes_in_s)
+                await self._switch(self._graph.plan, wakes_in_s)
             await asyncio.to_thread(self._scale)
 
-    async def _lead(self, plan: Plan, wakes_in_s: float | None = None) -> None:
+    async def _switch(self, plan: Plan, wakes_in_s: float | None = None) -> None:
         """Send all fronts the plan."""
         self._wakes_in_s = wakes_in_s
         graph = self._graph_of(plan, self._graph.version + 1)
@@ -190,7 +189,7 @@ class Deployer:
         self._graph = graph
         await self._fronts.ask(graph, FOLLOW_WITHIN_S)
 
-    async def _meanwhile(self, counts: Mapping[str, int]) -> None:
+    async def _use_interim(self, counts: Mapping[str, int]) -> None:
         """Send all fronts the best plan for the devices that remain while others are freed, if there is one.
 
         The previous plan is stored under a version that no front knows yet, so a restarted deployer returns to it.
@@ -206,7 +205,7 @@ class Deployer:
     def _first(self) -> Graph:
         """The plan that ran before a restart, unless the part of the user's file that decides the plan has changed."""
         memory = stored_plan(self._application)
-        self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
+        self._origin, self._recalled = plan_hash(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             if self._config.standby and memory.device_ids is not None:  # without standby, replicas have no ids
                 self._device_ids = frozenset(memory.device_ids)
@@ -249,7 +248,7 @@ class Deployer:
             await asyncio.to_thread(self._remember, self._graph.plan, self._graph.version)
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         self._running = True
-        own_task(self._tidy_later(left), self._tasks)
+        own_task(self._clean_up_later(left), self._tasks)
 
     def _scale(self) -> None:
         self._fleet.scale_to(self._counts)
@@ -267,14 +266,14 @@ class Deployer:
             of_plan = self._fleet.prefix, self._origin, version, plan.to_json()
             StoredPlan(*of_plan, device_ids=ids, wakes_in_s=self._wakes_in_s).store(self._application)
 
-    async def _tidy_later(self, left: Sequence[str]) -> None:
+    async def _clean_up_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain. While Serve or
         Ray's store is unreachable, this is tried again: the replicas hold devices.
 
         If the next deployer has started meanwhile, it may use any of these replicas, and cleans up itself.
         """
 
-        def tidy() -> None:
+        def clean_up() -> None:
             if self._leadership.of_application():
                 self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._counts)
                 delete_fleets(left)
@@ -283,16 +282,16 @@ class Deployer:
         while True:
             try:
                 async with self._moving:
-                    return await asyncio.to_thread(tidy)
+                    return await asyncio.to_thread(clean_up)
             except Exception as error:
                 log.warning("replicas of an earlier deployment may still run: %s", error)
-            await asyncio.sleep(TIDY_EVERY_S)
+            await asyncio.sleep(CLEAN_UP_EVERY_S)
 
     def __del__(self) -> None:
         """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""
         with contextlib.suppress(Exception):
             memory = stored_plan(self._application)
-            if delete_left(self._application):
+            if delete_leftovers(self._application):
                 self._leadership.forget()
             elif not self._leadership.of_fleet():
                 return  # the deployer that leads these replicas decides about them

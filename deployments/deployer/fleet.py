@@ -5,6 +5,7 @@ Replicas have no plan, so those of one kind are interchangeable: a new plan for 
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -22,20 +23,17 @@ _GONE = ("NOT_STARTED", "DELETING", _FAILED)
 NONE_STARTED = "The deployment failed to start"
 
 
+@dataclass(frozen=True)
 class ServeFleet:
     """The applications `PREFIX.KIND`. They are not in the user's Serve file, so applying it again does not end them.
 
     While `leads()` is false, another deployer leads these replicas, and no number of them changes here.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        bind: Callable[[str, int], Application],
-        needs: Callable[[str], resources.Resources],
-        leads: Callable[[], bool],
-    ) -> None:
-        self.prefix, self._bind, self._needs, self.leads = prefix, bind, needs, leads
+    prefix: str
+    bind: Callable[[str, int], Application]
+    needs: Callable[[str], resources.Resources]
+    leads: Callable[[], bool]
 
     def states(self) -> dict[str, ReplicaStates]:
         applications = serve.status().applications
@@ -56,7 +54,7 @@ class ServeFleet:
             ray_facts.scale(names[kind], DEPLOYMENT, counts[kind])
         delete_fleets(names[kind] for kind, state in states.items() if state == _FAILED and not counts[kind])
         targets = [
-            serve.RunTarget(self._bind(kind, count), names[kind], route_prefix=None, external_scaler_enabled=True)
+            serve.RunTarget(self.bind(kind, count), names[kind], route_prefix=None, external_scaler_enabled=True)
             for kind, count in counts.items()
             if count and kind not in existing
         ]
@@ -64,14 +62,14 @@ class ServeFleet:
             serve.run_many(targets, wait_for_applications_running=False)
 
     def has_room(self, more: Mapping[str, int]) -> bool:
-        needs = resources.needed(more, self._needs, ray_facts.nodes())
+        needs = resources.needed(more, self.needs, ray_facts.nodes())
         return all(resources.first_fit(needs, ray_facts.free_resources()))
 
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Each kind is counted alone, on nodes without load, so a missing device does not exist at all."""
         nodes, missing = ray_facts.nodes(), dict[str, int]()
         for kind, count in counts.items():
-            needs = resources.needed({kind: count}, self._needs, nodes)
+            needs = resources.needed({kind: count}, self.needs, nodes)
             missing[kind] = sum(not fits for fits in resources.first_fit(needs, nodes))
         return {kind: count for kind, count in missing.items() if count}
 
@@ -88,7 +86,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
     ]
 
 
-def delete_left(application: str) -> bool:
+def delete_leftovers(application: str) -> bool:
     """Whether the application no longer has a deployer. Then its replicas are deleted, and its plan is forgotten."""
     if not ray_facts.is_gone(application, DEPLOYER):
         return False

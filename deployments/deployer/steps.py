@@ -82,8 +82,8 @@ async def move(
     fleet: Fleet,
     before: Plan | None,
     after: Plan,
-    lead: Callable[[Plan], Awaitable[None]],
-    meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
+    switch: Callable[[Plan], Awaitable[None]],
+    use_interim: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
     stay: ReplicaCounts,
     standby: ReplicaCounts,
@@ -92,9 +92,9 @@ async def move(
 
     `before`: None where no replica runs, as in a parked application. If the new replicas do not fit beside the old
     ones, those that the new plan does not need end first. Until the new ones run, the fronts follow a plan for the
-    replicas that remain, to which `meanwhile` leads them. If the new ones do not start, the previous plan is restored
+    replicas that remain, as `use_interim` tells them. If the new ones do not start, the previous plan is restored
     and CannotStartError is raised: immediately if no node has their devices, or if another deployer leads the replicas.
-    It is also restored if `lead` fails.
+    It is also restored if `switch` fails.
     `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
     by kind that run under any plan, also under `before`.
     """
@@ -108,17 +108,17 @@ async def move(
     try:
         if remaining and not await asyncio.to_thread(fleet.has_room, added):
             freed_s = now_s()
-            await meanwhile({kind: shrinking.get(kind, count) for kind, count in old.items()})
+            await use_interim({kind: shrinking.get(kind, count) for kind, count in old.items()})
             await _free(fleet, remaining, patience_s)
         await start(fleet, growing, patience_s, only_here=True)
-        await lead(after)
+        await switch(after)
     except Exception:
         await asyncio.to_thread(fleet.scale_to, {kind: old.get(kind, 0) for kind in (*growing, *remaining)})
         if freed_s is not None:
             with suppress(CannotStartError):
                 await start(fleet, old, patience_s, only_here=True)
             if before:
-                await lead(before)
+                await switch(before)
         raise
     followed_s = now_s()
     await asyncio.to_thread(fleet.scale_to, remaining)

@@ -7,7 +7,8 @@ rules decide for each lane, the lane with the earliest answer first:
    replicas, and in launches that take no longer with it. An empty lane admits every input that has time by the plan.
 2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
    number of inputs that may still be late. Each admission pays in the tolerated share and takes out the risk; the end
-   of the input pays the risk back, and takes out 1 if the input was late.
+   of the input pays the risk back, and takes out 1 if the input was late. A request counts as one, with the risk of
+   its last input: it takes out 1 if any of its inputs was late.
 
 The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
 - Launches have room: a refusal would only waste the replicas' time.

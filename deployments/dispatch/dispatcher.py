@@ -51,6 +51,7 @@ class Dispatcher:
         self.inside = 0  # admitted inputs that have not ended
         self._launches: dict[int, Launch] = {}  # by number, until they come back
         self._admission = Admission()
+        self._late_s = -inf  # the deadline of the latest late request: its inputs have the same, and count as one
         self._endings: list[Ending] = []
         self._ticket_ids, self._launch_ids = count(), count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
@@ -369,7 +370,9 @@ class Dispatcher:
             if not ticket.ended:
                 ticket.ended = True
                 ended.append(ticket)
-                if (late := ticket.is_late(at_s)) or ticket.risk:
+                if late := ticket.is_late(at_s) and ticket.deadline_s != self._late_s:
+                    self._late_s = ticket.deadline_s
+                if late or ticket.risk:
                     self._admission.ended(ticket.risk, late)
                 if not is_answer and ticket.kind is not RowKind.FULL:
                     unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))

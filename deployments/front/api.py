@@ -17,14 +17,7 @@ from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.front import shortcut
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import ARRIVING
-from isobatch.deployments.front.headers import (
-    NO_KEY,
-    OPEN_PATHS,
-    has_key,
-    host_refusal,
-    page_refusal,
-    path_below,
-)
+from isobatch.deployments.front.headers import NO_KEY, OPEN_PATHS, has_key, host_refusal, page_refusal, path_below
 from isobatch.deployments.front.openapi import corrected, documented, in_json, refusal_headers
 from isobatch.deployments.front.page import explain, files
 from isobatch.deployments.front.proxy import Burden, ProxyLimit, WatchedProxies, servers_at

@@ -37,7 +37,7 @@ CODES = {
 }
 _MOST_METADATA = 16_384  # bytes of all metadata of a call
 _PREFIX = 5  # bytes before each message: whether it is compressed, and its length
-_READ_AHEAD = 65_536  # bytes that are read before the messages in them are asked for
+_READ_AHEAD = 65_536  # bytes that may be here before the method reads them
 _TYPE = b"content-type: application/grpc\r\ngrpc-accept-encoding: identity,deflate,gzip\r\n"
 _BEGUN = b"HTTP/1.1 200 OK\r\n" + _TYPE + b"transfer-encoding: chunked\r\n\r\n"
 _ENDED = b"0\r\n"
@@ -64,7 +64,7 @@ class Call:
             return None
         return waits_s - waited_s_by(self.headers.get(STARTED)) - (time.monotonic() - self._began_s)
 
-    def came(self, part: bytes, ended: bool = False) -> None:
+    def feed(self, part: bytes, ended: bool = False) -> None:
         """Keep a part of the messages until `message` reads it."""
         self._unread += part
         self._ended |= ended
@@ -103,8 +103,8 @@ class Call:
     async def _arrives(self, end: int, arriving: ArrivingBody) -> None:
         before = 0
         while len(self._unread) < end and not self._ended:
-            before, came = len(self._unread), len(self._unread) - before
-            ARRIVING.grow(arriving, came)
+            before, more = len(self._unread), len(self._unread) - before
+            ARRIVING.grow(arriving, more)
             await self._part()
 
     async def _part(self) -> None:
@@ -211,10 +211,10 @@ class CallConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._run(self._call))
 
     def on_body(self, part: bytes) -> None:
-        self._call.came(part)
+        self._call.feed(part)
 
     def on_message_complete(self) -> None:
-        self._call.came(b"", ended=True)
+        self._call.feed(b"", ended=True)
 
     async def _run(self, call: Call) -> None:
         last, refused, deadline = None, None, asyncio.timeout(call.left_s)

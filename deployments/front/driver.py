@@ -50,8 +50,8 @@ class Workers(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Reply:
-    """The driver's part of a ticket: the awaited answer, and the launches that the input took part in."""
+class _PendingAnswer:
+    """The answer that a ticket waits for, and the launches that its input took part in."""
 
     answer: "asyncio.Future[Answer]"
     admitted_s: float
@@ -84,7 +84,7 @@ class Driver:
         self._requests = 0  # requests that wait for their answers
         self._numbers = count(secrets.randbelow(MOST_NUMBERS))  # other fronts have other numbers
         self._drained: asyncio.Future[None] | None = None  # done when no request waits any more
-        self._flights: set[asyncio.Task[None]] = set()
+        self._launch_tasks: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` runs in this turn of the event loop
         self._alarm: asyncio.TimerHandle | None = None
         self._wake_s = inf  # when the alarm goes off
@@ -106,7 +106,7 @@ class Driver:
         if priority:
             for ticket in tickets:
                 ticket.priority = priority
-        replies: list[_Reply] = [ticket.reply for ticket in tickets]
+        replies: list[_PendingAnswer] = [ticket.reply for ticket in tickets]
         self._requests += 1
         self.pump()
         try:
@@ -151,9 +151,9 @@ class Driver:
             if inputs := len(launch.tickets) - launch.shadows:
                 weight = launch.weight - launch.shadow_weight
                 self.counts.launch_began(launch.group, launch.cursor, inputs, weight, launch.room)
-            flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s))
-            self._flights.add(flight)
-            flight.add_done_callback(self._flights.discard)
+            task = asyncio.get_running_loop().create_task(self._run_launch(launch, now_s))
+            self._launch_tasks.add(task)
+            task.add_done_callback(self._launch_tasks.discard)
         for ending in self.dispatcher.endings():
             self._report(ending)
         self._set_alarm(now_s)
@@ -165,10 +165,10 @@ class Driver:
             await self._drained
         for ending in self.dispatcher.endings():
             self._report(ending)
-        while self._flights:  # until then a turn of the event loop may begin others
-            for flight in self._flights:
-                flight.cancel()
-            await asyncio.wait(self._flights)
+        while self._launch_tasks:  # until then a turn of the event loop may begin others
+            for task in self._launch_tasks:
+                task.cancel()
+            await asyncio.wait(self._launch_tasks)
         if self._alarm:
             self._alarm.cancel()
         await self._workers.close()
@@ -187,7 +187,7 @@ class Driver:
         loop, span = asyncio.get_running_loop(), current()
         self._traced = self._traced or span is not None
         for ticket in tickets:
-            ticket.reply = _Reply(loop.create_future(), now_s, now_s, span)
+            ticket.reply = _PendingAnswer(loop.create_future(), now_s, now_s, span)
         return tickets
 
     def weights(self, inputs: Packed) -> Sequence[int]:
@@ -198,7 +198,7 @@ class Driver:
         tokens: list[int] = inputs.lengths.tolist()
         return tokens
 
-    async def _fly(self, launch: Launch, started_s: float) -> None:
+    async def _run_launch(self, launch: Launch, started_s: float) -> None:
         """Run one launch, and report to the dispatcher: which inputs left, and that it completed or failed."""
         span = self._span(launch, started_s) if self._traced else None
         try:
@@ -224,7 +224,7 @@ class Driver:
         """
         spans = dict[Span, None]()  # of requests, each once
         for ticket in launch.tickets:
-            reply: _Reply = ticket.reply
+            reply: _PendingAnswer = ticket.reply
             if reply.span and not ticket.ended:
                 about = {"block": launch.cursor}
                 reply.span.tracing.span("queue", reply.span, begun_s=reply.since_s, about=about).end(started_s)
@@ -284,7 +284,7 @@ class Driver:
         edges = self.dispatcher.route.edges
         for row, (label, score), block, logits in zip(rows, answers, blocks, exits.logits_by_input, strict=True):
             ticket = launch.tickets[row]
-            reply: _Reply = ticket.reply
+            reply: _PendingAnswer = ticket.reply
             if reply.answer.done():
                 continue
             level = bisect_right(edges, block) if edges else None  # of a cascade
@@ -322,7 +322,7 @@ class Driver:
         for block, weight in ending.unfinished:
             self.counts.input_unfinished(block, weight)
         for ticket in ending.tickets:
-            reply: _Reply = ticket.reply
+            reply: _PendingAnswer = ticket.reply
             if reply.answer.done():
                 continue
             match ending.outcome:

@@ -42,6 +42,16 @@ def path_below(scope: Mapping[str, Any]) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
+def headers_in(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """The headers of a request by name. Of several values the first counts: uvicorn adds the trailers after them, where
+    a client could repeat what HAProxy has set.
+
+    >>> headers_in({"headers": [(b"x-request-start", b"t=1"), (b"x-request-start", b"t=2")]})
+    {b'x-request-start': b't=1'}
+    """
+    return dict(reversed(scope["headers"]))
+
+
 def key_in(variable: str | None) -> bytes | None:
     """The key in this environment variable; None if the configuration names none."""
     if variable is None:

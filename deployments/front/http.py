@@ -14,6 +14,7 @@ from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.canary import Canary
+from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.open_inference.rest import routes
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.page import show
@@ -133,7 +134,7 @@ def _add_facts(api: Api, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         """The tokens of texts, as TEI."""
         try:
-            headers = dict(request.headers.raw)
+            headers = headers_in(request.scope)
             gone_s = service.gone_s(headers)
             sent = await body_of(headers, request.receive, service.config.max_body_bytes)
             return await service.long_work.run(lambda: openapi.in_json(form.tokens(json_in(sent))), gone_s)

@@ -24,8 +24,6 @@ class ReplicaShare:
 
 
 class Question(Enum):
-    """A request to a front."""
-
     STATE = "its `FrontState`, since a client has asked another front for /stats"
     COUNTS = "its counts (`Observed`), for the controller"
 

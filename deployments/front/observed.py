@@ -118,13 +118,7 @@ class Observed:
         return self.arrivals / self.seconds if self.seconds else 0.0
 
     def counted_in(self, length: int | None) -> "Observed":
-        """The same counts in the plan's unit: texts with `length` tokens together count as one input.
-
-        >>> texts = Observed(0, 1, 2, 1, (1, 1), arrived_weight=90, in_time_weight=30, exit_weights=(30, 60))
-        >>> inputs = texts.counted_in(30)
-        >>> inputs.arrivals, inputs.in_time, inputs.exits, inputs.tokens_per_text
-        (3, 1, (1, 2), 45.0)
-        """
+        """The same counts in the plan's unit: texts with `length` tokens together count as one input."""
         if length is None:
             return self
         return replace(
@@ -149,12 +143,7 @@ class Observed:
         return AuditedAnswers(left, self.audited, self.missed)
 
     def quantile_s(self, share: float) -> float | None:
-        """The latency that this share of the answers did not exceed, to 5 %; None without answers.
-
-        >>> latencies = Counter(map(latency_bin, (0.010, 0.100)))
-        >>> round(Observed(0, 1, 2, 2, (2,), latencies=latencies).quantile_s(0.99), 2)
-        0.1
-        """
+        """The latency that this share of the answers did not exceed, to 5 %; None without answers."""
         needed, count = share * sum(self.latencies.values()), 0
         for number in sorted(self.latencies):
             count += self.latencies[number]
@@ -164,21 +153,11 @@ class Observed:
 
 
 def latency_bin(seconds: float) -> int:
-    """The number of the bin in which a latency is counted."""
     return int(log(max(seconds, FASTEST_S) / FASTEST_S) / log(STEP))
 
 
 def merged(observations: Iterable[Observed]) -> Observed:
-    """One observation from those of several fronts, or of consecutive windows. The latest one's devices are taken.
-
-    >>> early = Observed(0, 5, 10, 8, (6, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(2, 0.5)}, {"v100": 2})
-    >>> late = Observed(5, 5, 4, 4, (1, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.2)}, {"v100": 1})
-    >>> both = merged([early, late])
-    >>> both.seconds, both.arrivals, both.in_time, both.exits, both.devices
-    (10, 14, 12, (7, 6), {'v100': 1})
-    >>> both.launches[LaunchShape("v100", 0, 2, 8)]
-    LaunchTimes(times=3, seconds=0.7, followed=0, between_s=0.0)
-    """
+    """One observation from those of several fronts, or of consecutive windows. The latest one's devices are taken."""
     parts = sorted(observations, key=lambda part: part.ended_s)
     if not parts:
         raise ValueError("nothing to merge")
@@ -200,13 +179,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
 
 
 def since(now: Observed, before: Observed | None) -> Observed:
-    """The difference between two observations of the same front.
-
-    >>> first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
-    >>> between = since(second, first)
-    >>> between.started_s, between.seconds, between.arrivals, between.in_time, between.exits
-    (5, 2, 4, 3, (1, 3))
-    """
+    """The difference between two observations of the same front."""
     if before is None:
         return now
     launches = {shape: times.minus(before.launches.get(shape, NO_LAUNCH)) for shape, times in now.launches.items()}
@@ -229,10 +202,6 @@ _SUMMED = [each.name for each in fields(Observed) if each.name not in _NOT_SUMME
 
 
 def _plus(one: Any, other: Any, sign: int = 1) -> Any:
-    """
-    >>> _plus((1, 2), (3,)), _plus(5, 3, -1)
-    ((4, 2), 2)
-    """
     if isinstance(one, tuple):
         return tuple(first + sign * second for first, second in zip_longest(one, other, fillvalue=0))
     return one + sign * other

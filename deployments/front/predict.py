@@ -16,6 +16,7 @@ from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MO
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
 from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
+from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.map_tasks import PixelClassification
@@ -61,7 +62,7 @@ class Predict:
         self._service, self._forms, self._kind, self._canary = service, forms, kind, canary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(dict(scope["headers"]), self._forms[0])
+        exchange = _Exchange(headers_in(scope), self._forms[0])
         try:
             with self._service.counted(self._kind, exchange.headers) as span:
                 reply = await self._reply(exchange, receive)

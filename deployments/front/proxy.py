@@ -208,15 +208,15 @@ class Limit:
 
 
 class Refusals:
-    """Counts the requests for a front that HAProxy itself has answered with an error, from the first reading on.
+    """Counts the requests for a front that HAProxy itself has refused, from the first reading on.
 
     Each front counts its share of a backend that several fronts of this node use: fronts of other nodes ask their own
     HAProxy. A restarted HAProxy counts from 0.
 
-    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck,addr", Refusals()
+    >>> head, refusals = "# pxname,svname,hrsp_5xx,eresp,bck,addr", Refusals()
     >>> for errors in (100, 120, 8):
-    ...     rows = [f"app,BACKEND,{10 + errors},0,", "other,BACKEND,7,0,", "app,spare,0,1,127.0.0.1:5"]
-    ...     rows += ["app,r1,5,0,127.0.0.1:3", "app,r2,5,0,127.0.0.1:4", "app,far,0,0,10.0.0.7:4"]
+    ...     rows = [f"app,BACKEND,{10 + errors},0,0,", "other,BACKEND,7,0,0,", "app,spare,0,0,1,127.0.0.1:5"]
+    ...     rows += ["app,r1,5,0,0,127.0.0.1:3", "app,r2,5,0,0,127.0.0.1:4", "app,far,0,0,0,10.0.0.7:4"]
     ...     refusals.read("\\n".join((head, *rows)), ["app/r2"])
     >>> refusals.total
     14
@@ -241,9 +241,12 @@ class Refusals:
         for backend, backend_rows in rows.items():
             # The errors that come from HAProxy itself, and not from a server of the backend.
             signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
+            # Of these, the requests that it ended inside a front, as at their deadline: the front counts them itself.
+            ended = (int(row["eresp"] or 0) for row in backend_rows if row["svname"] == "BACKEND")
             hosts = {row["svname"]: (row["addr"] or "").rpartition(":")[0] for row in backend_rows if row["bck"] != "1"}
             fronts = list(hosts.values()).count(hosts.get(own[backend], ""))  # of this node, without backups
             self.add(backend, sum(signed), 1 / max(1, fronts))
+            self.add(f"{backend}, ended", sum(ended), -1 / max(1, fronts))
 
     def add(self, backend: str, errors: int, share: float = 1.0) -> None:
         """Add this front's share of the errors that are new since the last reading."""

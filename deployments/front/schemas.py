@@ -6,7 +6,7 @@ Responses are not built from these classes, which would slow each of them down: 
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
@@ -25,7 +25,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class OnTheWay(Schema):
+class ExitFacts(Schema):
     """Where an input left, and how long it took."""
 
     exit_block: int = Field(description="The block after which the input left, from 0.")
@@ -50,11 +50,11 @@ class ChosenLabel(LabelScore):
     scores: list[LabelScore] | None = Field(None, description="The most probable labels, the best first.")
 
 
-class Output(OnTheWay, ChosenLabel):
+class Output(ExitFacts, ChosenLabel):
     """One input's label, where it left, and how long it took."""
 
 
-class LabelsOutput(OnTheWay):
+class LabelsOutput(ExitFacts):
     """One input's labels, where it left, and how long it took."""
 
     labels: list[LabelScore] = Field(description="Those with a probability above 0.5, the most probable first.")
@@ -79,7 +79,7 @@ class Entity(Schema):
     end: int
 
 
-class WordsOutput(OnTheWay):
+class WordsOutput(ExitFacts):
     """The labels of a text's words, where the text left, and how long it took."""
 
     tokens: list[Token] = Field(description="Every word, labelled by its first token.")
@@ -94,7 +94,7 @@ class LabelShare(Schema):
     share: float = Field(description="The share of the map's pixels that have it.")
 
 
-class MapOutput(OnTheWay):
+class MapOutput(ExitFacts):
     """The label of each pixel of a picture, where the picture left, and how long it took."""
 
     height: int = Field(description="Of the map.")
@@ -115,7 +115,7 @@ class Point(LabelScore):
     cell: int = Field(description="The cell of the heat map with the largest number, line by line.")
 
 
-class PointsOutput(OnTheWay):
+class PointsOutput(ExitFacts):
     """The points of a picture, where the picture left, and how long it took."""
 
     points: list[Point] = Field(description="In the order of the network.")
@@ -127,34 +127,19 @@ class PredictionsBase(Schema):
     virtual: bool = Field(False, description="Nothing was computed: virtual devices only took the time of real ones.")
 
 
-class Predictions(PredictionsBase):
-    outputs: list[Output] = Field(description="In the order of the inputs.")
-
-
-class LabelPredictions(PredictionsBase):
-    outputs: list[LabelsOutput] = Field(description="In the order of the inputs.")
-
-
-class WordPredictions(PredictionsBase):
-    outputs: list[WordsOutput] = Field(description="In the order of the inputs.")
-
-
-class MapPredictions(PredictionsBase):
-    outputs: list[MapOutput] = Field(description="In the order of the inputs.")
-
-
-class PointPredictions(PredictionsBase):
-    outputs: list[PointsOutput] = Field(description="In the order of the inputs.")
-
-
 PREDICTIONS: Mapping[str, type[PredictionsBase]] = {
-    CLASSIFICATION.name: Predictions,
-    LABELS.name: LabelPredictions,
-    TOKENS.name: WordPredictions,
-    PIXELS.name: MapPredictions,
-    KEYPOINTS.name: PointPredictions,
-    SCORING.name: Predictions,
-    REGRESSION.name: Predictions,
+    task.name: create_model(
+        name, __base__=PredictionsBase, outputs=(outputs, Field(description="In the order of the inputs."))
+    )
+    for task, name, outputs in (
+        (CLASSIFICATION, "Predictions", list[Output]),
+        (LABELS, "LabelPredictions", list[LabelsOutput]),
+        (TOKENS, "WordPredictions", list[WordsOutput]),
+        (PIXELS, "MapPredictions", list[MapOutput]),
+        (KEYPOINTS, "PointPredictions", list[PointsOutput]),
+        (SCORING, "Predictions", list[Output]),
+        (REGRESSION, "Predictions", list[Output]),
+    )
 }
 
 

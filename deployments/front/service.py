@@ -39,7 +39,8 @@ HAND_OVER_S = 0.002  # the time from writing an answer until the client has it: 
 # A front is overloaded if requests wait unread for longer than both this time and this share of their deadline.
 _LONG_WAIT_S = 0.05
 _LONG_WAIT_SHARE = 0.2
-_ENOUGH_OF_SLO = 0.9  # a client waits for "as long as the SLO" if its deadline is at least this share of it
+_ENOUGH = 0.9  # a client waits for "as long as" some time if its deadline is at least this share of it
+_USUAL_RATE = 0.02  # the weight of one request in the usual deadline: about the last fifty matter
 _MEASURED_ONE_OF = 8  # one request of 8 has its processor time measured: the clock costs more than a small request
 _PICTURES_AT_ONCE = 2  # pictures that are read at once, each of which may take over 100 MB
 _NO_HEADERS: Mapping[bytes, bytes] = {}
@@ -81,6 +82,7 @@ class Service:
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._network, self._opened = clock, network or InProcess(config), opened
         self._slo_s = config.slo_ms / 1e3
+        self._usual_s = self._slo_s  # the mean of recent deadlines, of which none counts as longer than the SLO
         self._request_queue = RequestQueue(clock)
         self._costs: defaultdict[str, RequestCosts] = defaultdict(RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
@@ -117,13 +119,13 @@ class Service:
         arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self._slo_s), until_s)
+        self._usual_s += _USUAL_RATE * (min(self._slo_s, (deadline_s - arrived_s) / part) - self._usual_s)
         costs, remaining_s = self._costs_of(kind, size), deadline_s - now_s
         work_s, weight = costs.work_s.expected(size), max(1, round(costs.weight.expected(size)))
         latest_s = deadline_s - self._network_s(now_s, remaining_s, work_s, weight)
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
-        long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         incoming = IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, full, priority, part, now_s
         )
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
@@ -132,9 +134,9 @@ class Service:
             else:  # an idle front admits the request, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
         except RefusedError as refused:
-            waits = self._waits(incoming, deadline_s)
+            waits = self._waits(incoming, deadline_s, self._usual_s)
             refused.shows_overload = waits and now_s + work_s <= latest_s
-            self._count_unread(incoming, waits)
+            self._count_unread(incoming, deadline_s)
             raise
         return incoming
 
@@ -151,6 +153,7 @@ class Service:
         """
         self._inside += 1
         try:
+            incoming = incoming._replace(came_s=self._clock())
             if size > incoming.size:
                 work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
                 incoming = incoming._replace(size=size, work_s=work_s)
@@ -163,7 +166,7 @@ class Service:
         inputs, best, deadline_s = request.inputs, request.content.best, request.deadline_s
         if incoming.full or not self._knows_best or best >= len(inputs):
             best = 0
-        waits = self._waits(incoming, deadline_s)
+        waits = self._waits(incoming, deadline_s, self._slo_s)
         within_s = deadline_s - self._sending_s(deadline_s) - self._clock()
         try:
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
@@ -171,7 +174,7 @@ class Service:
             if (now_s := self._clock()) > deadline_s:
                 raise RefusedError(504, "the deadline passed before the answer was ready")
         except RefusedError as refused:
-            refused.shows_overload = refused.shows_overload and waits
+            refused.shows_overload = refused.shows_overload and self._waits(incoming, deadline_s, self._usual_s)
             raise
         self._driver.counts.answers_known(answers, now_s - incoming.arrived_s)
         return written
@@ -179,17 +182,22 @@ class Service:
     async def _read_in_turn(
         self, incoming: IncomingRequest, read: Callable[[], Content[Format]]
     ) -> ReadRequest[Format]:
-        """Read a request when its turn has come. If it is too late then, its inputs count as arrived."""
+        """Read a request when its turn has come. If it is too late then, its inputs count as arrived.
+
+        Its wait counts from its last byte: how long its client took to send it says nothing about this front.
+        """
+        deadline_s = incoming.deadline_s(self._slo_s)
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-            self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
+            long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - incoming.arrived_s))
+            self._strained += self._clock() - incoming.came_s > long_wait_s
             return await self._read(incoming, read)
         except RefusedError as refused:
             if refused.status == 503:  # it is late; a wrong request has other statuses
-                refused.shows_overload = self._waits(incoming, incoming.gone_s)
-                self._count_unread(incoming, refused.shows_overload)
+                refused.shows_overload = self._waits(incoming, deadline_s, self._usual_s)
+                self._count_unread(incoming, deadline_s)
             raise
 
     async def _read(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> ReadRequest[Format]:
@@ -262,11 +270,17 @@ class Service:
         """The time until the deadline of a request, or until the SLO has passed."""
         return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
 
-    def _waits(self, incoming: IncomingRequest, deadline_s: float) -> bool:
-        """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
-        return deadline_s - incoming.arrived_s >= incoming.part * _ENOUGH_OF_SLO * self._slo_s
+    def _waits(self, incoming: IncomingRequest, deadline_s: float, as_long_s: float) -> bool:
+        """Whether a client waits for about as long as this, and has sent its request in time. Refusals of others
+        indicate no overload: they are in a hurry, or slow.
 
-    def _count_unread(self, incoming: IncomingRequest, waits: bool) -> None:
+        The limit follows clients that wait for as long as usual; the controller those that wait for as long as the SLO.
+        """
+        waits_s = deadline_s - incoming.arrived_s
+        return waits_s >= incoming.part * _ENOUGH * as_long_s and incoming.came_s < deadline_s
+
+    def _count_unread(self, incoming: IncomingRequest, deadline_s: float) -> None:
+        waits = self._waits(incoming, deadline_s, self._slo_s)
         self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
 
     def _sending_s(self, deadline_s: float) -> float:

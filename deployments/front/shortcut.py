@@ -83,7 +83,7 @@ class _CancellableRequest:
         try:
             await app(scope, self.receive, send)
         except asyncio.CancelledError:
-            if not self._client_has_gone():
+            if not (self._watch and self._watch.done() and not self._watch.cancelled()):  # its client is still there
                 raise
         finally:
             if self._watch:
@@ -101,6 +101,3 @@ class _CancellableRequest:
     def _cancel(self, _: object) -> None:
         if self._task:
             self._task.cancel()
-
-    def _client_has_gone(self) -> bool:
-        return self._watch is not None and self._watch.done() and not self._watch.cancelled()

@@ -180,20 +180,20 @@ class FrontSeries:
             ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
         ):
             for value, total in totals.items():
-                series.total(name, total, **{label: str(value)})
-        series.total("isobatch_arrived_inputs", counts.arrivals)
-        series.total("isobatch_arrived_weight", counts.arrived_weight)
-        series.total("isobatch_in_time_inputs", counts.in_time)
-        series.now("isobatch_promised_per_s", promised_per_s or 0.0)
+                series.set_total(name, total, **{label: str(value)})
+        series.set_total("isobatch_arrived_inputs", counts.arrivals)
+        series.set_total("isobatch_arrived_weight", counts.arrived_weight)
+        series.set_total("isobatch_in_time_inputs", counts.in_time)
+        series.set("isobatch_promised_per_s", promised_per_s or 0.0)
         for (group, block), launches in counts.launches.items():
-            series.launches(group, block, *launches)
+            series.set_launches(group, block, *launches)
         waiting = driver.dispatcher.waiting()
         for stage in route.all_stages:
             inputs = waiting.get((stage.group, stage.start), 0)
-            series.now("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
+            series.set("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
         for group, count in driver.dispatcher.replicas().items():
-            series.now("isobatch_replicas", count, group=group)
-        series.now("isobatch_parked", float(driver.dispatcher.parked))
+            series.set("isobatch_replicas", count, group=group)
+        series.set("isobatch_parked", float(driver.dispatcher.parked))
         self._update_agreement(counts, route)
 
     def latencies(self, counts: Counts) -> Iterator[None]:
@@ -204,7 +204,7 @@ class FrontSeries:
         buckets, exported = list(counts.buckets), 0
         for number, (now, before) in enumerate(zip(buckets, self._exported_buckets, strict=True)):
             for _ in range(now - before):
-                self._series.value("isobatch_latency_ms", _inside(number))
+                self._series.observe("isobatch_latency_ms", _inside(number))
                 exported += 1
                 if not exported % AT_ONCE:
                     yield
@@ -218,9 +218,9 @@ class FrontSeries:
                 ("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN),
             ):
                 for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
-                    self._series.now(name, 1 - share, bound=bound)
+                    self._series.set(name, 1 - share, bound=bound)
         for state in get_args(PromiseState) if recent.state else ():
-            self._series.now("isobatch_promise", float(state == recent.state), state=state)
+            self._series.set("isobatch_promise", float(state == recent.state), state=state)
 
 
 def _inside(bucket: int) -> float:

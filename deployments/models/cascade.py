@@ -115,7 +115,6 @@ class Cascade(CutNetwork):
 
     @property
     def encoder(self) -> Encoder:
-        """That of the first level."""
         return self.levels[0].encoder
 
     @property

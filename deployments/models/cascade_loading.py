@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from isobatch.deployments.models.cascade import Cascade, Level
-from isobatch.deployments.models.checkpoint import check_level, label_names, locate
+from isobatch.deployments.models.checkpoint import check_level, label_names, locate, usual_dtype
 from isobatch.deployments.models.encode import Encoder, TextEncoder
 from isobatch.deployments.models.levels import CASCADE, is_cascade, read_levels
 from isobatch.deployments.models.loading import (
@@ -22,9 +22,13 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
 
 
-def load_served(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> TorchModel | Cascade:
-    """A network from a local directory or a hub id, or a cascade from a directory that `isobatch cascade` wrote."""
+def load_served(checkpoint: str | Path, device: str = "cpu", dtype: str | None = None) -> TorchModel | Cascade:
+    """A network from a local directory or a hub id, or a cascade from a directory that `isobatch cascade` wrote.
+
+    Without `dtype`, in the usual precision.
+    """
     folder = locate(checkpoint)
+    dtype = dtype or usual_dtype(folder, resolve_device(device))
     return load_cascade(folder, device, dtype) if is_cascade(folder) else load(folder, device, dtype)
 
 

@@ -238,8 +238,8 @@ def read_config(folder: Path) -> Any:
 
 
 def usual_dtype(folder: Path, device: torch.device) -> Dtype:
-    """The precision of a classifier if the user names none: that of its ramps; without ramps, float32 on a CPU, and on a
-    GPU that of the weights' file, or float32 if the GPU is slow in that. For a GPU, the log says which precision it is.
+    """The precision of a classifier if the user names none: that of its ramps; without ramps, float32 on a CPU, and on
+    a GPU that of the weights' file, or float32 if the GPU is slow in that. For a GPU, the log says which one it is.
     """
     if device.type == "cpu":
         return own_precisions(folder, "cpu")[0]

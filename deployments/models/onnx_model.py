@@ -190,7 +190,7 @@ class OnnxModel(TorchModel):
         while block < block_range.stop:
             output, block = self._next(block_range, block, arrays, spans)
             logits |= {ramp: ramp_logits for ramp, ramp_logits in output.ramps.items() if ramp in block_range.ramps}
-            arrays, head = _hidden(output), output.head
+            arrays, head = {} if output.hidden is None else {HIDDEN: output.hidden}, output.head
         return RangeOutput(arrays.get(HIDDEN), logits, head)
 
     def _next(
@@ -220,10 +220,6 @@ ONNX = Backend(lambda model, fingerprint, int8: OnnxModel(model, fingerprint(mod
 def range_output(outputs: Mapping[str, Tensor], block_range: BlockRange) -> RangeOutput:
     ramps = {block: outputs[ramp_name(block)] for block in block_range.ramps}
     return RangeOutput(outputs.get(AFTER), ramps, outputs.get(HEAD))
-
-
-def _hidden(output: RangeOutput) -> Mapping[str, Tensor]:
-    return {} if output.hidden is None else {HIDDEN: output.hidden}
 
 
 def record_exported(model: OnnxModel, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording | None:

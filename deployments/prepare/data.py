@@ -37,7 +37,6 @@ PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "relevance", "score", "keypoints")
 DOCUMENTS = "documents"  # the column that holds lists of documents, whose relevance is a list, too
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
-ANY = 0  # the number of channels if it is not known
 PictureCell = str | bytes | dict[str, Any]
 
 
@@ -72,8 +71,8 @@ class Row:
 def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> Iterator[Row]:
     """Every row in order, one at a time in memory. Row numbers start at 1 and do not count a header.
 
-    `channels`: the channels of the network's images (`ANY`: unknown); None for a network that takes texts. `pairs`:
-    the network takes pairs of texts, so a second column of texts is read if there is one.
+    `channels`: the channels of the network's images; None for a network that takes texts. `pairs`: the network takes
+    pairs of texts, so a second column of texts is read if there is one.
     """
     _check(path, columns, channels, pairs)
     with one_line_errors(path, columns.layout):
@@ -321,7 +320,7 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
 
 def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> None:
     """Grey images have none; they fit any network."""
-    if channels and len(shape) == 3 and shape[2] != channels:
+    if len(shape) == 3 and shape[2] != channels:
         raise UserError(f"{where} must be height x width or height x width x {channels}, got {tuple(shape)}")
 
 

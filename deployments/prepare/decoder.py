@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,20 +22,21 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.progress import busy
 from isobatch.profiles.errors import UserError
 
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
+BATCH = 32  # sequences that are written at the same time
+MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 MOST_LAUNCHES = 12  # of the first part, for one of the deep part
 LEAST_SHARE = 0.01  # of the residents
 
 
-@dataclass(frozen=True)
-class DeepRhythm:
-    """The launches of the first part for one of the deep part, and the share of residents that then wait for it.
-
-    `cost`: of the launches of a token, where a launch through all blocks for each token costs 1.
-    """
+class DeepSchedule(NamedTuple):
+    """When the deep part runs: after how many launches of the first part, while this share of the residents waits."""
 
     launches: int
     share: float
-    cost: float
+    cost: float  # of the launches of a token, where a launch through all blocks for each token costs 1
 
     @property
     def deep_share(self) -> float:
@@ -43,30 +44,23 @@ class DeepRhythm:
         return max(LEAST_SHARE, round(self.share, 3))
 
 
-def rhythm(f: float, p: float) -> DeepRhythm:
-    """The cheapest rhythm where survivors of several launches run deep together, by arithmetic.
+def cheapest_schedule(f: float, p: float) -> DeepSchedule:
+    """The cheapest schedule where survivors of several launches run deep together, by arithmetic.
 
     N sequences are resident. The first part of the network takes the share `f` of its time, and a token continues with
     probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences
-    wait. Rows cost the same in every rhythm, so launches decide.
+    wait. Rows cost the same in every schedule, so launches decide.
 
-    >>> best = rhythm(f=0.25, p=0.3)
+    >>> best = cheapest_schedule(f=0.25, p=0.3)
     >>> best.launches, round(best.share, 2), round(1 / best.cost, 2)
     (3, 0.66, 1.46)
     """
-    return min((_rhythm(f, p, k) for k in range(1, MOST_LAUNCHES + 1)), key=lambda each: each.cost)
 
+    def schedule(k: int) -> DeepSchedule:
+        waiting = 1.0 - (1.0 - p) ** k
+        return DeepSchedule(k, waiting if p else 1.0, (1.0 + (k - 1) * f) * (p / waiting if p else 1.0 / k))
 
-def _rhythm(f: float, p: float, k: int) -> DeepRhythm:
-    waiting = 1.0 - (1.0 - p) ** k
-    return DeepRhythm(k, waiting if p else 1.0, (1.0 + (k - 1) * f) * (p / waiting if p else 1.0 / k))
-
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
-BATCH = 32  # sequences that are written at the same time
-MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
+    return min(map(schedule, range(1, MOST_LAUNCHES + 1)), key=lambda each: each.cost)
 
 
 @dataclass(frozen=True)
@@ -141,21 +135,19 @@ def ramps_for(
     full = texts(model, DecoderRules(), requests)
     cut = round(calibrate * len(requests))
     calibration = early_head_outputs(model, requests[:cut], full[:cut])
-    thresholds = [
-        threshold(calibration.sure[block], calibration.agrees[block], allowed_loss)
-        for block in range(len(calibration.sure))
-    ]
+    by_block = zip(calibration.sure, calibration.agrees, strict=True)
+    thresholds = [threshold(sure, agrees, allowed_loss) for sure, agrees in by_block]
     survival = [float((calibration.sure[block] < value).mean()) for block, value in enumerate(thresholds)]
     depth = len(thresholds) + 1
-    rhythms = [rhythm((block + 1) / depth, p) for block, p in enumerate(survival)]
-    best_block = min(range(len(rhythms)), key=lambda block: rhythms[block].cost)
+    schedules = [cheapest_schedule((block + 1) / depth, p) for block, p in enumerate(survival)]
+    best_block = min(range(len(schedules)), key=lambda block: schedules[block].cost)
     test = early_head_outputs(model, requests[cut:], full[cut:])
-    ramp = _measured(best_block, thresholds[best_block], test)
-    others = [_measured(block, value, test) for block, value in enumerate(thresholds) if block != best_block]
+    others = [_measured(block, value, test) for block, value in enumerate(thresholds)]
+    ramp = others.pop(best_block)
     prompt_lengths, outputs = (tuple(map(len, each[:MAX_LENGTHS])) for each in (prompts, full))
     lengths = TextLengths(prompts=prompt_lengths, outputs=outputs)
     rules = DecoderRules(
-        ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=rhythms[best_block].deep_share
+        ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=schedules[best_block].deep_share
     )
     exits = texts(model, rules, requests[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
@@ -171,7 +163,7 @@ def projected(
 ) -> ProjectedTexts:
     """The texts that come from exits by `project`. They must be written, as each token changes the next ones.
 
-    The deep part runs at the rhythm for the share of tokens that continue.
+    The deep part runs on the schedule for the share of tokens that continue.
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
@@ -182,7 +174,7 @@ def projected(
         survival=survival,
         same_tokens=sum(map(_same_until, (tokens for tokens, _ in written), full)) / sum(map(len, full)),
         same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(written, full, strict=True)])),
-        deep_share=rhythm((ramp.block + 1) / num_blocks, survival).deep_share,
+        deep_share=cheapest_schedule((ramp.block + 1) / num_blocks, survival).deep_share,
     )
 
 

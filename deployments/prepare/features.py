@@ -70,8 +70,8 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
                 _compute(model, values, draft, words, shapes)
         entry.touch()
     pooled = [np.load(entry / f"block-{block}.npy", mmap_mode="r") for block in range(model.num_blocks - 1)]
-    of_words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
-    return Features(pooled, np.load(entry / "logits.npy"), *of_words, truncated=int(np.load(entry / TRUNCATED)))
+    of_words = {name: np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()}
+    return Features(pooled, np.load(entry / "logits.npy"), truncated=int(np.load(entry / TRUNCATED)), **of_words)
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:

@@ -55,8 +55,10 @@ def prepare(
     else:
         cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
         if cached.truncated:
-            longer = f"{cached.truncated:,} of {len(sample):,} texts are longer than the {model.encoder.longest} tokens"
-            made[CUT] = f"{longer} that the network reads: the rest of each is cut off"
+            longest, texts = model.exact.encoder.longest, f"{cached.truncated:,} of {len(sample):,} texts"
+            made[CUT] = (
+                f"{texts} are longer than the {longest} tokens that the network reads: the rest of each is cut off"
+            )
         if sample.task.by_score:
             ramps = make_score_ramps(cached, sample, options)
         else:

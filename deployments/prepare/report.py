@@ -177,12 +177,7 @@ def summary(rules: ExitRules) -> str:
 
 
 def promise_text(promise: ExitPromise) -> str:
-    """The promise, and the number of inputs that such a promise needs, unless fewer have shown it.
-
-    >>> gained = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=105, lost=-0.2, bound=0.0)
-    >>> "must be tested" in promise_text(gained)
-    False
-    """
+    """The promise, and the number of inputs that such a promise needs, unless fewer have shown it."""
     text = f"promised of other inputs of this kind: {promise}"
     if promise.max_loss == 0:
         return text
@@ -198,13 +193,7 @@ def promise_text(promise: ExitPromise) -> str:
 
 
 def copies(sample: Sample) -> str | None:
-    """A warning if many inputs are copies of others: they make a promise look surer than it is.
-
-    >>> from isobatch.deployments.prepare.sample import Parts
-    >>> print(copies(Sample(["a", "b", "a", "a"], None, Parts.of(4))))
-    only 2 of 4 inputs are different: the promise holds only if requests repeat as often; else leave copies out
-    >>> copies(Sample(["a", "b"], None, Parts.of(2)))
-    """
+    """A warning if many inputs are copies of others: they make a promise look surer than it is."""
     if sample.different >= DIFFERENT_SHARE * len(sample):
         return None
     only = f"only {sample.different:,} of {len(sample):,} inputs are different"
@@ -212,18 +201,7 @@ def copies(sample: Sample) -> str | None:
 
 
 def advice(rules: ExitRules) -> str | None:
-    """Advice if nothing can be promised, or no input leaves early; None otherwise.
-
-    >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
-    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
-    no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 855 rows or more, or allow 2.5 %
-    >>> advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"counted": 30})))[23:85]
-    '30 inputs of the rarest class to test it on are too few to pro'
-    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))
-    no input leaves early: the ramps err too often to promise 1 %; allow more, or try --ramp pooler
-    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"max_loss": 0.0}))))
-    no input leaves early: that nothing at all is lost can hardly be shown; allow a little
-    """
+    """Advice if nothing can be promised, or no input leaves early; None otherwise."""
     if rules.promise is None:
         return f"nothing is promised: {rules.policy} lets inputs leave at every threshold that was tried"
     if rules.mean_depth_share != 1.0:
@@ -257,15 +235,7 @@ def _rightness(rules: ExitRules, right: float | None) -> float | None:
 
 
 def outdone(rules: ExitRules) -> str | None:
-    """A warning if a ramp alone is clearly better than the full network, which then is probably badly trained.
-
-    >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=1400, lost=-0.03, bound=0.0)
-    >>> from isobatch.deployments.models.ramps import RampRule
-    >>> ramps = (RampRule(block=0, threshold=0.9, accuracy=0.85), RampRule(block=1, threshold=0.9, accuracy=0.82))
-    >>> print(outdone(ExitRules(ramps=ramps, full_accuracy=0.81, promise=promise)))
-    the ramp after block 0 alone is right in 85.0%, the full network in 81.0%: was it trained for long enough?
-    >>> outdone(ExitRules(ramps=ramps, full_accuracy=0.84, promise=promise))
-    """
+    """A warning if a ramp alone is clearly better than the full network, which then is probably badly trained."""
     best = max(rules.ramps, key=lambda rule: rule.accuracy or 0.0, default=None)
     if best is None or best.accuracy is None or rules.full_accuracy is None or rules.promise is None:
         return None

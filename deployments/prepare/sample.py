@@ -175,7 +175,7 @@ def _without_decimals(text: str) -> str:
     return text.removesuffix(".0")
 
 
-def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
+def sampled_lists(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
     """Lists of documents with at most `most` documents, and the number of each one's list, from 0.
 
     The documents of a query follow each other. Lists whose documents are equally relevant are left out: in any order,
@@ -230,7 +230,7 @@ def draw(
     """
     lists = None
     if queries:
-        chosen_rows, lists = listed(rows, source, most, seed)
+        chosen_rows, lists = sampled_lists(rows, source, most, seed)
         if (count := int(lists.max()) + 1) < MIN_ROWS:
             few = f"has {count} queries with both a relevant and a less relevant document among {len(lists):,} rows"
             raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed (--max-rows)")

@@ -74,12 +74,12 @@ class SplitReplica:
                 break
             launched = self._run(batch, stop, order.ramps, None if kinds is None else kinds[rows])
             if left := launched.exits:
-                reported, gone = replace(left, rows=rows[left.rows]), left.rows
+                reported, leaving = replace(left, rows=rows[left.rows]), left.rows
                 if kinds is not None and stop < self._model.num_blocks:
                     reported, leaves = self._reported(reported, kinds)
-                    gone = gone[leaves]
+                    leaving = leaving[leaves]
                 staying = np.ones(len(rows), bool)
-                staying[gone] = False
+                staying[leaving] = False
                 rows = rows[staying]
                 if reported:
                     yield Departed(reported, time.perf_counter() - started_s)

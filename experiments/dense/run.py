@@ -29,11 +29,11 @@ from rich.console import Console
 from experiments.dense.shapes import exit_costs
 from experiments.shared.gains import baseline_plan
 from experiments.shared.kept_parts import kept_part, place_of
-from experiments.shared.scenes import GRID, NAMES, SIDE, Scenes, drawn, on_grid, scene_network
+from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
 from isobatch.cluster.bench.compare import GIVEN, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.commands.tune import tune
-from isobatch.cluster.profiling.block_times import images, timed
+from isobatch.cluster.profiling.block_times import sample_inputs, timed
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import LOADS, Tails
 from isobatch.deployments.dispatch.route import stops
@@ -130,7 +130,7 @@ def _prepare(out: Path) -> None:
 def _networks(out: Path) -> "Networks":
     model, path = load(out), out / PROFILE
     if not path.exists():
-        (measured,) = timed(model, [images(model, SIDE, 1)], KIND, "float32", PROFILE_S, LARGEST)
+        (measured,) = timed(model, sample_inputs(model, out, None), KIND, "float32", PROFILE_S, LARGEST)
         save(Profile("scenes", (measured.table,)), path)
     return Networks(out, model, Evidence.read(out / EVIDENCE), read_profile(path).tables[0], drawn(FRESH, seed=2))
 

@@ -20,7 +20,7 @@ from experiments.promise.tried import drawn
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
-from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from isobatch.cluster.controller.promise_keeper import PromiseKeeper
 from isobatch.cluster.controller.rehearsal import Replanned, replan
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
 from isobatch.cluster.simulator.report import Report
@@ -177,7 +177,7 @@ class Setting:
 
     def run(self, rate_per_s: float, seconds: float, misfits: Callable[[Floats], Floats]) -> Replanned:
         """A run under a controller that keeps the promise; `misfits`: their share by time."""
-        keeper = PromiseKeeper(AgreementTerms(self.promised, self.evidence, self.prepared), least_gain=9.0)
+        keeper = PromiseKeeper(self.promised, self.evidence, self.prepared, least_gain=9.0)
         random, fit = np.random.default_rng(0), self.fit
 
         def inputs() -> Iterator[Chunk]:
@@ -241,7 +241,7 @@ def _kept_share(disagreements: Sequence[float]) -> float:
 def _kept(setting: Setting, ends_s: Floats, shares: Floats) -> Iterator[tuple[float, float, bool]]:
     """For each look, the disagreement, the depth, and whether thresholds changed after it."""
     fit, plan, random = setting.fit, setting.plan, np.random.default_rng(0)
-    keeper = PromiseKeeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
+    keeper = PromiseKeeper(setting.promised, setting.evidence, setting.prepared, least_gain=9.0)
     facts = setting.problem.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
     changed_s, tightened, count = 0.0, 0, round(RATE_PER_S * LOOK_S)
     for number, (now_s, share) in enumerate(zip(ends_s, shares, strict=True), 1):

@@ -86,8 +86,8 @@ FOUND = (
     ("real", "live_over_promise_constant_bfloat16"),
     ("real", "chosen_over_best_simple_bfloat16"),
     ("real", "constant_over_no_exits_bfloat16"),
-    ("real@zen4", "constant_over_no_exits_bfloat16"),
-    ("real@zen4", "constant_over_litserve_bfloat16"),
+    ("real", "constant_over_early_exit_bfloat16"),
+    ("real", "constant_over_ray_bfloat16"),
     ("peers", "exits_over_best_exits_minilm"),
     ("packing", "packed_over_padded_mixed_16"),
     ("decoding", "live_over_promise_recompute_bfloat16_1"),
@@ -103,8 +103,8 @@ FOUND = (
 
 def command(claim: str) -> str:
     """
-    >>> command("real"), command("real@zen4"), command("soak")
-    ('bench-real', 'bench-real on=zen4', 'soak')
+    >>> command("real"), command("decoding@zen4"), command("soak")
+    ('bench-real', 'bench-decoding on=zen4', 'soak')
     """
     name, _, machine = claim.partition("@")
     target = name if name in ("chaos", "fuzz", "soak") else f"bench-{name}"

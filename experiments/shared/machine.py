@@ -21,7 +21,8 @@ def processor(cpuinfo: Path = CPUINFO) -> str:
     architecture.
     """
     with suppress(OSError):
-        facts = dict(map(str.strip, line.split(":", 1)) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        parts = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        facts = {name.strip(): value.strip() for name, _, value in parts}
         if "model name" in facts:
             return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
     return platform.machine()

@@ -28,7 +28,8 @@ def from_tree(path: str) -> str | None:
 
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of each module of a benchmark, by its path. "real@zen4" is `real` on another machine."""
+    """The hash of each module of a benchmark, by its path. "decoding@zen4" is `decoding` on another
+    machine."""
     name = claim.partition("@")[0]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / name).glob("test_*.py"))
     return code_behind(f"experiments/{name}/run.py", *tests, read=read)

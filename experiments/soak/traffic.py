@@ -25,7 +25,7 @@ EASY, HARD = (0, 1), (BLOCKS - 1,)  # the blocks after which inputs are sure
 
 OUTCOMES = (
     "answered",
-    "told_wrong",  # a wrong request was refused as expected
+    "refused_as_wrong",  # a wrong request was refused as expected
     "refused",  # before it was admitted
     "expired",  # admitted, then answered with 504
     "failed",  # another 5xx
@@ -45,7 +45,7 @@ class SoakRequest:
 
     def outcome(self, status: int, answer: Any) -> str:
         if status == self.expected and self.right(answer):
-            return "answered" if status == 200 else "told_wrong"
+            return "answered" if status == 200 else "refused_as_wrong"
         named = {503: "refused", 504: "expired", 500: "failed", BROKEN: "lost"}
         return named.get(status, "wrong")
 

@@ -60,7 +60,7 @@ def test_every_yaml_in_the_docs_is_valid_and_its_fields_are_known() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             content = yaml.safe_load(dedent(block))
-            for application in (content if isinstance(content, list) else content.get("applications", [content])):
+            for application in content if isinstance(content, list) else content.get("applications", [content]):
                 assert application.get("args", {}).keys() <= known, f"{page.name}: {block}"
 
 

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.bodies import body_of, size_of
+from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
@@ -82,7 +83,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/models/{name}/versions/{version}/infer", **described)
     async def infer(request: Request, name: str, version: str = VERSION) -> Response:
         """Answer every row of the input tensor, in JSON or binary as requested."""
-        headers = dict(request.scope["headers"])
+        headers = headers_in(request.scope)
         with service.counted("rest", headers):
             check(model, name, version)
             incoming = service.register("rest", size_of(headers), headers)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.cluster.controller.application import News
+from isobatch.cluster.controller.application import RecentCounts
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
@@ -277,8 +277,8 @@ def test_where_dollars_count_a_failed_roll_out_does_not_end_what_follows_refusal
 
 
 def test_a_front_that_did_not_answer_at_first_brings_no_counts_of_hours() -> None:
-    news, early = News(), Observed(0.0, 3600.0, 1000, 1000, (1000,))
-    assert news.of({"a": early}) == [early]
+    counts, early = RecentCounts(), Observed(0.0, 3600.0, 1000, 1000, (1000,))
+    assert counts.update({"a": early}) == [early]
     late, new = Observed(0.0, 3605.0, 900, 900, (900,)), Observed(3601.0, 4.0, 7, 7, (7,))
-    counted = news.of({"a": replace(early, seconds=3605.0, arrivals=1010), "b": late, "c": new})
+    counted = counts.update({"a": replace(early, seconds=3605.0, arrivals=1010), "b": late, "c": new})
     assert [(each.arrivals, each.seconds) for each in counted] == [(10, 5.0), (0, 0.0), (7, 4.0)]

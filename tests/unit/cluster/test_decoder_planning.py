@@ -84,7 +84,7 @@ def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
 def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
     """And served with the one cut that exits.json has measured."""
     plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
-    assert "the share of tokens that go on is not known: run isobatch prepare" in call("plan", DEMO, *told)
+    assert "the share of tokens that continue is not known: run isobatch prepare" in call("plan", DEMO, *told)
     known = load_text_profile(profile)
     workload = replace(known.workload, survival=((0, 0.2), (1, 0.1)), projected=((1, 0.15),))
     save_text_profile(replace(known, workload=workload), profile)

@@ -23,13 +23,16 @@ from isobatch.deployments.front.proxy import (
     QUESTIONS_AT_ONCE,
     SLO_MAP,
     SLOW,
+    Refusals,
     haproxy_reply,
+    servers_at,
 )
 from isobatch.deployments.processes import is_running
 from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
 from tests.helpers.haproxy_clients import (
     ANSWER,
+    NODE,
     WHOLE,
     allow,
     answering,
@@ -130,6 +133,20 @@ def test_requests_are_in_no_log(tmp_path: Path) -> None:
         assert not [line for line in lines if b"HTTP/1.1" in line]
 
 
+class Refused:
+    """The requests for the front at this port that HAProxy has refused."""
+
+    def __init__(self, folder: Path, front: int) -> None:
+        self._orders, self._front, self._refusals = folder / "node" / "admin.sock", front, Refusals()
+        self.since()
+
+    def since(self) -> int:
+        """Their number since the start."""
+        statistics = haproxy_reply(self._orders, Refusals.command)
+        self._refusals.read(statistics, servers_at(self._orders, self._front, NODE))
+        return self._refusals.total
+
+
 def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_path: Path) -> None:
     """The front takes requests and answers none of them; what it is told is when HAProxy saw them."""
     with crowd(tmp_path, 2) as clients:
@@ -140,6 +157,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             assert not {b"x-request-disconnect-disabled:", b"x-request-id:"} & set(came)
             waited_s = waited_s_by(came[came.index(b"x-request-start:") + 1])
             assert 0 < waited_s < 60, "whatever the client says, it came just now"
+        refused = Refused(tmp_path, clients.front.getsockname()[1])
         beyond, told, took_s = clients.ask(), set[bytes](), list[float]()
         for _ in range(20):
             began_s = time.monotonic()
@@ -148,6 +166,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             assert reply.startswith(b"http/1.1 503")
             told.add(reply.partition(b"retry-after: ")[2].split()[0])
             beyond.sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert refused.since() >= len(took_s)
         assert min(took_s) < 1
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
@@ -318,11 +337,13 @@ def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path,
         haproxy(tmp_path, front=(place := hung.getsockname()[1])) as port,
     ):
         allow(tmp_path, place, 100, slo_ms=None if header else 300.0)
+        refused = Refused(tmp_path, place)
         for _ in range(2):
             began_s = time.monotonic()
             status, headers, body = asked(port, said=WHOLE.replace(b"Host: x\r\n", b"Host: x\r\n" + header))
             assert (status, b"retry-after: " in headers) == (503, True), body
             assert 0.3 < time.monotonic() - began_s < 30, "the front would never answer"
+        assert refused.since() == 0, "the front counts them as abandoned, once it runs again"
 
 
 def test_a_haproxy_that_starts_while_no_front_runs_knows_the_slo(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller, NextStep
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.peeks import with_all_ramps
-from isobatch.cluster.controller.promise_keeper import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
+from isobatch.cluster.controller.promise_keeper import LOOSENED, PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.counts import AUDIT_WINDOW_S, Counts
@@ -99,7 +99,7 @@ class Served:
 
 def keeper(**terms: object) -> PromiseKeeper:
     told = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
-    return PromiseKeeper(AgreementTerms(**told), least_gain=9.0)  # type: ignore[arg-type]
+    return PromiseKeeper(**told, least_gain=9.0)  # type: ignore[arg-type]
 
 
 def test_a_promise_that_holds_is_left_alone() -> None:
@@ -143,7 +143,7 @@ def test_where_no_threshold_keeps_the_promise_nobody_leaves_early_and_not_for_lo
             kept.restart()
     assert strictest in used[:3]
     assert used[-1] == strictest
-    kept.worse /= STEP**6  # trials
+    kept.worse /= LOOSENED**6  # trials
     assert dict(kept.thresholds(plan, FACTS)) != strictest
 
 
@@ -171,14 +171,14 @@ def test_a_crowd_is_given_way_to_and_only_where_that_is_asked_for() -> None:
 
 def test_a_crowd_is_not_over_while_plans_sustain_too_little_of_what_the_cost_model_says() -> None:
     crowded, seen = keeper(under_load=0.8), Observed(0.0, 120.0, 6000, 6000, (3000, 0, 0, 3000))
-    crowded.resume(1.0, TUNED, crowded=True)
+    crowded.resume(1.0, TUNED, relaxed=True)
     assert crowded.window(seen, TUNED, FACTS, windows=0.0, tightened=0, kept_share=0.01) is None
     change = crowded.window(seen, TUNED, FACTS, windows=0.0, tightened=0)
     assert getattr(change, "what", "") == "recovered"
 
 
 def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
-    eager = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
+    eager = PromiseKeeper(PROMISED, EVIDENCE, PREPARED, least_gain=1e-6)
     served = Served(eager)
     one_ramp = replace(served.plan, placements=tuple(_only(each, 1) for each in served.plan.placements))
     served.plan = one_ramp
@@ -195,9 +195,9 @@ def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_p
     kept.look(Observed(0.0, LOOK_S, 5000, 5000, exits, audited=audited, missed=missed), plan, FACTS)
     for number, (what, ran) in enumerate((("looking", with_all_ramps(plan, range(3))), ("looked", plan)), 1):
         controller.rolled_out(NextStep(ran, Event(number, LOOK_S, what, "", plan)), 0.1, LOOK_S)
-        assert kept.lately(LOOK_S).agreement
+        assert kept.recent(LOOK_S).agreement
     controller.rolled_out(NextStep(plan, Event(3, LOOK_S, "tightened", "", plan)), 0.1, LOOK_S)
-    assert not kept.lately(LOOK_S).agreement
+    assert not kept.recent(LOOK_S).agreement
 
 
 TUNED = replace(with_all_ramps(first_plan(ASKED), range(3)), thresholds=tuple(PREPARED.items()))
@@ -217,7 +217,7 @@ def looks(
 
 
 def tuned_keeper() -> PromiseKeeper:
-    kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
+    kept = PromiseKeeper(PROMISED, EVIDENCE, PREPARED, least_gain=-1.0)
     kept.resume(1.0, TUNED)
     return kept
 
@@ -282,7 +282,7 @@ def looked(loop: ControlLoop, count: int) -> list[Event]:
 
 
 def stance(kept: PromiseKeeper) -> tuple[float, bool, bool]:
-    return kept.worse, kept.crowded, kept.tuned
+    return kept.worse, kept.relaxed, kept.tuned
 
 
 def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
@@ -295,7 +295,7 @@ def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
     for app.missed, app.in_time in ((0, 1000), (40, 5000), (0, 5000)):  # a crowd, a broken promise, one that is kept
         assert {event.what for event in looked(loop, 60)} == {"stayed"}
         assert (app.running.thresholds, stance(kept)) == (tight, before)
-    assert kept.lately(app.now_s).agreement, "audits are watched meanwhile"
+    assert kept.recent(app.now_s).agreement, "audits are watched meanwhile"
     asyncio.run(loop.pause(False))
     assert "loosened" in {event.what for event in looked(loop, 100)}
     assert kept.worse < before[0]
@@ -331,12 +331,12 @@ def test_the_next_configuration_keeps_to_what_audits_showed_of_thresholds_that_s
     assert [event.what for event in looked(before, 1)] == ["tightened"]
     again = keeper()
     _, after = led(again, app)
-    after.go_on_from(before)
+    after.continue_from(before)
     assert again.worse == before.controller.keeper.worse > 1.0
     assert after.controller.record.events.last.worse == again.worse
     app.running = replace(app.running, thresholds=())  # another plan was deployed
     anew = keeper()
-    led(anew, app)[1].go_on_from(after)
+    led(anew, app)[1].continue_from(after)
     assert stance(anew) == (1.0, False, False)
 
 
@@ -369,7 +369,7 @@ def test_a_front_says_broken_whenever_the_controller_does(played: list[tuple[tup
             )
             change = kept.look(seen, plan, FACTS)
             state = recent_agreement([counts.watched(route)], now_s, PROMISED).state
-            assert state == kept.lately(now_s).state
+            assert state == kept.recent(now_s).state
             if change and "broken" in change.why:
                 assert state == "broken"
             if change and change.thresholds != plan.thresholds:

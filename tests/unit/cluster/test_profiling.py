@@ -75,7 +75,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*_: object) -> None:
         raise AssertionError("the clock was started")
 
-    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.timed", timed)
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.timed", timed)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_two_profiles_at_once_are_both_in_the_file(
         copy(measured[0], out)
         return timed(*told)
 
-    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.timed", while_another_ends)
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.timed", while_another_ends)
     profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
@@ -176,7 +176,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         yield model.encode(values[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.in_batches", interrupted)
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", interrupted)
     told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--lengths", "6"]
     few = ["--budget", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
     assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130

@@ -179,7 +179,7 @@ def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_the
     app, first, before = looking(None)
     after = control_loop(app)
     asyncio.run(before.pause(True))
-    after.go_on_from(before)
+    after.continue_from(before)
     assert after.controller.record.paused, "a person has not resumed it"
     run(app, after, 30)
     assert app.running == first
@@ -189,7 +189,7 @@ def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_the
 def test_a_restart_after_another_configuration_began_while_ramps_were_open_closes_them(tmp_path: Path):
     app, first, before = looking(tmp_path)
     (folder := tmp_path / "next").mkdir()
-    control_loop(app, folder).go_on_from(before)
+    control_loop(app, folder).continue_from(before)
     run(app, control_loop(app, folder), 90)
     assert app.running == first
 
@@ -209,7 +209,7 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     asyncio.run(before.run(stays))
     app.asked = replace(asked, gbit_per_s={"v100>v100": 1e-4})
     after = control_loop(app)  # another configuration has a memory of its own
-    after.go_on_from(before)
+    after.continue_from(before)
     (began,) = after.controller.record.events.all
     assert began.why == "the application was deployed with another configuration"
     (moved, *_) = moves(run(app, after, 900))

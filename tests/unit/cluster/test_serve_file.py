@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -33,10 +34,10 @@ from isobatch.cluster.serving.serve_file import (
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.folders import weights_of
-from isobatch.deployments.graph import origin_of
+from isobatch.deployments.graph import plan_hash
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.named import VIRTUAL, built_in
+from isobatch.deployments.named import VIRTUAL, built_in, demo_folder
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
@@ -187,7 +188,7 @@ def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
     path = tmp_path / "plan.json"
     path.write_text((DEMO / "plan.json").read_text())
     content = serve_file("demo", {"plan": str(path), "profile": str(DEMO / "profile.json")})
-    before = origin_of(AppConfig(**content["applications"][0]["args"]))
+    before = plan_hash(AppConfig(**content["applications"][0]["args"]))
     running = StoredPlan("isobatch.3f9a01", before, 0, path.read_text())
     monkeypatch.setattr(ray_facts, "stored_plan", {"isobatch": running}.get)
     assert list(kept_plans(content)) == []
@@ -444,3 +445,30 @@ def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: py
     assert complete == content
     named = serve_file(tmp_path, {})
     assert with_demo(named) == named
+
+
+def test_options_of_the_command_override_the_file_and_the_plan(tmp_path: Path) -> None:
+    out = tmp_path / "serve.yaml"
+    ran("serve", "demo", "--dtype", "bfloat16", "--backend", "onnx", "--slo-ms", 50, "--max-batch", 8, "--out", out)
+    (application,) = serve_file(out, {})["applications"]
+    config = checked(AppConfig, application["args"])
+    assert (config.dtype, config.backend, config.slo_ms, config.max_batch) == ("bfloat16", "onnx", 50.0, 8)
+    files = ("--plan", DEMO / "plan.json", "--profile", DEMO / "profile.json")
+    with pytest.raises(UserError, match="max_batch cannot be set beside a plan"):
+        ran("serve", "demo", *files, "--max-batch", 8, "--out", out)
+
+
+def test_a_model_without_a_plan_is_computed_on_a_gpu_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list[dict[str, Any]]()
+    monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda content, *_: served.append(content))
+    monkeypatch.setattr("isobatch.cluster.commands.serve.gpus_here", lambda: 1)
+    for name in ("plan.json", "profile.json"):
+        (tmp_path / name).write_text((DEMO / name).read_text())
+    copytree(demo_folder(), model := tmp_path / "model")
+    files = ("--plan", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
+    for options in ((model,), (model, "--device", "cpu"), (model, *files), ()):
+        ran("serve", *options, "--grpc-port", 0)
+    devices = [content["applications"][0]["args"].get("device") for content in served]
+    assert devices == ["cuda", "cpu", None, None]

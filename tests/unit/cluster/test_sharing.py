@@ -25,7 +25,7 @@ from isobatch.optimizer import optimize
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.plan import Plan, SimulatedTimes, read_plan
 from isobatch.profiles.datasheet import datasheet_table
-from isobatch.profiles.devices import fleet, links_between, ways_to_share
+from isobatch.profiles.devices import fleet, links_between, sharing_choices
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
@@ -102,9 +102,9 @@ def test_the_report_says_how_many_fronts_the_promise_needs(per_s: float, fronts:
     assert ends == ([f"{fronts}."] if fronts > 1 else [])
 
 
-def test_only_ways_to_share_that_have_a_plan_are_searched() -> None:
+def test_only_sharing_choices_that_have_a_plan_are_searched() -> None:
     given = profile(replace(shared("v100", 1.2), backend="onnx"))
-    ways = ways_to_share(fleet("v100=2"), given.kinds)[1:]
+    ways = sharing_choices(fleet("v100=2"), given.kinds)[1:]
     assert len(ways) == 1
     for backend, kept_ways in (("onnx", ways), ("torch", [])):
         options = ClassifierPlanOptions(slo_ms=100, believed=True, backend=backend)
@@ -127,7 +127,7 @@ def test_a_network_that_fits_only_once_is_not_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2, 4])  # the best is three on a device, two on a device, and nothing shared
-def test_the_plan_is_the_best_of_all_ways_to_share_each_kind(seed: int) -> None:
+def test_the_plan_is_the_best_of_all_sharing_choices_each_kind(seed: int) -> None:
     chance = np.random.default_rng(seed)
     tables = [shared("v100", chance.uniform(1.2, 2.2)), shared("k80", chance.uniform(1.2, 2.2)),
               shared("k80", chance.uniform(1.5, 3.5), 3)]  # fmt: skip

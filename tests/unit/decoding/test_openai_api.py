@@ -1,6 +1,7 @@
 """OpenAI's interface without Ray: the shape of answers and streams, and who goes away."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -173,6 +174,48 @@ def test_nobody_goes_on_with_the_other_texts_of_a_request_where_one_is_refused(w
 
     world.front.write_tokens = ask
     asyncio.run(answer())
+
+
+def test_a_text_is_ended_at_its_deadline(world: World) -> None:
+    ended = []
+
+    async def stall(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        try:
+            yield NewTokens(1, (5,), (3,))
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request)
+
+    def post(after_ms: str, **fields: Any) -> Any:
+        asked = {"prompt": "1+1=", **fields}
+        return world.client().post("/v1/completions", json=asked, headers={"X-Deadline-Ms": after_ms})
+
+    assert post("60000").status_code == 200
+    world.front.write_tokens = stall
+    whole, streamed = post("50"), post("50", stream=True)
+    assert (whole.status_code, whole.json()["error"]["type"]) == (504, "server_error")
+    assert streamed.status_code == 200
+    assert [list(each) for each in failed_events(streamed.text)][-1] == ["error"]
+    assert "the deadline passed" in whole.text
+    assert "the deadline passed" in streamed.text
+    assert len(ended) == 2
+    assert (post("soon").status_code, post("0").status_code) == (400, 400)
+    assert world.front.meter.requests["refused"] == 4
+
+
+def failed_events(body: str) -> list[Any]:
+    """The events of a stream that ends with an error."""
+    return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line]
+
+
+def test_a_stream_that_fails_ends_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
+    world.failing, world.grouped = front.ATTEMPTS, 1
+    asked = {"prompt": "47+85=", "max_tokens": 9, "ignore_eos": True, "stream": True}
+    first, *_, last = failed_events(world.client().post("/v1/completions", json=asked).text)
+    assert first["choices"]
+    assert last["error"]["message"] == "this server failed: ConnectionError; its log says where"
+    assert world.front.meter.requests == {"answered": 0, "refused": 0, "cancelled": 0, "failed": 1}
 
 
 def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) -> None:

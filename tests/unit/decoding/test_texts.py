@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from isobatch.deployments.decoding.engine_setup import load_tokenizer
 from isobatch.deployments.decoding.front import TextPiece
-from isobatch.deployments.decoding.openai_api import CHAT_SHAPE, COMPLETION_SHAPE, TextReply
-from isobatch.deployments.decoding.sequences import TokenLogprobs
+from isobatch.deployments.decoding.openai_api import CHAT_SHAPE, COMPLETION_SHAPE, ReplyShape, TextReply
+from isobatch.deployments.decoding.sequences import TextRequest, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError
 
@@ -136,14 +136,24 @@ def test_spaces_stay_where_a_tokenizer_would_clean_them_up(tmp_path: Path) -> No
     assert "".join(text.add([token])[0] for token in tokens) == texts.text_of(tokens) == said
 
 
+def reply_in_bytes(shape: ReplyShape = COMPLETION_SHAPE, silent: tuple[int, ...] = ()) -> TextReply:
+    return TextReply(shape, "tiny", TextTokens(Bytes(), 100), [TextRequest((97,), 99)], (), 0.0, silent=silent)
+
+
+@given(st.text("abä€😀\0", max_size=40), st.integers(1, 5))
+def test_each_token_has_the_place_of_its_character_in_the_text(text: str, size: int) -> None:
+    """However its tokens are grouped; those of the character 0 have no text here."""
+    reply, tokens = reply_in_bytes(silent=(0,)), list(text.encode())
+    groups = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    places = [len(text[:place].replace("\0", "")) for place, each in enumerate(text) for _ in each.encode()]
+    assert [place for group in groups for place in reply.offsets(0, group)] == places
+
+
 def test_log_probabilities_of_parts_of_characters_stay_apart_and_claim_no_bytes() -> None:
     first, other, letter = (each.encode()[0] for each in "ä€a")
     best = ((first, -1.0), (other, -2.0), (letter, -3.0))
     piece = TextPiece("", (3,), None, (first,), (TokenLogprobs(-1.0, best, 3),))
-    plain, chat = (
-        shape.logprobs(TextReply(shape, "tiny", TextTokens(Bytes(), 100), [], (), 0.0), 0, piece)
-        for shape in (COMPLETION_SHAPE, CHAT_SHAPE)
-    )
+    plain, chat = (shape.logprobs(reply_in_bytes(shape), 0, piece) for shape in (COMPLETION_SHAPE, CHAT_SHAPE))
     assert plain["top_logprobs"] == [{f"token_id:{first}": -1.0, f"token_id:{other}": -2.0, "a": -3.0}]
     (token,) = chat["content"]
     assert [each["bytes"] for each in (token, *token["top_logprobs"])] == [None, None, None, [letter]]

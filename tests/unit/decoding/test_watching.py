@@ -42,7 +42,7 @@ class Scene:
         self.now_s, self.full, self.fails, self.traces = 0.0, False, False, list[str]()
         self.noted, self.exporter = NotedMetrics(), InMemorySpanExporter()
         processor = SimpleSpanProcessor(self.exporter)
-        self.tracing = Tracing(TraceSampling(0.0, heeds_parent=True), processor, time.perf_counter)
+        self.tracing = Tracing(TraceSampling(0.0, parent_based=True), processor, time.perf_counter)
         meter = ClientMeter(MetricSeries(TEXT_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
         shape = DecoderShape(num_blocks=4, vocabulary=23, heads=2, width=6, reads=64)

@@ -268,7 +268,7 @@ async def test_replicas_that_are_left_end_though_rays_store_was_away_at_first(
         ended.extend(names)
 
     monkeypatch.setattr(deployer.ray_facts, "drained_s", lambda drain_s: 0.01)
-    monkeypatch.setattr(deployer, "TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(deployer, "CLEAN_UP_EVERY_S", 0.01)
     monkeypatch.setattr(deployer, "fleets_of", lambda application, but: ["calm.3f9a01.v100"])
     monkeypatch.setattr(deployer, "delete_fleets", delete)
     graphs, one = list[Graph](), begin(config)

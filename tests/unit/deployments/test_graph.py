@@ -14,8 +14,8 @@ from isobatch.deployments.graph import (
     OF_REPLICAS,
     Graph,
     assigned,
-    mark_of,
-    origin_of,
+    plan_hash,
+    replica_hash,
 )
 from isobatch.optimizer import Placement, Plan, Split, problem
 from isobatch.profiles.devices import Device, links_between
@@ -77,7 +77,7 @@ def test_a_stored_plan_is_used_only_for_the_same_terms_network_and_profile(profi
     given: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile), "model": "one"}
 
     def origin(**changes: object) -> str:
-        return origin_of(AppConfig.model_validate(given | changes))
+        return plan_hash(AppConfig.model_validate(given | changes))
 
     before = origin()
     assert origin(log_format="json", max_waiting=7) == before
@@ -102,13 +102,13 @@ def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
 
 def test_replicas_stay_if_only_fronts_or_plans_change(profile: Path) -> None:
     told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile)}
-    mark = mark_of(AppConfig.model_validate(told))
+    mark = replica_hash(AppConfig.model_validate(told))
     for same in ({"allowed_origins": ["https://shop.example"]}, {"slo_ms": 50.0}, {"devices": {"v100": 3}}):
-        assert mark_of(AppConfig.model_validate(told | same)) == mark
+        assert replica_hash(AppConfig.model_validate(told | same)) == mark
     for other in ({"model": "another"}, {"dtype": "float16"}, {"ports": "24000-24099"}, {"log_format": "json"}):
-        assert mark_of(AppConfig.model_validate(told | other)) != mark
+        assert replica_hash(AppConfig.model_validate(told | other)) != mark
     profile.write_text("of another network")
-    assert mark_of(AppConfig.model_validate(told)) != mark
+    assert replica_hash(AppConfig.model_validate(told)) != mark
 
 
 @given(replicas, wanted, st.data())
@@ -121,3 +121,10 @@ def test_benched_replicas_are_used_if_needed(alive: set[str], groups: dict[str, 
         assert sum(map(len, shares.values())) == len(alive), "they stay, to be tried now and then"
     else:
         assert shares == assigned(alive, groups)
+
+
+def test_replicas_are_divided_in_the_order_of_their_names_and_shared_where_they_are_too_few() -> None:
+    numbers = {"first": 4, "second": 2}
+    assert assigned("abcdef", numbers) == {"first": ["a", "b", "c", "d"], "second": ["e", "f"]}
+    assert assigned("bcdef", numbers) == {"first": ["b", "c", "d"], "second": ["e", "f"]}
+    assert assigned("a", numbers) == {"first": ["a"], "second": ["a"]}

@@ -88,7 +88,7 @@ def test_every_decision_is_one_line_with_its_figures(lines: Lines) -> None:
     asked = question(MEDIUM)
     application = Fluid(asked, batches(first_plan(asked), 4))
     loop = control_loop(application)
-    loop._report = lambda event: _log("toy", event)
+    loop.report = lambda event: _log("toy", event)
     run(application, loop, 400)
     assert len(lines.said) == sum(loop.decided.values()) >= 2
     assert lines.said[0].startswith("toy: rolling out: ")

@@ -29,20 +29,20 @@ several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core 
 
 @given(st.sets(st.integers(0, 63), min_size=1), needs)
 def test_all_replicas_get_as_many_cores_as_they_need_or_none_gets_its_own(cores: set[int], needs: list[int]) -> None:
-    division = divided(cores, needs)
-    own = [each for each, need in zip(division.own, needs, strict=True) if need]
-    if division.others == cores:
-        assert all(each == cores for each in division.own)
-        assert not own or sum(needs) > (1 - LEFT_SHARE) * len(cores)
+    own, others = divided(cores, needs)
+    of_those_in_need = [each for each, need in zip(own, needs, strict=True) if need]
+    if others == cores:
+        assert all(each == cores for each in own)
+        assert not of_those_in_need or sum(needs) > (1 - LEFT_SHARE) * len(cores)
     else:
-        assert [len(each) for each in own] == [need for need in needs if need]
-        assert sorted(core for each in (*own, division.others) for core in each) == sorted(cores)
-        assert len(division.others) >= LEFT_SHARE * len(cores)
+        assert [len(each) for each in of_those_in_need] == [need for need in needs if need]
+        assert sorted(core for each in (*of_those_in_need, others) for core in each) == sorted(cores)
+        assert len(others) >= LEFT_SHARE * len(cores)
 
 
 def test_replicas_that_share_compute_beside_everything_else() -> None:
-    division = divided(range(8), [0, 2, 0])
-    assert division.own == (division.others, frozenset({6, 7}), division.others)
+    own, others = divided(range(8), [0, 2, 0])
+    assert own == [others, frozenset({6, 7}), others]
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def test_only_the_threads_that_compute_use_a_replicas_cores(tmp_path: Path) -> N
     cores = os.sched_getaffinity(0)
     with a_node() as node, a_computing_thread() as thread:
         own = OwnCores(tmp_path, 1, cores, node[0])
-        own.keep()
+        own.pin_threads()
         assert os.sched_getaffinity(thread) == {max(cores)}
         assert [os.sched_getaffinity(process) for process in node] == [cores - {max(cores)}] * 2
         own.close()
@@ -90,12 +90,12 @@ def test_a_replica_shares_again_as_soon_as_another_one_needs_too_many_cores(tmp_
     cores = os.sched_getaffinity(0)
     with a_node() as node, a_computing_thread() as thread:
         first = OwnCores(tmp_path, 1, cores, node[0])
-        first.keep()
+        first.pin_threads()
         second = OwnCores(tmp_path, len(cores), cores, node[0])
-        first.keep()
+        first.pin_threads()
         assert os.sched_getaffinity(thread) == os.sched_getaffinity(node[0]) == cores
         second.close()
-        first.keep()
+        first.pin_threads()
         assert os.sched_getaffinity(thread) == {max(cores)}
         first.close()
 
@@ -111,7 +111,7 @@ os._exit(9)
     subprocess.run([sys.executable, "-c", script], check=False)
     left = list(tmp_path.iterdir())
     own = OwnCores(tmp_path, 0, os.sched_getaffinity(0), os.getpid())
-    own.keep()
+    own.pin_threads()
     assert [path.exists() for path in left] == [False]
     own.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.input_planning import classifier_problem
+from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import read_graph
 from isobatch.deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
@@ -37,7 +38,10 @@ def profile(tmp_path: Path) -> str:
 
 def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> dict[str, int]:
     config = checked(AppConfig, {"profile": profile} | told)
-    return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ray_facts, "nodes", list)
+        patched.setattr(resources, "devices_on", lambda _: has)
+        return first_plan(config, load(Path(profile))).devices()
 
 
 def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
@@ -87,7 +91,7 @@ def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_p
     [
         ({"thresholds": ((3, 0.5),)}, r"plan\.json has a ramp after block 3: the last one is after block 2"),
         ({"thresholds": ((-1, 0.5),)}, "has a ramp after block -1: the last one is after block 2"),
-        ({"placements": (Placement("v100", 2, (Split(0, BLOCKS, 8, ramps=(3,)),)),)}, "has a ramp after block 3: the la"),
+        ({"placements": (Placement("v100", 2, (Split(0, BLOCKS, 8, ramps=(3,)),)),)}, "has a ramp after block 3: the"),
         ({"backend": "abacus"}, "toy on v100 has no times of abacus, only of torch float32: add some"),
     ],
 )

@@ -33,12 +33,12 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
 
 INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
     ("ray._private.state", "available_resources_per_node", (), "ray_facts.free_resources"),
-    ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.patient_start"),
-    ("ray._private.services", "ConsolePopen", (), "ray_facts.spare_start"),
-    ("ray._private.node", "Node.start_monitor", (), "ray_facts.spare_start"),
-    ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
-    ("ray._raylet", "CoreWorker", (), "ray_facts.sigterm_kept"),
-    ("ray._private.utils", "set_sigterm_handler", (), "ray_facts.sigterm_kept"),
+    ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.start_timeout"),
+    ("ray._private.services", "ConsolePopen", (), "ray_facts.minimal_processes"),
+    ("ray._private.node", "Node.start_monitor", (), "ray_facts.minimal_processes"),
+    ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.minimal_processes"),
+    ("ray._raylet", "CoreWorker", (), "ray_facts.own_sigterm_handler"),
+    ("ray._private.utils", "set_sigterm_handler", (), "ray_facts.own_sigterm_handler"),
     ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
     ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
     ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "isobatch.cluster.serving.applications"),
@@ -104,11 +104,11 @@ def test_rays_internals_still_exist(module: str, path: str, parameters: Sequence
         ("serve/_private/replica.py", '"__serve_build_asgi_app__"', "the method of that name of app.Front"),
         ("serve/_private/replica.py", "self._callable.__del__", "ServeReplica, which Serve is to await before its end"),
         ("serve/_private/config.py", 'self.ray_actor_options["num_cpus"] = 1', "resources.DEFAULT_CPUS"),
-        ("_private/node.py", "ray._private.services.get_node(", "ray_facts.patient_start"),
-        ("_private/node.py", "self.start_monitor()", "ray_facts.spare_start"),
-        ("_private/node.py", "self.start_log_monitor()", "ray_facts.spare_start"),
-        ("_private/services.py", "process = ConsolePopen(", "ray_facts.spare_start"),
-        ("_private/worker.py", "if not _worker_logs_enabled:", "ray_facts.print_no_errors"),
+        ("_private/node.py", "ray._private.services.get_node(", "ray_facts.start_timeout"),
+        ("_private/node.py", "self.start_monitor()", "ray_facts.minimal_processes"),
+        ("_private/node.py", "self.start_log_monitor()", "ray_facts.minimal_processes"),
+        ("_private/services.py", "process = ConsolePopen(", "ray_facts.minimal_processes"),
+        ("_private/worker.py", "if not _worker_logs_enabled:", "ray_facts.hide_worker_errors"),
         ("_private/serialization.py", "serialization_addons.apply(self)", "ray_settings.import_serve"),
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],
@@ -129,7 +129,7 @@ def test_the_autoscaler_starts_only_with_a_dashboard_and_processes_get_no_signal
     from ray._private import node, services
 
     usual = node.Node.start_monitor, node.Node.start_log_monitor, services.ConsolePopen
-    with ray_facts.spare_start(dashboard):
+    with ray_facts.minimal_processes(dashboard):
         assert (node.Node.start_monitor is usual[0]) == dashboard
         assert node.Node.start_log_monitor is not usual[1]
         with services.ConsolePopen(["sleep", "60"]) as process:
@@ -139,7 +139,7 @@ def test_the_autoscaler_starts_only_with_a_dashboard_and_processes_get_no_signal
 
 
 def test_the_raylet_has_its_name() -> None:
-    assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.patient_start"
+    assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.start_timeout"
 
 
 def test_states_of_replicas_still_have_their_names() -> None:

@@ -104,6 +104,19 @@ def test_risky_inputs_are_admitted_as_long_as_few_are_late() -> None:
     assert not let_in(doubtful_s)
 
 
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_late_request_counts_once_however_many_inputs_it_has(count: int) -> None:
+    """Its admission counts once, too; otherwise no later input would make up for it."""
+    dispatcher = Dispatcher(FLAT, ALONE)
+    dispatcher.admit_all(0.0, 1.0, [Place("late", row) for row in range(count)])
+    dispatcher.tick(2.0)
+    assert dispatcher.inside == 0
+    for number in range(300):
+        dispatcher.admit(2.0, 99.0, Place(number, 0))
+    _, expected = soonest(dispatcher._lanes, 2.0)
+    assert not isinstance(dispatcher.admit(2.0, 2.0 + expected.needed_s(0.3), Place("doubtful", 0)), Refusal)
+
+
 def test_inputs_that_fail_do_not_count_as_late() -> None:
     dispatcher = Dispatcher(FLAT, ALONE, Limits(retries=0))
     for second in range(10):

@@ -34,7 +34,7 @@ def test_samples_that_follow_each_other_count_as_fewer() -> None:
         (200, 500, b"", "failed"),
         (200, 404, b"", "wrong"),
         (200, 0, b"", "lost"),
-        (404, 404, b"x", "told_wrong"),
+        (404, 404, b"x", "refused_as_wrong"),
         (404, 200, b"x", "wrong"),
     ],
 )

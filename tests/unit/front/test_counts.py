@@ -298,8 +298,8 @@ def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question
 
 def test_a_reply_is_read_though_haproxy_ended_in_the_middle_of_it() -> None:
     refusals = Refusals()
-    for last in ("app,r1,0,0,127.0.0.1:3", "app,r1,0"):
-        refusals.read(f"# pxname,svname,hrsp_5xx,bck,addr\napp,BACKEND,7,0,\n{last}", ["app/r1"])
+    for last in ("app,r1,0,0,0,127.0.0.1:3", "app,r1,0"):
+        refusals.read(f"# pxname,svname,hrsp_5xx,eresp,bck,addr\napp,BACKEND,7,0,0,\n{last}", ["app/r1"])
     assert refusals.total == 0
 
 
@@ -320,3 +320,31 @@ async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any()
     (model,) = (await statistics(service))["model_stats"]
     assert model["inference_stats"]["success"]["count"] == 2
     await service.close()
+
+
+def test_observations_of_several_windows_add_up() -> None:
+    shape = LaunchShape("v100", 0, 2, 8)
+    early = Observed(0, 5, 10, 8, (6, 3), {shape: LaunchTimes(2, 0.5)}, {"v100": 2})
+    late = Observed(5, 5, 4, 4, (1, 3, 1), {shape: LaunchTimes(1, 0.2)}, {"v100": 1})
+    both = merged([early, late])
+    assert (both.seconds, both.arrivals, both.in_time, both.exits) == (10, 14, 12, (7, 6, 1))
+    assert both.devices == {"v100": 1}
+    assert both.launches[shape] == LaunchTimes(times=3, seconds=0.7, followed=0, between_s=0.0)
+
+
+def test_the_difference_of_two_observations() -> None:
+    first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
+    between = since(second, first)
+    assert (between.started_s, between.seconds) == (5, 2)
+    assert (between.arrivals, between.in_time, between.exits) == (4, 3, (1, 3))
+
+
+def test_texts_count_in_the_tokens_of_the_plan() -> None:
+    texts = Observed(0, 1, 2, 1, (1, 1), arrived_weight=90, in_time_weight=30, exit_weights=(30, 60))
+    inputs = texts.counted_in(30)
+    assert (inputs.arrivals, inputs.in_time, inputs.exits, inputs.tokens_per_text) == (3, 1, (1, 2), 45.0)
+
+
+def test_a_quantile_of_the_latencies_is_right_to_five_percent() -> None:
+    latencies = Counter(map(latency_bin, (0.010, 0.100)))
+    assert Observed(0, 1, 2, 2, (2,), latencies=latencies).quantile_s(0.99) == pytest.approx(0.1, rel=0.05)

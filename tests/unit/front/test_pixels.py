@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from isobatch.deployments.front.schemas import MapPredictions
+from isobatch.deployments.front.schemas import PREDICTIONS
 from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
 from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, png, reference_logits
@@ -35,7 +35,7 @@ def asked(client: DocumentedClient, **options: Any) -> list[dict[str, Any]]:
         "/predict", json={"inputs": [base64.b64encode(png(each)).decode() for each in PICTURES]} | options
     )
     assert reply.status_code == 200, reply.text
-    MapPredictions.model_validate(reply.json())
+    PREDICTIONS["semantic-segmentation"].model_validate(reply.json())
     outputs: list[dict[str, Any]] = reply.json()["outputs"]
     return outputs
 

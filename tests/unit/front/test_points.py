@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from isobatch.deployments.front.schemas import PointPredictions
+from isobatch.deployments.front.schemas import PREDICTIONS
 from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
 from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_pixels import png
@@ -25,7 +25,7 @@ def test_points_are_in_the_pictures_own_coordinates(client: DocumentedClient) ->
     for options in ({}, {"scores": "all"}):
         reply = client.post("/predict", json={"inputs": PICTURES.tolist()} | options)
         assert reply.status_code == 200, reply.text
-        PointPredictions.model_validate(reply.json())
+        PREDICTIONS["keypoint-detection"].model_validate(reply.json())
         for output, heat, expected in zip(reply.json()["outputs"], maps, points, strict=True):
             assert [each["name"] for each in output["points"]] == list(NAMES)
             found = np.array([(each["x"], each["y"]) for each in output["points"]])

@@ -49,7 +49,7 @@ class Seen:
     def __init__(self, share: float = 0.0) -> None:
         self._exporter = InMemorySpanExporter()
         processor = SimpleSpanProcessor(self._exporter)
-        self.tracing = Tracing(TraceSampling(share, heeds_parent=True), processor, time.perf_counter)
+        self.tracing = Tracing(TraceSampling(share, parent_based=True), processor, time.perf_counter)
 
     def spans(self, name: str = "") -> list[Any]:
         return [span for span in self._exporter.get_finished_spans() if span.name.startswith(name)]
@@ -181,16 +181,16 @@ def test_a_replica_continues_the_trace_of_its_order(seen: Seen) -> None:
 
 def test_the_configured_share_of_requests_is_traced() -> None:
     numbers = iter(range(10_000))
-    assert sum(TraceSampling(0.01, True).takes(None, lambda: next(numbers) / 10_000) for _ in range(10_000)) == 100
-    assert TraceSampling(1.0, heeds_parent=False).takes(UNWANTED)
-    assert not TraceSampling(0.0, heeds_parent=False).takes(WANTED)
+    assert sum(TraceSampling(0.01, True).samples(None, lambda: next(numbers) / 10_000) for _ in range(10_000)) == 100
+    assert TraceSampling(1.0, parent_based=False).samples(UNWANTED)
+    assert not TraceSampling(0.0, parent_based=False).samples(WANTED)
 
 
-@pytest.mark.parametrize("heeds_parent", [True, False])
-def test_a_request_belongs_to_the_trace_of_its_caller(heeds_parent: bool) -> None:
+@pytest.mark.parametrize("parent_based", [True, False])
+def test_a_request_belongs_to_the_trace_of_its_caller(parent_based: bool) -> None:
     """As with OpenTelemetry's own samplers, which choose the requests to trace, and not their ids."""
     exporter = InMemorySpanExporter()
-    tracing = Tracing(TraceSampling(1.0, heeds_parent), SimpleSpanProcessor(exporter), time.perf_counter)
+    tracing = Tracing(TraceSampling(1.0, parent_based), SimpleSpanProcessor(exporter), time.perf_counter)
     with tracing.request("predict", {b"traceparent": WANTED.encode()}):
         pass
     (span,) = exporter.get_finished_spans()
@@ -208,8 +208,8 @@ def test_a_request_belongs_to_the_trace_of_its_caller(heeds_parent: bool) -> Non
 )
 def test_a_header_that_names_no_span_counts_as_none(seen: Seen, header: str) -> None:
     """Some proxies send zeros. All their requests would be one trace, of number 0."""
-    assert not TraceSampling(0.0, True).takes(header)
-    assert TraceSampling(1.0, True).takes(header)
+    assert not TraceSampling(0.0, True).samples(header)
+    assert TraceSampling(1.0, True).samples(header)
     span = seen.tracing.span("request", header)
     assert (span.parent, span.context.trace_id > 0) == (None, True)
 
@@ -221,7 +221,7 @@ def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.Mon
     assert tracing_here(time.perf_counter, on | {"OTEL_SDK_DISABLED": "true"}) is None
     made = tracing_here(time.perf_counter, on | {"OTEL_TRACES_SAMPLER_ARG": "0.5"})
     assert made
-    assert made.sampling == TraceSampling(0.5, heeds_parent=True)
+    assert made.sampling == TraceSampling(0.5, parent_based=True)
     made.close()
 
 

@@ -284,7 +284,9 @@ def test_a_replica_on_a_gpu_gets_that_precision_by_default(folder: Path, monkeyp
         return load(directory)
 
     monkeypatch.setattr(loading, "function_at", lambda path: loader)
-    monkeypatch.setattr(checkpoint, "usual_dtype", lambda folder, device: "float16")
+    monkeypatch.setattr(
+        checkpoint, "usual_dtype", lambda folder, device: {"cpu": "float32"}.get(device.type, "float16")
+    )
     monkeypatch.setattr("isobatch.deployments.models.loading.resolve_device", torch.device)
     for arguments, kind in (({}, "l4"), ({"dtype": "bfloat16"}, "l4"), ({}, "cpu"), ({"loader": "a.b:c"}, "l4")):
         load_model(checked(AppConfig, {"model": str(folder), **arguments}), kind, str(folder))

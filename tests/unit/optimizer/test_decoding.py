@@ -6,7 +6,7 @@ import pytest
 
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.pages import pages_for
-from isobatch.deployments.prepare.decoder import rhythm
+from isobatch.deployments.prepare.decoder import cheapest_schedule
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import (
     NEARLY_BEST,
@@ -31,11 +31,11 @@ WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
 
 @pytest.mark.parametrize(("cut", "survival"), [(2, 0.3), (4, 0.5), (1, 0.1), (6, 0.8)])
 @pytest.mark.parametrize("k", RHYTHMS[:4])
-def test_where_weights_bind_it_is_the_arithmetic_of_rhythms(cut: int, survival: float, k: int) -> None:
+def test_where_weights_bind_it_is_the_arithmetic_of_schedules(cut: int, survival: float, k: int) -> None:
     facts = DecodingFacts(paper_decoder(LaunchSize(blocks=1e-3), ((cut - 1, survival),)), CPU)
     full = expected_pace(facts, DecodingWay(8, 1, 32, 256)).tokens_per_s
     found = expected_pace(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
-    best = rhythm(cut / 8, survival)
+    best = cheapest_schedule(cut / 8, survival)
     assert found <= 1 / best.cost + 1e-6
     if k == best.launches:
         assert found == pytest.approx(1 / best.cost, rel=1e-6)
@@ -66,7 +66,7 @@ def test_where_rows_bind_projection_gains_what_rows_that_do_not_run_would_cost()
 def test_projection_is_planned_where_it_is_known() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)))
     goal = DecodingGoal(exits="project")
-    with pytest.raises(UserError, match="the share of tokens that go on is not known"):
+    with pytest.raises(UserError, match="the share of tokens that continue is not known"):
         profile.for_exits("project")
     known = replace(profile, workload=replace(profile.workload, projected=((3, 0.1),))).for_exits("project")
     assert known.for_exits("recompute") == known

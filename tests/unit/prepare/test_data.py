@@ -9,11 +9,13 @@ import pytest
 from PIL import Image
 
 from isobatch.deployments.models.encode import ImageEncoder
-from isobatch.deployments.prepare.data import ANY, Columns, rows, taken
+from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.records import Layout
 from isobatch.profiles.errors import UserError
 
 PLAIN, IMAGE = Columns(), Columns(image="image")
+
+GREY = 1  # the number of channels
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -24,7 +26,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def read(path: Path, columns: Columns | None = None) -> list[tuple[object, object]]:
     requested = columns or Columns()
-    channels = ANY if path.suffix == ".npz" or requested.image is not None else None
+    channels = GREY if path.suffix == ".npz" or requested.image is not None else None
     return [(row.value, row.label) for row in rows(path, requested, channels=channels)]
 
 
@@ -115,18 +117,18 @@ def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
     cells = ({"bytes": content, "path": "p.png"}, {"bytes": None, "path": str(tmp_path / "p.png")}, content)
     for cell in cells:
         parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
-        (row,) = rows(tmp_path / "a.parquet", channels=ANY)
+        (row,) = rows(tmp_path / "a.parquet", channels=GREY)
         np.testing.assert_array_equal(row.value, pixels)
     parquet.write_table(arrow.table({"image": [b"no picture"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"row 1: the picture in it cannot be read: cannot identify image file"):
-        next(rows(tmp_path / "a.parquet", channels=ANY))
+        next(rows(tmp_path / "a.parquet", channels=GREY))
 
 
 def test_a_picture_is_upright_as_where_it_is_served(tmp_path: Path) -> None:
     pixels, turned = np.arange(6, dtype=np.uint8).reshape(2, 3), Image.Exif()
     turned[0x0112] = 6  # the orientation of a camera that was held upright
     Image.fromarray(pixels).save(tmp_path / "p.png", exif=turned)
-    (row,) = rows(written(tmp_path, "a.csv", "image,label\np.png,1\n"), channels=ANY)
+    (row,) = rows(written(tmp_path, "a.csv", "image,label\np.png,1\n"), channels=GREY)
     (served,) = ImageEncoder(lambda images, **_: {"pixel_values": images[None]}, 1)(
         [(tmp_path / "p.png").read_bytes()]
     ).arrays["pixel_values"]
@@ -161,9 +163,9 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "p.png")
     table = f'image,label\np.png,1\n"{json.dumps(pixels.tolist())}",2\n'
     found = [
-        *rows(tmp_path / "a.npz", channels=ANY),
-        *rows(written(tmp_path, "a.csv", table), channels=ANY),
-        *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), channels=ANY),
+        *rows(tmp_path / "a.npz", channels=GREY),
+        *rows(written(tmp_path, "a.csv", table), channels=GREY),
+        *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), channels=GREY),
     ]
     assert [row.label for row in found] == [3, "1", "2", 4]
     for row in found:
@@ -176,7 +178,7 @@ def test_pictures_are_read_as_a_server_reads_them(tmp_path: Path) -> None:
     turned[0x0112] = 6  # its top is on the right
     Image.fromarray(pixels).save(tmp_path / "turned.png", exif=turned)
     Image.fromarray(pixels.astype(np.uint16) * 256 + 255).save(tmp_path / "deep.png")
-    first, second = rows(written(tmp_path, "a.csv", "image\nturned.png\ndeep.png\n"), channels=ANY)
+    first, second = rows(written(tmp_path, "a.csv", "image\nturned.png\ndeep.png\n"), channels=GREY)
     np.testing.assert_array_equal(first.value, np.rot90(pixels, -1))
     np.testing.assert_array_equal(second.value, pixels)
 
@@ -188,11 +190,11 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Image, "MAX_IMAGE_PIXELS", 100)
         with pytest.raises(UserError, match=r"row 1: the picture 'p\.png' cannot be read"):
-            list(rows(path, channels=ANY))
+            list(rows(path, channels=GREY))
     second = whole.index(b"IDAT", whole.index(b"IDAT") + 4)
     (tmp_path / "p.png").write_bytes(whole[:second] + b"\0\0\0\0" + whole[second + 4 :])
     with pytest.raises(UserError, match=r"row 1: the picture 'p\.png' cannot be read: broken PNG"):
-        list(rows(path, channels=ANY))
+        list(rows(path, channels=GREY))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
     [
         ("a.npz", Columns(), None, "the network reads texts, not images"),
         ("a.csv", Columns(image="image"), None, "the network reads texts, not images"),
-        ("a.csv", Columns(text="text"), ANY, "the network reads images: name their column with --image-column"),
+        ("a.csv", Columns(text="text"), GREY, "the network reads images: name their column with --image-column"),
     ],
 )
 def test_inputs_of_the_other_kind_are_refused(
@@ -296,7 +298,7 @@ def test_inputs_of_the_other_kind_are_refused(
 def test_images_of_another_number_of_channels_are_refused_by_file_and_row(tmp_path: Path) -> None:
     grey, coloured = np.zeros((4, 4)).tolist(), np.zeros((4, 4, 2)).tolist()
     lines = written(tmp_path, "a.jsonl", "\n".join(json.dumps({"image": image}) for image in (grey, coloured)))
-    assert len(list(rows(lines, channels=ANY))) == 2
+    assert len(list(rows(lines, channels=2))) == 2
     with pytest.raises(UserError, match=r"a.jsonl: row 2: 'image' must be .* x 3, got \(4, 4, 2\)"):
         list(rows(lines, channels=3))
     np.savez(tmp_path / "a.npz", images=np.zeros((5, 4, 4, 2)))

@@ -24,7 +24,14 @@ from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
-from isobatch.deployments.prepare.decoder import early_head_outputs, ramp_report, ramps_for, rhythm, texts, threshold
+from isobatch.deployments.prepare.decoder import (
+    cheapest_schedule,
+    early_head_outputs,
+    ramp_report,
+    ramps_for,
+    texts,
+    threshold,
+)
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import done
 from tests.helpers.tiny_decoders import VOCABULARY, decoder, plainly, t5
@@ -48,8 +55,8 @@ def test_a_threshold_lets_as_many_leave_as_the_loss_allows(tokens: list[tuple[fl
 
 @given(st.floats(0.05, 0.95))
 def test_the_fewer_go_on_the_fewer_launches_a_token_costs(f: float) -> None:
-    assert rhythm(f, 1e-5).deep_share > 0, "exits.json refuses 0"
-    costs = [rhythm(f, p).cost for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
+    assert cheapest_schedule(f, 1e-5).deep_share > 0, "exits.json refuses 0"
+    costs = [cheapest_schedule(f, p).cost for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
     assert costs[0] == 1.0
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(costs))
 

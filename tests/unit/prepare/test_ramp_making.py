@@ -2,13 +2,14 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from isobatch.deployments.folders import check_replaceable, make_room, replacing
+from isobatch.deployments.folders import STALE_S, check_replaceable, make_room, replacing
 from isobatch.deployments.models.ramps import RampKind
 from isobatch.deployments.prepare.thresholds import calibration_error, temperature
 from isobatch.deployments.prepare.training import Learned, TrainingRows, head_logits, penalised_loss, train
@@ -144,11 +145,13 @@ def test_no_room_for_a_folder_names_what_was_asked_for_and_not_its_draft(tmp_pat
 
 
 def test_a_full_cache_loses_what_was_used_longest_ago_and_stale_drafts(tmp_path: Path) -> None:
+    now_s = time.time()
     for age, name in enumerate(("new", "old", "oldest", ".killed")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data").write_bytes(b"x" * 100)
-        os.utime(tmp_path / name, (1e6 - age, 1e6 - age))
-    make_room(tmp_path, needed_bytes=50, limit_bytes=300, now_s=1e6 + 60)
+        os.utime(tmp_path / name, (now_s - age, now_s - age))
+    make_room(tmp_path, needed_bytes=50, limit_bytes=300)
     assert {path.name for path in tmp_path.iterdir()} == {"new", "old", ".killed"}
-    make_room(tmp_path, needed_bytes=50, limit_bytes=300, now_s=1e6 + 48 * 3600)
+    os.utime(tmp_path / ".killed", (now_s - 2 * STALE_S, now_s - 2 * STALE_S))
+    make_room(tmp_path, needed_bytes=50, limit_bytes=300)
     assert {path.name for path in tmp_path.iterdir()} == {"new", "old"}

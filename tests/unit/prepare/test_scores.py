@@ -11,7 +11,7 @@ import torch
 from isobatch import load
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare.data import rows, taken
-from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, listed
+from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, sampled_lists
 from isobatch.deployments.prepare.training import distances_of, head_logits, train_scores
 from isobatch.deployments.tasks import REGRESSION, SCORING
 from isobatch.profiles.errors import UserError
@@ -58,7 +58,7 @@ def test_a_sample_has_whole_lists_with_any_order_at_all(tmp_path: Path) -> None:
     assert 400 - DOCUMENTS < len(drawn) <= 400
     alike = "query,document,label\n" + "".join(f"q,{word},1\n" for word in "abc") + "other,a,1\nother,b,0\n"
     path.write_text(alike)
-    chosen, numbers = listed(rows(path), path, 100)
+    chosen, numbers = sampled_lists(rows(path), path, 100)
     assert [row.value for row in chosen] == [("other", "a"), ("other", "b")], "the others show nothing"
     assert numbers.tolist() == [0, 0]
 
