@@ -145,55 +145,43 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     stop = threading.Event()
     http = content["http_options"]
     base = url(http)
-    _on_signals(_interrupt)
+    _on_signals(_end_at_once)  # until it is ready: Serve would wait drain_s for a front that is still starting
     more = local_nodes(content)
     check_machine(content, usable_cores() + sum(node.cpus for node in more), gpus_here)
     check_place(http["host"], http["port"])
     grpc = files.grpc_addresses(content)
     _check_more_ports(http["port"], grpc, metrics_port)
-    try:
-        complete = files.with_demo(content)
-        status = console.status("Starting Ray")
-        aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
-        print_progress = progress_printer(console, status.update, aside.print)
-
-        def show_progress(progress: str) -> None:
-            _check_interrupted()
-            print_progress(progress)
-
-        show_progress("Starting Ray")
-        with (
-            claimed([(http["host"], http["port"]), *grpc]),
-            status,
-            local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray,
-        ):
-            show_progress("Starting the network")
-            deploy(ray, complete, patience_s, show_progress)
-            _check_interrupted()
-            status.stop()
-            _on_signals(partial(_stop_or_hurry, stop))
-            places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
-            for place in places.values() or [base]:
-                console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
-            if places:
-                at = ", ".join(f"{host}:{port}" for host, port in grpc)
-                console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
-            if metrics_port:
-                console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
-            variable = next((each["args"].get("api_key_variable") for each in files.served(complete)), None)
-            _show_example(console, base, example(content), ray.folder, variable)
-            headers, fronts = key_headers(variable), places or {"": base}
-            for place in fronts.values():
-                if plan := stats_at(place, headers).get("plan"):
-                    console.print(f"plan: {plan}", markup=False)
-            _watch(console, fronts, headers, stop, ray)
-            status.update("Stopping: admitted requests are answered first (Ctrl-C again: stop at once)")
-            status.start()
-    except BaseException as error:
-        # A signal during the start may raise any error: it interrupts imports, and for a moment Ray handles it itself.
-        if _interrupted.is_set() or isinstance(error, SystemExit):
-            raise typer.Exit(INTERRUPTED) from None
-        raise
+    complete = files.with_demo(content)
+    status = console.status("Starting Ray")
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
+    show_progress = progress_printer(console, status.update, aside.print)
+    show_progress("Starting Ray")
+    with (
+        claimed([(http["host"], http["port"]), *grpc]),
+        status,
+        local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray,
+    ):
+        show_progress("Starting the network")
+        deploy(ray, complete, patience_s, show_progress)
+        status.stop()
+        _on_signals(partial(_stop_in_order, stop))
+        places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
+        for place in places.values() or [base]:
+            console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
+        if places:
+            at = ", ".join(f"{host}:{port}" for host, port in grpc)
+            console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
+        if metrics_port:
+            console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
+        variable = next((each["args"].get("api_key_variable") for each in files.served(complete)), None)
+        _show_example(console, base, example(content), ray.folder, variable)
+        headers, fronts = key_headers(variable), places or {"": base}
+        for place in fronts.values():
+            if plan := stats_at(place, headers).get("plan"):
+                console.print(f"plan: {plan}", markup=False)
+        _watch(console, fronts, headers, stop, ray)
+        status.update("Stopping: admitted requests are answered first (Ctrl-C again: stop at once)")
+        status.start()
     console.print("stopped")
 
 
@@ -252,22 +240,7 @@ def _hung_up(handler: Any, *signalled: Any) -> None:
     handler(*signalled)
 
 
-_interrupted = threading.Event()
-
-
-def _interrupt(*_: object) -> None:
-    _interrupted.set()
-    _on_signals(_hurry)
-    raise KeyboardInterrupt
-
-
-def _check_interrupted() -> None:
-    """Raise KeyboardInterrupt again after a signal during the start: in a callback of Ray, the first one is dropped."""
-    if _interrupted.is_set():
-        raise KeyboardInterrupt
-
-
-def _stop_or_hurry(stop: threading.Event, *_: object) -> None:
+def _stop_in_order(stop: threading.Event, *_: object) -> None:
     """At the first signal, stop in order; at a second one, stop at once."""
     _on_signals(partial(_second_signal, time.monotonic()))
     stop.set()
@@ -275,13 +248,15 @@ def _stop_or_hurry(stop: threading.Event, *_: object) -> None:
 
 def _second_signal(first_s: float, *_: object) -> None:
     if time.monotonic() - first_s > SAME_SIGNAL_S:
-        _hurry()
+        _end_at_once()
 
 
-def _hurry(*_: object) -> None:
+def _end_at_once(*_: object) -> None:
     from isobatch.cluster.serving.local import leave_nothing
 
     leave_nothing(patience_s=0.2)
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h\n")  # shows the cursor again, and a prompt on its own line
     os._exit(INTERRUPTED)
 
 

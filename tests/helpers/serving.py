@@ -65,7 +65,7 @@ def left_in(folder: Path) -> list[str]:
 
 @contextmanager
 def serving(
-    folder: Path, file: Path, *options: str, at: Path = ROOT
+    folder: Path, file: Path, *options: str, at: Path = ROOT, until_ready: bool = True
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
 
@@ -86,7 +86,7 @@ def serving(
         preexec_fn=_heeds_signals,
     ) as process:
         try:
-            assert "ready at" in process.stdout.readline()
+            assert not until_ready or "ready at" in process.stdout.readline()
             yield process, f"http://127.0.0.1:{port}", mark
         finally:
             process.kill()

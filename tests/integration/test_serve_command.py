@@ -41,6 +41,16 @@ def load(directory, device, dtype):
     return Held()
 """
 
+# A user's own network, which takes long to load.
+SLOW_NETWORK = """
+import pathlib, time
+
+
+def load(directory, device, dtype):
+    (pathlib.Path(directory) / "loading").touch()
+    time.sleep(600)
+"""
+
 # Starts a Ray of its own, and waits for a signal.
 STARTS = """
 import signal, sys, time
@@ -140,6 +150,20 @@ def test_a_started_ray_leaves_us_our_handler(tmp_path: Path) -> None:
     assert eventually(lambda: "started" in output.read_text())
     process.terminate()
     assert process.wait(END_S) == 0
+
+
+@pytest.mark.long
+def test_a_signal_during_the_start_ends_it_soon_and_leaves_no_process(tmp_path: Path) -> None:
+    """Serve would give a front that still loads its network all of its drain_s."""
+    (tmp_path / "slow.py").write_text(SLOW_NETWORK)
+    slow = {"model": str(tmp_path), "loader": "slow:load"}
+    file = serve_file(tmp_path, {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": slow})
+    with serving(tmp_path, file, at=tmp_path, until_ready=False) as (process, _, mark):
+        assert eventually((tmp_path / "loading").exists)
+        to_the_group(signal.SIGINT, process)
+        assert process.wait(20.0) == 130
+        assert marked(mark) == []
+        assert left_in(tmp_path) == []
 
 
 @pytest.mark.long

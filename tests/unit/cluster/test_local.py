@@ -17,7 +17,7 @@ from rich.console import Console
 
 from experiments.shared.machine import free_port
 from isobatch.cluster import cli
-from isobatch.cluster.commands.serve import progress_printer
+from isobatch.cluster.commands.serve import _end_at_once, progress_printer
 from isobatch.cluster.serving import applications, ports
 from isobatch.cluster.serving.haproxy import short_temporary
 from isobatch.cluster.serving.local import (
@@ -233,6 +233,20 @@ def test_a_terminal_has_one_line_and_a_log_all_new(terminal: bool, one_line: lis
     for step in STEPS:
         show_progress(step)
     assert (shown, log) == (one_line, new_lines)
+
+
+def test_a_server_that_ends_at_once_shows_the_cursor_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The line that changes while it starts or stops hides it."""
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr("isobatch.cluster.serving.local.leave_nothing", lambda patience_s: None)
+    for terminal, shown in ((True, "\x1b[?25h\n"), (False, "")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        _end_at_once(signal.SIGINT, None)
+        assert capfd.readouterr().out == shown
+    assert codes == [130, 130]
 
 
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
