@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.commands import INTERRUPTED, numbers_in
 from isobatch.cluster.commands.profile import ClassifierProfileOptions
 from isobatch.cluster.commands.shared_options import check_no_file
 from isobatch.cluster.profiling import block_times
@@ -36,7 +36,8 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
-from isobatch.profiles.measure import count_exits, device_name
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.measure import CountedExits, count_exits, device_name
 from isobatch.profiles.model import edges_of
 from isobatch.profiles.promise import RULES
 
@@ -71,12 +72,8 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     with naming_rows(data or source, rows):
         lengths = block_times.lengths_of(network, recorded)
     inputs = block_times.sample_inputs(network, source, lengths, tokens)
-    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
-    at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
-    derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
-    # The first precision of a kind counts if none is named.
-    precisions = {kind: options.dtype or own_precisions(source, kind)[0] for kind in others}
-    derived.sort(key=lambda each: (others.index(each.kind), each.dtype != precisions[each.kind]))
+    others = [each for each in kinds if each != kind]
+    derived = _derived_tables(source, others, options.dtype, [each.length for each in inputs], network.ramp_blocks)
     measured = block_times.timed(network, inputs, kind, dtype, options.budget, options.largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
     interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
@@ -90,12 +87,7 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
         with naming_rows(data, rows):
             counted = count_exits(network, block_times.in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
-        partly = f"exits: WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
-        over = partly if interrupted else f"{COUNTED}{counted.inputs} inputs"
-        exit_notes = (f"{over} of {origin}",)
-        if lengths:
-            span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
-            exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)
+        exit_notes = _notes_on(counted, len(recorded), origin, lengths, data)
     exits, by_tokens = (each and block_times.with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *(note for _, note in shared), *exit_notes)
     tables = (*own, *(table for table, _ in shared), *derived)
@@ -106,12 +98,32 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     if isinstance(ended, Exception):
         raise ended
     if interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _check_whole(kind: str | None) -> None:
     if kind and whole_kind(kind) != (kind, 1):
         raise UserError(f"--kind {kind} is a shared device: name the device, and measure it with --together")
+
+
+def _derived_tables(
+    source: Path, kinds: list[str], dtype: str | None, lengths: Sequence[int | None], ramps: Collection[int]
+) -> list[LatencyTable]:
+    """Tables of devices that are not here; of each kind, first that of the precision which counts if none is named."""
+    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
+    precisions = {kind: dtype or own_precisions(source, kind)[0] for kind in kinds}
+    tables = checkpoint_tables(source, kinds, lengths, side, ramps)
+    return sorted(tables, key=lambda each: (kinds.index(each.kind), each.dtype != precisions[each.kind]))
+
+
+def _notes_on(counted: CountedExits, inputs: int, origin: str, lengths: Lengths | None, data: Path) -> tuple[str, ...]:
+    over = f"{COUNTED}{counted.inputs} inputs"
+    if counted.interrupted:
+        over = f"exits: WARNING: interrupted: counted over {counted.inputs} of {inputs} inputs"
+    if not lengths:
+        return (f"{over} of {origin}",)
+    span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
+    return f"{over} of {origin}", f"lengths: {lengths.mean} tokens on average in {data.name}, {span}"
 
 
 def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
