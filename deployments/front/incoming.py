@@ -22,10 +22,10 @@ class IncomingRequest(NamedTuple):
     work_s: float  # its expected processor time in this process
     weight: int  # the expected weight of its inputs
     latest_s: float  # when it must be read to be answered in time
+    long_wait_s: float  # a longer wait before it is read counts as overload
     full: bool  # its client wants the full network's answer
     priority: int  # of its inputs, where queues go by priority
     part: float  # the share of its client's time that another front has left to this one
-    came_s: float  # when its whole body had arrived; until then, when this front saw its headers
 
     def deadline_s(self, usual_s: float) -> float:
         """When its client gives up. `usual_s`: how long a client waits if its headers set no time."""

@@ -124,8 +124,9 @@ class Service:
         work_s, weight = costs.work_s.expected(size), max(1, round(costs.weight.expected(size)))
         latest_s = deadline_s - self._network_s(now_s, remaining_s, work_s, weight)
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
+        long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         incoming = IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, full, priority, part, now_s
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part
         )
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
@@ -153,7 +154,6 @@ class Service:
         """
         self._inside += 1
         try:
-            incoming = incoming._replace(came_s=self._clock())
             if size > incoming.size:
                 work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
                 incoming = incoming._replace(size=size, work_s=work_s)
@@ -182,17 +182,13 @@ class Service:
     async def _read_in_turn(
         self, incoming: IncomingRequest, read: Callable[[], Content[Format]]
     ) -> ReadRequest[Format]:
-        """Read a request when its turn has come. If it is too late then, its inputs count as arrived.
-
-        Its wait counts from its last byte: how long its client took to send it says nothing about this front.
-        """
+        """Read a request when its turn has come. If it is too late then, its inputs count as arrived."""
         deadline_s = incoming.deadline_s(self._slo_s)
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-            long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - incoming.arrived_s))
-            self._strained += self._clock() - incoming.came_s > long_wait_s
+            self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
             return await self._read(incoming, read)
         except RefusedError as refused:
             if refused.status == 503:  # it is late; a wrong request has other statuses
@@ -271,13 +267,11 @@ class Service:
         return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
 
     def _waits(self, incoming: IncomingRequest, deadline_s: float, as_long_s: float) -> bool:
-        """Whether a client waits for about as long as this, and has sent its request in time. Refusals of others
-        indicate no overload: they are in a hurry, or slow.
+        """Whether a client waits for about as long as this. Refusals of others, who are in a hurry, show no overload.
 
         The limit follows clients that wait for as long as usual; the controller those that wait for as long as the SLO.
         """
-        waits_s = deadline_s - incoming.arrived_s
-        return waits_s >= incoming.part * _ENOUGH * as_long_s and incoming.came_s < deadline_s
+        return deadline_s - incoming.arrived_s >= incoming.part * _ENOUGH * as_long_s
 
     def _count_unread(self, incoming: IncomingRequest, deadline_s: float) -> None:
         waits = self._waits(incoming, deadline_s, self._slo_s)
