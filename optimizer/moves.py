@@ -73,11 +73,12 @@ def _cuts(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 
 def _merged(plan: Plan, facts: Problem) -> Iterator[Changes]:
-    """Two neighbouring splits of one placement as a single split, with ramps inside and without."""
+    """Two neighbouring splits of one placement as a single split: with their ramps, all, or no inner ones."""
     for early, late in pairwise(plan.splits):
         if plan.placement_of(early) is plan.placement_of(late):
-            for inner in (False, True):
-                whole = split_with_ramps(facts, early.start, late.stop, early.batch_size, inner)
+            kept = replace(early, stop=late.stop, ramps=early.ramps + late.ramps)
+            ends = early.start, late.stop, early.batch_size
+            for whole in dict.fromkeys((kept, *(split_with_ramps(facts, *ends, inner) for inner in (False, True)))):
                 yield {early: (whole,), late: ()}
 
 

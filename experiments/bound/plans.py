@@ -74,7 +74,7 @@ def judge(seed: int) -> JudgedPlan | None:
     promised = plan.promise.goodput_per_s
     kept = sustained_per_s(_world(plan, facts, objective.slo_s), promised)
     beaten_by = next(better(facts, objective, kept * (1 + BEATEN)), "")
-    gain = neighbour_gain(plan, facts, objective) if seed % MOVED_EVERY == 0 else None
+    gain = neighbour_gain(plan, facts, objective, kept) if seed % MOVED_EVERY == 0 else None
     lost = shortfalls(plan, facts, objective, kept)
     return JudgedPlan(
         promised, kept, kept / promised - 1, beaten_by, gain, seconds,
@@ -113,15 +113,23 @@ def share_of_oracle(fleet: PaperFleet) -> float:
     return kept / oracle_per_s(facts, fleet.slo_s, BATCH)
 
 
-def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
+def neighbour_gain(plan: Plan, facts: Problem, objective: Objective, kept_per_s: float) -> float:
+    """The gain of the best neighbouring plan. `kept_per_s`: what the plan sustains of the same inputs.
+
+    The best of many plans was lucky with the inputs that chose it, so they do not count.
+    """
     end_s = time.process_time() + MOVING_S
     effort = replace(DEFAULT_EFFORT, inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)
     care = replace(effort, out_of_time=lambda: time.process_time() >= end_s)
     assert objective.slo_s
-    search = BestSoFar(facts, objective.slo_s, replace(plan, promise=None), care)
+    bare = replace(plan, promise=None)
+    search = BestSoFar(facts, objective.slo_s, bare, care)
     while search.improve(most_promising_first(search.best, facts, objective)):
         pass
-    return search.choose(plan).gain
+    best = search.choose(plan).plan
+    if best.promise is None or replace(best, promise=None) == bare:
+        return 0.0
+    return sustained_per_s(_world(best, facts, objective.slo_s), best.promise.goodput_per_s) / kept_per_s - 1
 
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:

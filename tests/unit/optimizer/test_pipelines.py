@@ -184,3 +184,9 @@ def test_one_ramp_of_several_is_a_neighbour_and_given_cuts_stay() -> None:
     poor = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
     cut = {tuple(split.start for split in each.splits) for each in neighbours(poor, FAST, Objective(cuts=()))}
     assert cut == {(0,)}
+
+
+def test_two_splits_may_merge_with_the_ramps_that_they_have() -> None:
+    cut = Plan((Placement("fast", 4, (Split(0, 2, 8, (1,)), Split(2, BLOCKS, 4)), local=True),))
+    merged = {each.splits for each in neighbours(cut, FAST, Objective(slo_s=SLO_S)) if len(each.splits) == 1}
+    assert merged == {(Split(0, BLOCKS, 8, ramps),) for ramps in ((), (1,), (0, 1, 2))}
