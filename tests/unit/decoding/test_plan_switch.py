@@ -260,7 +260,7 @@ async def test_a_replica_of_a_network_with_other_tokens_refuses_a_text(monkeypat
     made = DecoderReplica(DecoderConfig(model=str(folder)), "told")
     handle = SimpleNamespace(write=SimpleNamespace(remote=made.write))
     same, other = (ReplicaGroup("", handle, inbox, language=each) for each in (language_of(folder), "others"))
-    assert await answer(other.write(WANTED, "")) == NoReplica(1.0) == pickle.loads(pickle.dumps(NoReplica(1.0)))
+    assert await answer(other.write(WANTED, "")) == NoReplica(1.0) == pickle.loads(pickle.dumps(NoReplica(1.0)))  # noqa: S301
     (written,) = cast(list[NewTokens], await answer(same.write(WANTED, "")))
     assert len(written.tokens) == 1
     made._loop.end()
