@@ -54,7 +54,7 @@ class ClassifierPlanOptions(_CommonOptions):
     seconds: Annotated[
         float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."
     ] = None
-    believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
+    no_simulation: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class DecoderPlanOptions(_CommonOptions):
 
 PANELS = {
     "Further limits": ("in_time", "budget", "slack", "no_later", "cut", "one_machine"),
-    "Search": ("gap", "seconds", "believed"),
+    "Search": ("gap", "seconds", "no_simulation"),
     "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes"),
 }
 

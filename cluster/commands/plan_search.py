@@ -187,7 +187,7 @@ def most_promising(
     live: LivePlan,
 ) -> list[tuple[Device, ...]]:  # fmt: skip
     """The choice of shared devices that is best by estimate; none where no choice has a plan."""
-    within = objective if options.believed else replace(objective, slack=0.0)  # as simulated plans need no slack
+    within = objective if options.no_simulation else replace(objective, slack=0.0)  # as simulated plans need no slack
     gap, values = max(options.gap, choice.CANDIDATE_GAP), dict[tuple[Device, ...], float]()
     for devices in choices:
         with suppress(UserError):  # no times of the backend, for example
@@ -222,7 +222,7 @@ def searched(
             first = plan_for_its_ramps(facts, within, lambda given: result(given).plan)
             facts = first[1] if first else facts
     last = result(facts, simulate)
-    why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--believed"
+    why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--no-simulation"
     return replace(
         last,
         not_simulated="" if last.simulated else why_not,
@@ -302,8 +302,8 @@ def simulation(options: ClassifierPlanOptions, live: LivePlan) -> Simulate | Non
     in_time = options.in_time
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
-    if options.believed:
-        check_not_given(options, ("in_time",), "is for plans that are simulated: leave it out with --believed")
+    if options.no_simulation:
+        check_not_given(options, ("in_time",), "is for plans that are simulated: leave it out with --no-simulation")
         live.allow(1.0)
         return None
 

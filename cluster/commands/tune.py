@@ -34,7 +34,7 @@ def tune(
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False,
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,
-    believed: Annotated[bool, "Simulate nothing: compare plans by the planner's own estimates."] = False,
+    no_simulation: Annotated[bool, "Simulate nothing: compare plans by the planner's own estimates."] = False,
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False,
 ) -> None:
     """Choose thresholds and plan together, so that the allowed loss is spent only at ramps that the plan opens.
@@ -58,7 +58,7 @@ def tune(
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
     options = ClassifierPlanOptions(
         slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,
-        believed=believed,
+        no_simulation=no_simulation,
     )  # fmt: skip
     if differ(known.weights, weights_of(model)):
         raise UserError(f"{profile} is of {known.model}, whose weights are others: profile {model} first")

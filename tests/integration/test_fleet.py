@@ -90,7 +90,7 @@ def fleet(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytes
     devices = {KIND: 1 if shared else DEVICES}
     asked = {"devices": devices, "goal": "fairness", "standby": standby, "applications": applications}
     (folder / "fleet.yaml").write_text(yaml.safe_dump(asked))
-    options = ("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
+    options = ("plan", "fleet.yaml", "--no-simulation", "--gap", "0.02", "--out", "serve.yaml")
     with contextlib.chdir(folder):
         result = CliRunner().invoke(app, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -176,7 +176,7 @@ def test_a_file_in_the_folder_of_goals_is_enough(tmp_path: Path) -> None:
     (tmp_path / "isobatch" / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
     save(question(MEDIUM).profile, tmp_path / "profile.json")
     arguments = ["plan", "--profile", "profile.json", "--devices", "v100=2@2,k80=2@1", "--json"]
-    command = [sys.executable, "-c", USE, *arguments, "--believed"]
+    command = [sys.executable, "-c", USE, *arguments, "--no-simulation"]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COLUMNS": "200"}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

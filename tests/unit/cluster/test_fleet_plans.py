@@ -21,7 +21,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 from tests.helpers.commands import ran
 
-FAST = ("--believed", "--gap", "0.02", "--max-batch", "16")
+FAST = ("--no-simulation", "--gap", "0.02", "--max-batch", "16")
 VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
 
 
@@ -91,8 +91,8 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
     asked = ("--rate", "13000", "--goal", "cost") if cost else ()
     options = ("--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--out", "plan.json")
-    ran("plan", *options, *asked, "--believed")
-    plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
+    ran("plan", *options, *asked, "--no-simulation")
+    plan("--no-simulation", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
 

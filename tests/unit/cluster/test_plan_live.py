@@ -86,7 +86,9 @@ def test_a_search_that_ctrl_c_ended_says_so(tmp_path: Path, monkeypatch: pytest.
         return side_by_side(*given, **more)
 
     save(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), tmp_path / "profile.json")
-    options = ClassifierPlanOptions(profile=tmp_path / "profile.json", devices="v100=1", slo_ms=100.0, believed=True)
+    options = ClassifierPlanOptions(
+        profile=tmp_path / "profile.json", devices="v100=1", slo_ms=100.0, no_simulation=True
+    )
     assert not plan_classifier(options).hurried
     monkeypatch.setattr(plan_search, "side_by_side", search)
     assert plan_classifier(options).hurried

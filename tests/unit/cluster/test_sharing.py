@@ -50,7 +50,7 @@ def profile(*more: LatencyTable) -> Profile:
 def planned_file(folder: Path, given: Profile, *options: str) -> str:
     save(given, path := folder / "profile.json")
     asked = ("--profile", path, "--devices", "v100=2", "--slo-ms", "100", "--out", folder / "plan.json")
-    ran("plan", *asked, *(options or ("--believed",)))
+    ran("plan", *asked, *(options or ("--no-simulation",)))
     return (folder / "plan.json").read_text()
 
 
@@ -58,7 +58,7 @@ def test_a_plan_shares_no_device_where_that_was_not_measured_or_is_not_worth_it(
     before = planned_file(tmp_path, profile())
     for factor in (2.3, 3.0):
         assert planned_file(tmp_path, profile(shared("v100", factor))) == before
-    assert planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--no-later")
+    assert planned_file(tmp_path, profile(shared("v100", 1.2)), "--no-simulation", "--no-later")
     assert read_plan(tmp_path / "plan.json").devices() == {"v100": 2}, "tails are compared with those of whole devices"
 
 
@@ -68,14 +68,14 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
     assert both.devices() == {"v100/2": 4}
     assert both.promise.cost_per_hour == pytest.approx(alone.promise.cost_per_hour)
     assert 1.4 < both.promise.goodput_per_s / alone.promise.goodput_per_s < 1.8, "about 2 / 1.2"
-    asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--believed")
+    asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--no-simulation")
     rows = {each["name"]: each for each in json.loads(ran("plan", *asked, "--json"))["baselines"]}
     assert rows["not shared"]["goodput_per_s"] > 0
     assert "shared" not in rows
 
 
 def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
-    given, options = profile(), ClassifierPlanOptions(slo_ms=100, believed=True)
+    given, options = profile(), ClassifierPlanOptions(slo_ms=100, no_simulation=True)
     result = planned(options, "v100=2", given, objective_of(options))
     promise = replace(result.plan.promise, goodput_per_s=100.0, simulated=SimulatedTimes(0.1, 0.1, 0.99))
     plan = replace(result.plan, promise=promise)
@@ -94,7 +94,7 @@ def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
 
 @pytest.mark.parametrize(("per_s", "fronts"), [(2_000, 1), (9_000, 4), (400, 1)])
 def test_the_report_says_how_many_fronts_the_promise_needs(per_s: float, fronts: int) -> None:
-    given, options = profile(), ClassifierPlanOptions(slo_ms=100, believed=True)
+    given, options = profile(), ClassifierPlanOptions(slo_ms=100, no_simulation=True)
     result = planned(options, "v100=2", given, objective_of(options))
     plan = replace(result.plan, promise=replace(result.plan.promise, goodput_per_s=per_s))
     lines = map(str, tables(replace(result, plan=plan), objective_of(options)))
@@ -107,7 +107,7 @@ def test_only_sharing_choices_that_have_a_plan_are_searched() -> None:
     ways = sharing_choices(fleet("v100=2"), given.kinds)[1:]
     assert len(ways) == 1
     for backend, kept_ways in (("onnx", ways), ("torch", [])):
-        options = ClassifierPlanOptions(slo_ms=100, believed=True, backend=backend)
+        options = ClassifierPlanOptions(slo_ms=100, no_simulation=True, backend=backend)
         given_on = given if backend == "torch" else replace(given, tables=given.tables[-1:])
         with LivePlan() as live:
             assert most_promising(options, given_on, objective_of(options), ways, live) == kept_ways
@@ -115,7 +115,7 @@ def test_only_sharing_choices_that_have_a_plan_are_searched() -> None:
 
 def test_no_device_is_shared_where_dollars_count(tmp_path: Path) -> None:
     for options in (("--goal", "cost", "--rate", "50"), ("--goal", "goodput-per-dollar"), ("--budget", "100")):
-        planned_file(tmp_path, profile(shared("v100", 1.2)), "--believed", "--max-batch", "16", *options)
+        planned_file(tmp_path, profile(shared("v100", 1.2)), "--no-simulation", "--max-batch", "16", *options)
         assert read_plan(tmp_path / "plan.json").devices().keys() == {"v100"}, options
 
 
@@ -131,7 +131,7 @@ def test_the_plan_is_the_best_of_all_sharing_choices_each_kind(seed: int) -> Non
     chance = np.random.default_rng(seed)
     tables = [shared("v100", chance.uniform(1.2, 2.2)), shared("k80", chance.uniform(1.2, 2.2)),
               shared("k80", chance.uniform(1.5, 3.5), 3)]  # fmt: skip
-    given, options = profile(*tables), ClassifierPlanOptions(slo_ms=200, max_batch=16, believed=True)
+    given, options = profile(*tables), ClassifierPlanOptions(slo_ms=200, max_batch=16, no_simulation=True)
     best = planned(options, "v100=1,k80=1", given, objective_of(options)).plan
     per_s = {}
     for v100, k80 in ((a, b) for a in ("v100=1", "v100/2=2") for b in ("k80=1", "k80/2=2", "k80/3=3")):
@@ -151,7 +151,7 @@ def test_wrong_options_of_a_plan_are_one_sentence_where_devices_may_be_shared(tm
         (("--slo-ms", "0.1"), "0.1 ms SLO: the fastest plan needs"),
     ):
         with pytest.raises(UserError, match=sentence):
-            planned_file(tmp_path, given, "--believed", *options)
+            planned_file(tmp_path, given, "--no-simulation", *options)
 
 
 def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_two_applications_share_the_one_device_of_a_fleet(tmp_path: Path, monkey
     def divide(devices: dict[str, int], goal: str = "fairness", **more: Any) -> dict[str, dict[str, int]]:
         content = {"devices": devices, "goal": goal, "applications": entries} | more
         Path("fleet.yaml").write_text(yaml.safe_dump(content))
-        ran("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
+        ran("plan", "fleet.yaml", "--no-simulation", "--gap", "0.02", "--out", "serve.yaml")
         return {each["name"]: read_plan(Path(f"{each['name']}-plan.json")).devices() for each in entries}
 
     save(profile(), Path("profile.json"))
@@ -196,7 +196,7 @@ def test_a_fleet_is_shared_in_the_best_of_all_ways(goal: str, tmp_path: Path, mo
         entries = [{"name": name, "profile": "profile.json", "slo_ms": 200, "rate_per_s": 300} for name in names]
         save(Profile("distilbert", tables, EXITS), Path("profile.json"))
         Path("fleet.yaml").write_text(yaml.safe_dump({"devices": devices, "goal": goal, "applications": entries}))
-        return float(json.loads(ran("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--json"))["value"])
+        return float(json.loads(ran("plan", "fleet.yaml", "--no-simulation", "--gap", "0.02", "--json"))["value"])
 
     ways = [(v100, k80) for v100 in ({"v100": 1}, {"v100/2": 2}) for k80 in ({"k80": 1}, {"k80/2": 2})]
     values = [value(v100 | k80, *((OWN | more)[kind] for kind in v100 | k80)) for v100, k80 in ways]

@@ -35,7 +35,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(profile: Path, *options: str) -> str:
     """What it prints of the planner's beliefs; playing is tested where plans are played."""
-    return run_played(profile, "--believed", *options)
+    return run_played(profile, "--no-simulation", *options)
 
 
 def run_played(profile: Path, *options: str) -> str:
@@ -76,7 +76,7 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
 
 def test_that_nothing_was_played_is_said_and_why(profile: Path, small: tuple[str, ...]) -> None:
     limited = "only the most goodput within an SLO is, without another limit"
-    for options, why in ((("--believed",), "--believed"), (("--rate", "10"), limited)):
+    for options, why in ((("--no-simulation",), "--no-simulation"), (("--rate", "10"), limited)):
         output = in_one_line(run_played(profile, *small, *options))
         (row,) = re.findall("latency, as simulated (.*?) full launches all the way", output)
         assert row.startswith("not simulated: ")
@@ -121,7 +121,10 @@ def test_where_the_longest_texts_take_longer_than_the_slo_that_is_the_reason(
     ("options", "sentence"),
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
-        (["--in-time", "0.9", "--believed"], "--in-time is for plans that are simulated: leave it out with --believed"),
+        (
+            ["--in-time", "0.9", "--no-simulation"],
+            "--in-time is for plans that are simulated: leave it out with --no-simulation",
+        ),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--out", "."], "cannot write .: it is a directory: name a file in it"),
@@ -156,8 +159,8 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
         found = json.loads(run_played(path, *options, *further))
         return found["between_per_s"], found["plan"]["promise"]["goodput_per_s"]
 
-    assert promised(replace(table, interval=()), "--believed")[0] is None
-    for further in ((), ("--believed",)):
+    assert promised(replace(table, interval=()), "--no-simulation")[0] is None
+    for further in ((), ("--no-simulation",)):
         between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
         low, high = between
         assert 0.3 * per_s < low < 0.75 * per_s
@@ -193,7 +196,7 @@ def test_the_user_may_choose_cuts(profile: Path) -> None:
 
 
 def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile: Path) -> None:
-    found = json.loads(run(profile, "--json", "--believed", "--no-later"))
+    found = json.loads(run(profile, "--json", "--no-simulation", "--no-later"))
     without = found["baselines"][0]
     assert found["score"]["latency_s"] <= without["latency_s"] * (1 + 1e-9)
     assert found["score"]["goodput_per_s"] >= without["goodput_per_s"] * (1 - 1e-9)

@@ -132,4 +132,4 @@ def test_a_plan_and_thresholds_are_chosen_together(
         with pytest.raises(UserError, match=r"is of network, whose weights are others: profile .*prepared first"):
             tune("--force")
     save(measured, tmp_path / "profile.json")
-    tune("--force", "--believed")
+    tune("--force", "--no-simulation")
