@@ -21,9 +21,7 @@ class MetricFamily:
 LAUNCHES = ("isobatch_launches", "isobatch_launched_inputs", "isobatch_launched_weight", "isobatch_launched_room")
 _WHERE = ("group", "block")  # the group of replicas, and the first block that a launch runs there
 _REQUESTS = (
-    MetricFamily(
-        "isobatch_requests", "Counter", "Requests by outcome; `refused` includes malformed ones.", ("outcome",)
-    ),
+    MetricFamily("isobatch_requests", "Counter", "Requests by outcome; refused includes malformed ones.", ("outcome",)),
     MetricFamily("isobatch_latency_ms", "Histogram", "Latency of answered requests."),
 )
 _RUN = (

@@ -228,7 +228,7 @@ class StatsBody(Schema):
     promise: str = Field(description="The most that early exits may lose, in words.")
     agreement: str = Field(description="How often answers are the full network's, recently and since the start.")
     requests: dict[Literal["answered", "refused", "failed", "abandoned"], int] = Field(
-        description="The number of requests by outcome; refused includes malformed ones; abandoned: the client disconnected."
+        description="Requests by outcome; refused includes malformed ones; abandoned: the client disconnected."
     )
     latency_ms: dict[Literal["p50", "p95", "p99"], float] = Field(
         description="Percentiles of the latest 2,000 answers of each front; empty before the first."
