@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.profiles.errors import UserError
 
@@ -37,6 +38,7 @@ def deploy(
     """
     from isobatch.cluster.serving.serve_file import serve_file
 
+    above_0("--patience-s", patience_s)
     check_unread({"--patience-s": check and patience_s != PATIENCE_S}, "is for a start: leave it out with --check")
     run(serve_file(file, {}), address, check, others, patience_s)
 

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from isobatch.cluster.client import stats_at
-from isobatch.cluster.commands import INTERRUPTED, check_writable, key_headers
+from isobatch.cluster.commands import INTERRUPTED, above_0, check_writable, key_headers
 from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, Dtype
 from isobatch.deployments.resources import gpus_here
@@ -96,6 +96,7 @@ def serve(
     from isobatch.cluster.serving.ports import is_free
     from isobatch.cluster.serving.serve_file import classifiers, serve_file, served, with_grpc
 
+    above_0("--patience-s", patience_s)
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     fields = {
         "device": device, "dtype": dtype, "backend": backend, "slo_ms": slo_ms, "max_batch": max_batch,

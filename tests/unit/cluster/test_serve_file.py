@@ -177,6 +177,9 @@ def test_options_of_a_server_are_refused_where_only_a_file_is_written(tmp_path: 
             ran("serve", "demo", option, *value, "--out", tmp_path / "serve.yaml")
     with pytest.raises(UserError, match="--patience-s is for a start: leave it out with --check"):
         ran("deploy", tmp_path / "serve.yaml", "--check", "--patience-s", 60)
+    for command in (("serve", "demo"), ("deploy", tmp_path / "serve.yaml")):
+        with pytest.raises(UserError, match="--patience-s -1 must be above 0"):
+            ran(*command, "--patience-s", -1)
 
 
 def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
