@@ -1,7 +1,7 @@
 """Turns a user's request into a network on a backend, with its table, its exits and its inputs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,76 +71,86 @@ def drawn(batch: Batch, exits: ExitProfile, random: np.random.Generator) -> Batc
     return replace(batch, memory=depths[:, None].astype(np.float32))
 
 
-MADE_UP = 512  # inputs that are drawn where there are no real ones
-Labels = NDArray[np.int64]
+INVENTED = 512  # inputs that are generated where there are no real ones
 
 
-def make(
-    name: str, data: Path | None, columns: Columns, names: Mapping[str, str], max_rows: int, length: int,
-    *, device: str, dtype: str | None, backend: str, threads: int, budget_s: float, largest: int,
-    progress: Callable[[str], None],
-) -> tuple[Bench, tuple[str, ...]]:  # fmt: skip
-    """A bench with one table, and notes on its measurement.
+@dataclass(frozen=True)
+class BenchRequest:
+    model: str
+    data: Path | None = None
+    device: str = "auto"
+    dtype: str | None = None  # None: the usual one
+    backend: str = "auto"
+    length: int = 32
+    largest: int = 64
+    budget_s: float = 20.0
+    threads: int = 1
+    max_rows: int = 1000
+    columns: Columns = field(default_factory=Columns)
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the head by the file's labels
 
-    `names`: labels of the head by the file's labels. `length`: the tokens of a text where there are no real ones.
-    """
-    backends.compute_with(threads)
-    int8 = dtype == INT8
-    folder = demo_directory("int8") if int8 and name == DEMO_NAME else checkpoint.locate(name)
-    dtype = dtype or checkpoint.usual_dtype(folder, resolve_device(device))
-    exact = load(folder, device, backends.weights_dtype(dtype))
+
+def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> tuple[Bench, tuple[str, ...]]:
+    """A bench with one table, and notes on its measurement."""
+    backends.compute_with(request.threads)
+    int8 = request.dtype == INT8
+    int8_demo = int8 and request.model == DEMO_NAME
+    folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
+    dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
+    exact = load(folder, request.device, backends.weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:
         several = "several labels" if exact.task.by_label else "a score" if exact.task.by_score else exact.task.answered
-        raise UserError(f"{name} answers {several}, which bench does not measure: use 'isobatch evaluate'")
+        raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
-        raise UserError(f"{name} has no ramps: give it some with 'isobatch prepare'")
-    notes, recorded, labels = list[str](), list[Row](), None
-    if data:
-        recorded, labels = _recorded(data, columns, names, max_rows, folder)
-        notes.append(taken(data, columns, channels=checkpoint.channels_of(folder)))
-    elif name == DEMO_NAME:
-        images, labels = demo_digits(max_rows)
-        recorded = [Row(number, image, None) for number, image in enumerate(images, start=1)]
+        raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
+    recorded, labels = _recorded(request, folder)
     values = [row.value for row in recorded]
     network = exact if values else with_recorded_exits(exact)
     progress("choosing the backend")
-    model = backends.on_backend(network, folder, backend, int8=int8)
+    model = backends.on_backend(network, folder, request.backend, int8=int8)
     progress("counting exits")
-    with naming_rows(data or folder, recorded):
-        exits = _counted(model, folder, values) if values else _known_exits(name, exact)
+    with naming_rows(request.data or folder, recorded):
+        exits = _counted(model, folder, values) if values else _known_exits(request.model, exact)
+        length = _typical_length(model, values) if values else request.length
         encoded = [model.encode([value]) for value in values]
-        length = _typical_length(model, values) if values else length
     inputs = block_times.sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     backends.make_ready(model, folder, block_times.timed_block_ranges(model))
-    (measured,) = block_times.timed(model, [inputs], kind, dtype, budget_s, largest)
+    (measured,) = block_times.timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
+    notes: tuple[str, ...] = (str(measured),)
     # Without a replica, a launch costs no more than a stop.
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
     profile = Profile(folder.name, (table,), exits)
     source = Source(encoded, labels) if values else _drawn(inputs, exits)
+    watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
 
     def ready(plan: Plan) -> None:
         """Export the blocks of a plan, so that no export falls into a timed trial."""
         backends.make_ready(model, folder, backends.planned_block_ranges(model, plan, kind))
 
-    watch, largest = stopwatch_for(str(model.device)), min(largest, table.largest)
-    return Bench(model, profile, kind, source, watch, largest, make_ready=ready), (str(measured), *notes)
+    if request.data:
+        notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
+    return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
 
 
-def _recorded(
-    data: Path, columns: Columns, names: Mapping[str, str], max_rows: int, folder: Path
-) -> tuple[list[Row], Labels | None]:
-    """The inputs of a file, and the label of each as a number, where the file has labels."""
-    sample = sampled(rows(data, columns, channels=checkpoint.channels_of(folder)), max_rows)
+def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[np.int64] | None]:
+    """Real inputs, if there are any, and the label of each as a number, where the file has labels."""
+    if request.data is None and request.model == DEMO_NAME:
+        images, labels = demo_digits(request.max_rows)
+        return [Row(number, image, None) for number, image in enumerate(images, start=1)], labels
+    if request.data is None:
+        return [], None
+    sample = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
     if not sample:
-        raise UserError(f"{data} holds no inputs")
-    return sample, labels_of(sample, data, LabelNames(checkpoint.label_names(folder), names))
+        raise UserError(f"{request.data} holds no inputs")
+    names = LabelNames(checkpoint.label_names(folder), request.labels)
+    return sample, labels_of(sample, request.data, names)
 
 
 def _typical_length(model: BackedModel, values: Sequence[Any]) -> int:
     """A long length among the inputs (the 90th percentile): a profile for it promises too little, not too much."""
-    lengths = model.encode(values[:MADE_UP]).lengths
+    lengths = model.encode(values[:INVENTED]).lengths
     return 1 if lengths is None else int(np.quantile(lengths, 0.9))
 
 
@@ -161,4 +171,4 @@ def _known_exits(name: str, exact: TorchModel) -> ExitProfile:
 def _drawn(inputs: block_times.SampleInputs, exits: ExitProfile) -> Source:
     random = np.random.default_rng(0)
     one = inputs.batch(1)
-    return Source([drawn(one, exits, random) for _ in range(MADE_UP)])
+    return Source([drawn(one, exits, random) for _ in range(INVENTED)])

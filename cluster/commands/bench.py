@@ -64,10 +64,11 @@ def bench(
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     with console.status("loading") as status:
-        made, notes = setup.make(
-            model, data, reading.data_columns, pairs_of(labels), max_rows, length, device=device, dtype=dtype,
-            backend=backend, threads=threads, budget_s=budget, largest=largest, progress=status.update,
+        request = setup.BenchRequest(
+            model, data, device, dtype, backend, length, largest, budget, threads, max_rows,
+            reading.data_columns, pairs_of(labels),
         )  # fmt: skip
+        made, notes = setup.make(request, status.update)
         rows = list(made.compare(slos, seconds, rounds=1, progress=status.update))
     model, (table,), gains = made.profile.model, made.profile.tables, made.gains(slos)
     compare.write(rows, model, table, out, gains)
