@@ -27,7 +27,7 @@ from isobatch.deployments.decoding.texts import UNFINISHED, GrowingText, TextTok
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
-from isobatch.deployments.front.headers import DEADLINE, STARTED, deadline_s_by, path_below, waited_s_by
+from isobatch.deployments.front.headers import DEADLINE, STARTED, deadline_s_by, headers_in, path_below, waited_s_by
 from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
@@ -269,7 +269,7 @@ class _Api(Api):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _KINDS.get(path_below(scope)) if scope["method"] == "POST" else None
-        with span_of_request(self.tracing, kind, dict(scope["headers"])) if kind else nullcontext() as span:
+        with span_of_request(self.tracing, kind, headers_in(scope)) if kind else nullcontext() as span:
 
             async def send_with_span(message: Message) -> None:
                 """Add the span of the request to the headers of its answer."""
@@ -356,7 +356,7 @@ class _Writers:
         self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
     ) -> tuple[TextReply, CompletionRequest | ChatRequest]:
         """The request, and its answer before anything is written."""
-        front, begun_s, headers = self._front, self._front.meter.clock(), dict(request.headers.raw)
+        front, begun_s, headers = self._front, self._front.meter.clock(), headers_in(request.scope)
         within_s = deadline_s_by(headers.get(DEADLINE))
         arrived_at = asyncio.get_running_loop().time() - waited_s_by(headers.get(STARTED))
         content = await body_of(headers, request.receive, front.config.max_body_bytes)

@@ -203,6 +203,12 @@ def test_a_text_is_ended_at_its_deadline(world: World) -> None:
     assert world.front.meter.requests["refused"] == 4
 
 
+def test_a_trailer_does_not_replace_a_header(world: World) -> None:
+    """uvicorn adds trailers after the headers."""
+    headers = [("X-Deadline-Ms", "60000"), ("X-Deadline-Ms", "0")]
+    assert world.client().post("/v1/completions", json={"prompt": "1+1="}, headers=headers).status_code == 200
+
+
 def failed_events(body: str) -> list[Any]:
     """The events of a stream that ends with an error."""
     return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line]
