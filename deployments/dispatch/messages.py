@@ -43,6 +43,9 @@ class RowKind(IntEnum):
     EARLY = 4
 
 
+_RUN_PAST_RAMPS = {RowKind.SHADOW, RowKind.FULL}  # kinds for which no ramp matters
+
+
 class Outcome(Enum):
     """How an admitted input ended."""
 
@@ -160,6 +163,8 @@ class Launch:
     ) -> "Launch":  # fmt: skip
         """Launch these inputs, and count the load of the replica and the work that the queue still owes."""
         stage, group = queue.stage, queue.owner.group
+        # Without these, a launch whose inputs all run to the end would stop at each ramp for nothing.
+        ramps = lane.route.ramps if not kinds or {*kinds} - _RUN_PAST_RAMPS else frozenset[int]()
         weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
         weight = len(tickets) if stage.length is None else sum(weights)
         planned_s, timeout_s = stage.seconds(weight), inf
@@ -171,7 +176,7 @@ class Launch:
         queue.launched(owed)
         queue.owner.launches(weight)
         return cls(
-            id, replica.name, queue.cursor, stage.stop, lane.route.ramps, tuple(tickets),
+            id, replica.name, queue.cursor, stage.stop, ramps, tuple(tickets),
             tuple([ticket.place for ticket in tickets]), queue.owner.keep, stage.room, stage.group, weight,
             stage.length, weights, kinds, timeout_s, lane, queue, replica, now_s, planned_s, owed,
         )  # fmt: skip
