@@ -55,16 +55,11 @@ def works(plan: Plan, facts: Problem) -> Iterator[Work]:
         source = None if before is None or stays else before.kind
         full = replace(work(split, facts, placement.kind, source, reach), stays=stays)
         alone = work(replace(split, batch_size=1), facts, placement.kind, source, reach)
-        full = replace(full, alone_s=min(alone.felt_s + alone.transfer_s, full.felt_s + full.transfer_s))
-        yield _turning(full, facts) if placement.local and len(placement.splits) > 1 else full
+        alone_s = min(alone.felt_s + alone.transfer_s, full.felt_s + full.transfer_s)
+        if placement.local and len(placement.splits) > 1 and full.felt_s:
+            alone_s += facts.turn_s(placement.kind)  # under load the next order already waits at the replica
+        yield replace(full, alone_s=alone_s)
         reach, before = full.survivors, placement
-
-
-def _turning(work: Work, facts: Problem) -> Work:
-    """Add the pause of a replica whose splits take turns: after a launch it waits for its next order from the front."""
-    turn_s = facts.turn_s(work.kind)
-    waits_s = turn_s if work.felt_s else 0.0
-    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + waits_s, alone_s=work.alone_s + waits_s)
 
 
 def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:
