@@ -86,14 +86,16 @@ class Ticket:
         return max(self.retries, self.restarts, len(self.ended_with))
 
 
+QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]  # described in queue_orders.py
+
+
 class StageQueues:
     """The queues of one stage. Inputs wait together, except those that a replica keeps (`Lane.kept_queues`)."""
 
     def __init__(
-        self, route: Route, stage: Stage, groups: Mapping[str, Group],
-        order: Callable[[Sequence[Ticket], int], list[Ticket]] | None = None,
-    ) -> None:  # fmt: skip
-        self.route, self.stage, self.group, self.order = route, stage, groups[stage.group], order
+        self, route: Route, stage: Stage, groups: Mapping[str, Group], queue_order: QueueOrder | None = None
+    ) -> None:
+        self.route, self.stage, self.group, self.queue_order = route, stage, groups[stage.group], queue_order
         self.waiting = 0  # the weight of the inputs in all queues of this stage
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
@@ -177,13 +179,13 @@ class Queue:
         return self._tickets[0] if self._tickets else None
 
     def take(self, room: int) -> list[Ticket]:
-        """Remove a batch for one launch, in the order of the limits.
+        """Remove a batch for one launch, by the queue order of the limits.
 
         By default the input with the earliest deadline goes first, however heavy; then, by deadline, those that fit. So
         no input waits for ever, and an input too heavy for any launch runs alone.
         """
-        if self.owner.order is not None:
-            return self._take_in(self._ordered(self.owner.order, room))
+        if self.owner.queue_order is not None:
+            return self._take_by(self.owner.queue_order, room)
         if self.stage.length is None:
             return self.take_first(room)
         taken, skipped = list[Ticket](), list[Ticket]()
@@ -198,17 +200,16 @@ class Queue:
         self._tickets[: len(taken) + len(skipped)] = skipped
         return self._gone(taken)
 
-    def _ordered(self, order: Callable[[Sequence[Ticket], int], list[Ticket]], room: int) -> list[Ticket]:
-        """The inputs that an order of its own chooses. An order that raises an error is not used again."""
+    def _take_by(self, queue_order: QueueOrder, room: int) -> list[Ticket]:
+        """Remove the tickets that this order chooses, or the first one if it chooses none that waits here.
+
+        An order that raises an error is not used again.
+        """
         try:
-            return order(self._waiting(), room)
+            chosen = queue_order(self._waiting(), room)
         except Exception:
             log.exception("the order of the queue raised an error; from now on inputs go by deadline")
-            self.owner.order = None
-            return []
-
-    def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
-        """Remove the tickets that an order of its own chose. If none of them waits here, remove the first ticket."""
+            self.owner.queue_order, chosen = None, []
         going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
@@ -224,11 +225,11 @@ class Queue:
     def take_late(self, now_s: float) -> list[Ticket]:
         """Remove the tickets whose deadlines pass before a launch of their own could answer any of them.
 
-        It looks no further than the next launch will, as inputs differ in how soon they may be answered. An order of
-        its own may take any input.
+        It looks no further than the next launch will, as inputs differ in how soon they may be answered. A queue order
+        may take any input.
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
-        room = stage.room if self.owner.order is None else inf
+        room = stage.room if self.owner.queue_order is None else inf
         latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
             weight = stage.counted(ticket.weight)

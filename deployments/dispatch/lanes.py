@@ -167,7 +167,7 @@ class Lane:
     def __init__(self, route: Route, groups: Mapping[str, Group], limits: Limits) -> None:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
-        self.stages = tuple(StageQueues(route, stage, groups, limits.order) for stage in route.stages)
+        self.stages = tuple(StageQueues(route, stage, groups, limits.queue_order) for stage in route.stages)
         self.estimates = Estimates(route.stages, limits.slack)
         for stage in self.stages:
             stage.is_alone = [other.group for other in self.stages].count(stage.group) == 1

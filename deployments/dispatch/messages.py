@@ -1,6 +1,6 @@
 """The types that the dispatcher and its drivers exchange: limits, launches, refusals, and how inputs end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import inf
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from isobatch.profiles.model import OpenRamps
 
 if TYPE_CHECKING:
-    from isobatch.deployments.dispatch.batching import Queue, Ticket
+    from isobatch.deployments.dispatch.batching import Queue, QueueOrder, Ticket
     from isobatch.deployments.dispatch.groups import Replica
     from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
 
@@ -64,7 +64,7 @@ class Fault(Enum):
 class Limits:
     """The dispatcher's settings."""
 
-    backlog: int = 4096  # admitted inputs that have not ended, at most
+    max_inside: int = 4096  # admitted inputs that have not ended, at most
     slack: float = 0.2  # the share by which an input may exceed its planned time; used until launches were measured
     # Attempts after the first: of a launch at one stage after the network failed, and of an input from block 0. Also
     # the number of replicas that may hang or end while they run an input, before that input counts as the cause.
@@ -81,7 +81,7 @@ class Limits:
     audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
     tolerance: float = 0.0  # scores that differ, or points that are apart, by no more count as the same answer
     answers_early: bool = False  # every input runs on to the end after its answer
-    order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
+    queue_order: "QueueOrder | None" = None  # which waiting inputs a launch takes; None: by deadline
 
 
 @dataclass(frozen=True)
