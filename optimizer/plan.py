@@ -230,7 +230,7 @@ class Plan:
         return replace(first, beside=tuple(others))
 
     @property
-    def writes_texts(self) -> bool:
+    def for_decoder(self) -> bool:
         return self.decoding is not None
 
     @property

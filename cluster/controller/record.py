@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections, busy_shares
@@ -28,7 +28,7 @@ LONGEST_START_S = 600.0  # the deployer's longest wait for replicas: if more sec
 BUSY_SHARE = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
-PEEK = ("looking", "looked")  # all ramps are opened, or closed again
+EXPLORATION = ("looking", "looked")  # all ramps are opened, or closed again
 COMMANDS = ("granted", "paused", "resumed")  # of persons and arbiters, also while a plan is rolled out
 
 What = Literal[
@@ -61,7 +61,10 @@ class Event:
     p99_ms: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
-    asked: Mapping[str, int] = field(default_factory=dict)  # devices that are requested from Ray's autoscaler
+    # Devices that are requested from Ray's autoscaler; older files call them `asked`.
+    requested: Annotated[Mapping[str, int], Field(validation_alias=AliasChoices("requested", "asked"))] = field(
+        default_factory=dict
+    )
     paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
     kept_share: float = 1.0  # of the estimated goodput, by all windows before
 
@@ -194,7 +197,7 @@ class TrackRecord:
             if event.what == "began":
                 break
             done = [event.after] if event.after and event.what in COMPLETED.values() else []
-            plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come during a peek
+            plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come while all ramps are open
         alike: dict[Plan, Plan] = {}
         for plan in plans:
             alike.setdefault(plan.unpromised, plan)

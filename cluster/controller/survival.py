@@ -35,8 +35,8 @@ class SurvivalEstimate:
         self._measured = prior.survival
         for window in history.windows[-RECENT_WINDOWS:]:
             self._update_measured(window)
-        self._peek: Window | None = None  # the peeks of the window that has not ended
-        self._only_peek = False  # whether the forecast rests on these peeks alone
+        self._exploration: Window | None = None  # the looks with all ramps open, of the window that has not ended
+        self._only_exploration = False  # whether the forecast rests on these looks alone
         self.survival = self.forecast.exits.survival if self.forecast else prior.survival
         self.full_share = self.forecast.full_share if self.forecast else 0.0
         self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
@@ -76,22 +76,22 @@ class SurvivalEstimate:
         window = replace(self._window(observed, ramps), peak_per_s=peak_per_s)
         newest = self._window(latest, ramps) if latest else window
         self._update_measured(newest)
-        if self._peek:
-            window = merge([self._peek, window])
+        if self._exploration:
+            window = merge([self._exploration, window])
         self._history.append(window)
         self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
         full_share_changed = self.forecast is not None and self.forecast.misjudges_full(window)
-        if self.surprised or self._only_peek:
+        if self.surprised or self._only_exploration:
             self._forecaster = self._forecaster_after([newest if latest else window])
         else:
             self._forecaster.observe(window, full_share_changed=full_share_changed)
-        self._peek, self._only_peek = None, False
+        self._exploration, self._only_exploration = None, False
         self.forecast = self._forecaster.forecast()
         self.survival = self._measured if self.surprised else self.forecast.exits.survival
         self.full_share = self.forecast.full_share
         self.inputs_per_text = self.forecast.inputs_per_text
 
-    def add_peek(self, observed: Observed, ramps: Collection[int]) -> None:
+    def add_exploration(self, observed: Observed, ramps: Collection[int]) -> None:
         """Add a look with all ramps open, which shows where inputs leave among the ramps that are otherwise closed.
 
         Its inputs belong to the window that has not ended, and enter history and forecast with that window.
@@ -99,9 +99,9 @@ class SurvivalEstimate:
         window = self._window(observed, ramps)
         self._update_measured(window)
         self.survival = self._measured
-        self._peek = merge([self._peek, window]) if self._peek else window
+        self._exploration = merge([self._exploration, window]) if self._exploration else window
         if self.forecast is None or self.forecast.contradicts(window):
-            self._forecaster, self._only_peek = self._forecaster_after([window]), True
+            self._forecaster, self._only_exploration = self._forecaster_after([window]), True
             self.forecast = self._forecaster.forecast()
 
     def _forecaster_after(self, windows: Sequence[Window]) -> Forecaster:

@@ -113,7 +113,7 @@ class Audits:
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
-            if queue.stage.local and ticket.kept_by and queue.keeper is None:  # its replica left the group meanwhile
+            if queue.stage.local and ticket.kept_by and queue.only_replica is None:  # its replica left the group meanwhile
                 ticket.place = NOWHERE
                 continue
             self._by_queue.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
@@ -141,7 +141,7 @@ class Audits:
         """
         self._give_up_old(now_s)
         for queue in list(self._by_queue):
-            waiting, replica = self._by_queue[queue], queue.keeper or queue.owner.group.idle(now_s)
+            waiting, replica = self._by_queue[queue], queue.only_replica or queue.owner.group.idle(now_s)
             if replica is None or replica.pending_s:
                 continue
             count, weight = _fitting(queue, waiting)

@@ -131,10 +131,13 @@ class StageQueues:
 
 
 class Queue:
-    """The inputs that wait for the same launch: before one block of one lane; `keeper`: the replica that keeps them."""
+    """The inputs that wait for the same launch: before one block of one lane.
 
-    def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
-        self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
+    `only_replica`: the one that keeps their state; None: any replica of the group can run them.
+    """
+
+    def __init__(self, owner: StageQueues, cursor: int, only_replica: Replica | None = None) -> None:
+        self.owner, self.stage, self.cursor, self.only_replica = owner, owner.stage, cursor, only_replica
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
         self.remaining_s = owner.route.remaining_s[cursor]
         self._tickets: list[Ticket] = []
@@ -144,7 +147,8 @@ class Queue:
     @property
     def is_gone(self) -> bool:
         """Whether the replica that keeps its inputs has ended."""
-        return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
+        replica = self.only_replica
+        return replica is not None and self.owner.group.members.get(replica.name) is not replica
 
     def add(self, ticket: Ticket) -> None:
         tickets = self._tickets

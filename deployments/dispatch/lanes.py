@@ -272,8 +272,8 @@ class Lane:
             queue.add(tickets[0])
         else:
             queue.add_all(tickets)
-        if queue.keeper is not None:
-            queue.owner.group.may_run_kept.add(queue.keeper)
+        if queue.only_replica is not None:
+            queue.owner.group.may_run_kept.add(queue.only_replica)
 
     def queues(self) -> Iterator[Queue]:
         """All queues that are not empty."""
@@ -294,12 +294,12 @@ class Lane:
     def queue(self, cursor: int, kept_by: str | None) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""
         stage = self.stages[self.route.numbers[cursor]]
-        keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
-        if keeper is not None:
-            keeper.keeps_inputs = True
-        queues = stage.shared if keeper is None else self.kept_queues.setdefault(keeper, {})
+        replica = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
+        if replica is not None:
+            replica.keeps_inputs = True
+        queues = stage.shared if replica is None else self.kept_queues.setdefault(replica, {})
         if cursor not in queues:
-            queues[cursor] = Queue(stage, cursor, keeper)
+            queues[cursor] = Queue(stage, cursor, replica)
         return queues[cursor]
 
 

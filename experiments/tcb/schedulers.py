@@ -1,4 +1,4 @@
-"""TCB's systems in our dispatcher: the product's orders (deployments/dispatch/queue_orders.py) for rows, without refusals.
+"""TCB's systems in our dispatcher: the product's queue orders (dispatch/queue_orders.py) for rows, without refusals.
 
 The paper's utility of a text is 1 / tokens. It has no admission: a text that is not launched in time has failed.
 """
@@ -43,7 +43,7 @@ class OrderedDispatcher(Dispatcher):
         order: QueueOrder,
         launch_s: float = 0.0,
     ) -> None:
-        super().__init__(route, groups, replace(limits, order=order))
+        super().__init__(route, groups, replace(limits, queue_order=order))
         (lane,) = self._lanes
         self._lane: Lane = lane
         stage = lane.stages[0]

@@ -1,7 +1,6 @@
-"""Peeks: closed ramps are opened for one look now and then, to count the inputs that would leave there.
+"""Exploration: closed ramps are opened for one look now and then, to count the inputs that would leave there.
 
-A plan that closes ramps hides these inputs. Without peeks, a plan without ramps could never learn that inputs have
-become easy again.
+Otherwise a plan without ramps could never learn that inputs have become easy again.
 """
 
 from collections.abc import Collection
@@ -10,28 +9,28 @@ from dataclasses import replace
 from isobatch.cluster.controller.config import Patience
 from isobatch.optimizer.plan import Plan, Split
 
-PEEKS_PER_HOLD = 3  # peeks while a plan is expected to hold: between two peeks, exits at closed ramps are unknown
+EXPLORATIONS_PER_HOLD = 3  # while a plan is expected to hold: in between, exits at closed ramps are unknown
 
 
-class PeekSchedule:
-    """Says when to peek: regularly, and one window after inputs contradicted the forecast.
+class ExplorationSchedule:
+    """When to open all ramps for a look: regularly, and one window after inputs contradicted the forecast.
 
-    A plan with some open ramps needs peeks as often as a plan without any: an input that was sure three blocks before
+    A plan with some open ramps is explored as often as a plan without any: an input that was sure three blocks before
     an open ramp looks like an input that is sure at that ramp.
     """
 
     def __init__(self, patience: Patience, now_s: float) -> None:
         self._patience = patience
-        self.peeked_s = self.surprised_s = now_s
+        self.explored_s = self.surprised_s = now_s
 
     def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
-        """Whether to peek now. `idle`: the plan is not about to be changed anyway."""
+        """Whether to explore now. `idle`: the plan is not about to be changed anyway."""
         if all(set(ramp_blocks) <= set(pipeline.ramps) for pipeline in plan.pipelines):
             return False
-        since_s, window_s = now_s - self.peeked_s, self._patience.replan_every_s
-        if self.surprised_s > self.peeked_s and since_s >= window_s:
+        since_s, window_s = now_s - self.explored_s, self._patience.replan_every_s
+        if self.surprised_s > self.explored_s and since_s >= window_s:
             return True
-        return idle and since_s >= self._patience.hold_windows * window_s / PEEKS_PER_HOLD
+        return idle and since_s >= self._patience.hold_windows * window_s / EXPLORATIONS_PER_HOLD
 
 
 def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
