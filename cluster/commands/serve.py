@@ -264,7 +264,7 @@ def _end_at_once(*_: object) -> None:
 def example(content: dict[str, Any]) -> tuple[str, str] | None:
     """The path and the JSON body of a request to the first isobatch application; None: none is known for its
     network."""
-    from isobatch.cluster.serving.serve_file import classifiers, prefix_of, decoders
+    from isobatch.cluster.serving.serve_file import classifiers, decoders, prefix_of
     from isobatch.deployments.demo.sums import prompt_of
     from isobatch.deployments.front.examples import example_of
 

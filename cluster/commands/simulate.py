@@ -56,7 +56,7 @@ def simulate(options: ClassifierSimulationOptions, decoder: TextSimulationOption
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
     from isobatch.cluster.commands import check_picture, simulate_run
-    from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, decoders
+    from isobatch.cluster.serving.serve_file import arbiters, decoders, only, serve_file
 
     check_picture(options.out)
     plan, name = options.plan, options.application

@@ -181,7 +181,7 @@ class ControlLoop:
             self._granted.set()
 
     async def act(self) -> None:
-        """Look, and roll out the plan that follows from a grant, after ending an exploration. Then another look is due."""
+        """End an exploration, look, and roll out the plan that follows from a grant. Then another look is due."""
         self._granted.clear()
         try:
             async with self._turn:

@@ -103,11 +103,11 @@ class StageQueues:
         self.is_alone = False  # no other stage of the lane uses its group
         self.fill = 1.0  # how full recent launches were, as a share of a full one
 
-    def launches(self, weight: int) -> None:
+    def learn_fill(self, weight: int) -> None:
         """Learn how full launches are."""
         self.fill += FILL_RATE * (min(1.0, weight / self.stage.room) - self.fill)
 
-    def leaves_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
+    def exit_times_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
         """When an input is at each exit point of this stage, if a launch of this weight is sent at `at_s`.
 
         `slowdown`: the ratio of measured to planned launch times.
@@ -156,7 +156,7 @@ class Queue:
         if self.size and tickets[-2].deadline_s > ticket.deadline_s:
             tickets.sort(key=_DEADLINE)  # takes one pass: all but the last are in order
         ticket.queue = self
-        weight = self.stage.counted(ticket.weight)
+        weight = self.stage.weight_of(ticket.weight)
         self.size += 1
         self.weight += weight
         self.owner.waiting += weight
@@ -202,7 +202,7 @@ class Queue:
             if room <= 0 or len(skipped) == MOST_SKIPPED:
                 break
         self._tickets[: len(taken) + len(skipped)] = skipped
-        return self._gone(taken)
+        return self._removed(taken)
 
     def _take_by(self, queue_order: QueueOrder, room: int) -> list[Ticket]:
         """Remove the tickets that this order chooses, or the first one if it chooses none that waits here.
@@ -217,14 +217,14 @@ class Queue:
         going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
-        return self._gone(taken)
+        return self._removed(taken)
 
     def take_first(self, most: int) -> list[Ticket]:
         """Remove up to `most` tickets, those with the earliest deadlines."""
         tickets = self._waiting()
         taken = tickets[:most]
         del tickets[:most]
-        return self._gone(taken)
+        return self._removed(taken)
 
     def take_late(self, now_s: float) -> list[Ticket]:
         """Remove the tickets whose deadlines pass before a launch of their own could answer any of them.
@@ -234,9 +234,9 @@ class Queue:
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
         room = stage.room if self.owner.queue_order is None else inf
-        latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
+        latest_s = now_s + stage.until_s(stage.weight_of(stage.room))[-1]
         for ticket in self._waiting():
-            weight = stage.counted(ticket.weight)
+            weight = stage.weight_of(ticket.weight)
             if ticket.deadline_s < now_s + stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
                 late.append(ticket)
                 continue
@@ -247,7 +247,7 @@ class Queue:
                 break
         if late:
             self._tickets[: len(late) + len(kept)] = kept
-            self._gone(late)
+            self._removed(late)
         return late
 
     def launched(self, weight: int) -> None:
@@ -260,7 +260,7 @@ class Queue:
             self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]
         return self._tickets
 
-    def _gone(self, tickets: list[Ticket]) -> list[Ticket]:
+    def _removed(self, tickets: list[Ticket]) -> list[Ticket]:
         for ticket in tickets:
             ticket.queue = None
         self._count(-len(tickets), -self.weigh(tickets))

@@ -224,7 +224,7 @@ class Lane:
         for queues in self.stages:
             group, launched = queues.group, max(weight, min(weight + more, queues.stage.room))
             ahead_s = costs.get(group, 0.0) / max(1, len(group.members))
-            ends_s += queues.leaves_s(max(at_s, ahead_s), launched, group.slowdown if slow else 1.0)
+            ends_s += queues.exit_times_s(max(at_s, ahead_s), launched, group.slowdown if slow else 1.0)
             at_s = ends_s[-1]
         return ends_s
 
@@ -248,7 +248,7 @@ class Lane:
                 fills_up = False
             full_launch_s += stage.launch_s[-1] * group.slowdown
             launched = _launch_weight(queues, weight, fills_up)
-            ends_s += queues.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
+            ends_s += queues.exit_times_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
             at_s = ends_s[-1]
         return ExpectedTimes(self.estimates, now_s, ends_s, full_launch_s)
 

@@ -1,6 +1,5 @@
 """The types that the dispatcher and its drivers exchange: limits, launches, refusals, and how inputs end."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import inf
@@ -169,7 +168,7 @@ class Launch:
             first_s = 0.0 if replica.launches else limits.first_launch_s
             timeout_s = max(limits.stuck_after_s, usual_s) + first_s
         queue.launched(owed)
-        queue.owner.launches(weight)
+        queue.owner.learn_fill(weight)
         return cls(
             id, replica.name, queue.cursor, stage.stop, lane.route.ramps, tuple(tickets),
             tuple([ticket.place for ticket in tickets]), queue.owner.keep, stage.room, stage.group, weight,

@@ -1,8 +1,8 @@
 """Queue orders: which waiting inputs a launch takes. Named by import path, as exit policies are.
 
-A queue order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in weight.
-It returns the inputs that go. If it returns none, the first input goes alone. Your own may be anywhere on the import
-path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
+A queue order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in
+weight. It returns the inputs that go. If it returns none, the first input goes alone. Your own may be anywhere on the
+import path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
 
 DAS and slotted DAS are those of TCB (Fu et al., SC 2022): the utility of a text is 1 / its tokens, so short texts go
 first, then by deadline those that are nearly as useful.
@@ -16,7 +16,9 @@ from isobatch.deployments.dispatch.batching import QueueOrder, Ticket
 from isobatch.deployments.named import function_at, path_of
 
 DEADLINE = "deadline"
-QUEUE_ORDERS = {name: f"isobatch.deployments.dispatch.queue_orders:{name}" for name in ("priority", "das", "slotted_das")}
+QUEUE_ORDERS = {
+    name: f"isobatch.deployments.dispatch.queue_orders:{name}" for name in ("priority", "das", "slotted_das")
+}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
 USEFUL = 0.5  # the share of their mean utility that an input needs to go by deadline
 _weight = attrgetter("weight")

@@ -140,7 +140,9 @@ def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
 
 def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) -> None:
     cascade_directory(here / "both")
-    code, said = run("profile both --device cpu --tokens 6 --largest 2 --timing-s 0.1 --devices v100 --out profile.json")
+    code, said = run(
+        "profile both --device cpu --tokens 6 --largest 2 --timing-s 0.1 --devices v100 --out profile.json"
+    )
     assert code == 0, said
     profile = load_profile(here / "profile.json")
     assert (profile.num_blocks, profile.edges, profile.kinds) == (7, (4,), ("cpu", "v100"))

@@ -82,7 +82,9 @@ def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
         assert render(told).plain == told, parameter.name
 
 
-@pytest.mark.parametrize(("name", "old"), [("profile", "budget"), ("profile", "lengths"), ("bench", "budget"), ("cascade", "budget")])
+@pytest.mark.parametrize(
+    ("name", "old"), [("profile", "budget"), ("profile", "lengths"), ("bench", "budget"), ("cascade", "budget")]
+)
 def test_commands_take_options_by_their_old_names(name: str, old: str) -> None:
     assert [each.hidden for each in COMMAND.commands[name].params if each.name == old] == [True]  # type: ignore[attr-defined]
 

@@ -55,7 +55,9 @@ class Mixture:
     @property
     def limits(self) -> Limits:
         early = self.answers_early
-        return Limits(self.max_inside, audit_share=self.audited, audit_cost=1.0, answers_early=early, probe_every_s=0.01)
+        return Limits(
+            self.max_inside, audit_share=self.audited, audit_cost=1.0, answers_early=early, probe_every_s=0.01
+        )
 
 
 class InTurns:
