@@ -98,7 +98,7 @@ def _promised(plan: Plan) -> str:
     promise, of = plan.promise, ", ".join(filter(None, (plan.backend, plan.dtype)))
     made_of = f" by {plan.origin} times{f' ({of})' if of else ''}" if plan.origin else ""
     per_s, longest_ms = f"; {promise.goodput_per_s:.0f}/s", 1e3 * promise.latency_s
-    if plan.for_decoder:
+    if plan.writes_texts:
         return f"{per_s}, first tokens in {longest_ms:.0f} ms{made_of}"
     simulated = f"as simulated: {promise.simulated}" if promise.simulated else "not simulated"
     return f"{per_s}{made_of}; {simulated}; full launches all the way: {longest_ms:.0f} ms"

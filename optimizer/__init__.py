@@ -84,17 +84,17 @@ def optimize(
     objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = exits or profile.exits_of(profile.length)
-    facts = problem(profile, devices, links, exits.survival, profile.length, exits)
+    asked = problem(profile, devices, links, exits.survival, profile.length, exits)
 
-    def find(given: Problem) -> Plan:
+    def find(facts: Problem) -> Plan:
         if objective.ramp_budget is not None:
-            return given.annotated(early_plan(given, objective))
-        plan = best_pipelines(given, objective, gap) if side_by_side else search(given, objective, gap)
+            return facts.annotated(early_plan(facts, objective))
+        plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
         if plan is None:
-            raise UserError(reason(given, objective))
-        return given.annotated(plan)
+            raise UserError(reason(facts, objective))
+        return facts.annotated(plan)
 
-    planned = plan_for_its_ramps(facts, objective, find)
+    planned = plan_for_its_ramps(asked, objective, find)
     assert planned, "This is a bug: where there is no plan, an error says why."
     return planned[0]
 

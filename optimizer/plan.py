@@ -230,7 +230,7 @@ class Plan:
         return replace(first, beside=tuple(others))
 
     @property
-    def for_decoder(self) -> bool:
+    def writes_texts(self) -> bool:
         return self.decoding is not None
 
     @property

@@ -126,8 +126,8 @@ def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
     end in between, and `entered / known` is the product of these shares. So an input that ended before it left counts
     as a survivor up to its last block, and not at all after it.
     """
-    continuing = entered - (unfinished or 0)
-    rest = np.divide(continuing, entered, out=np.ones(len(entered)), where=entered > 0)
+    goes_on = entered - (unfinished or 0)
+    rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)
     known: Floats = entered[0] * np.cumprod([1.0, *rest[:-1]])
     return known
 

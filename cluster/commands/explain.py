@@ -46,7 +46,7 @@ def explain(
 
     above_0("--slo-ms", slo_ms)
     explained = read_plan(plan)
-    if explained.for_decoder:
+    if explained.writes_texts:
         raise UserError(f"{plan} is for a network that writes texts: `isobatch simulate` shows what it sustains")
     known = load(profile)
     slo_s = slo_ms / 1e3 if slo_ms else explained.slo_s

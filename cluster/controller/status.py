@@ -193,7 +193,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "summary": summary(running, parked),
         "devices": {} if parked else running.devices(),
         "ramps": list(running.ramps),
-        "promised_per_s": tokens_per_s(running) or None if running.for_decoder else goodput,
+        "promised_per_s": tokens_per_s(running) or None if running.writes_texts else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "simulated_p50_ms": 1e3 * simulated.p50_s if simulated else None,
         "simulated_p99_ms": 1e3 * simulated.p99_s if simulated else None,
@@ -222,7 +222,7 @@ def _window(controller: Controller, now_s: float) -> dict[str, Any]:
 def _forecast(controller: Controller) -> dict[str, Any] | None:
     if (forecast := controller.known.estimate.forecast) is None:
         return None
-    length = 1 if controller.running.for_decoder else controller.running.length  # in tokens, of an input
+    length = 1 if controller.running.writes_texts else controller.running.length  # in tokens, of an input
     return {
         "survival": list(forecast.exits.survival),
         "low": list(forecast.survival_low),

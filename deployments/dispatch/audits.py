@@ -88,7 +88,7 @@ class Audits:
             if ticket.kind is RowKind.AUDITED:
                 # A new shadow pays for the rest of the launch in which it was answered.
                 stage = launch.queue.stage
-                self._allowed_s -= stage.staying_s(launch.weight, stage.weight_of(ticket.weight), behind=block)
+                self._allowed_s -= stage.staying_s(launch.weight, stage.counted(ticket.weight), behind=block)
             ticket.early_answer, ticket.kind = (block, label), RowKind.SHADOW
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
@@ -125,7 +125,7 @@ class Audits:
         """Take shadows for the empty places of a launch of this weight, if they cost nothing or can be paid for."""
         waiting, joining, stage = self._by_queue.get(queue), list[Ticket](), queue.stage
         while waiting:
-            heavier = weight + stage.weight_of(waiting[0].ticket.weight)
+            heavier = weight + stage.counted(waiting[0].ticket.weight)
             if heavier > stage.room:
                 break
             cost_s = stage.staying_s(heavier, heavier - weight)
@@ -193,7 +193,7 @@ def _fitting(queue: Queue, waiting: deque[_Shadow]) -> tuple[int, int]:
     """The number of first shadows that fit into one launch (at least one), and their weight."""
     count = weight = 0
     for shadow in waiting:
-        heavier = weight + queue.stage.weight_of(shadow.ticket.weight)
+        heavier = weight + queue.stage.counted(shadow.ticket.weight)
         if count and heavier > queue.stage.room:
             break
         count, weight = count + 1, heavier

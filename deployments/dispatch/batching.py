@@ -156,7 +156,7 @@ class Queue:
         if self.size and tickets[-2].deadline_s > ticket.deadline_s:
             tickets.sort(key=_DEADLINE)  # takes one pass: all but the last are in order
         ticket.queue = self
-        weight = self.stage.weight_of(ticket.weight)
+        weight = self.stage.counted(ticket.weight)
         self.size += 1
         self.weight += weight
         self.owner.waiting += weight
@@ -234,9 +234,9 @@ class Queue:
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
         room = stage.room if self.owner.queue_order is None else inf
-        latest_s = now_s + stage.until_s(stage.weight_of(stage.room))[-1]
+        latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
-            weight = stage.weight_of(ticket.weight)
+            weight = stage.counted(ticket.weight)
             if ticket.deadline_s < now_s + stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
                 late.append(ticket)
                 continue

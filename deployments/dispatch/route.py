@@ -63,7 +63,7 @@ class Stage:
         """The weight of a full launch."""
         return self.batch * (self.length or 1)
 
-    def weight_of(self, weight: int) -> int:
+    def counted(self, weight: int) -> int:
         """The weight that counts here: 1 if inputs have no lengths."""
         return 1 if self.length is None else weight
 

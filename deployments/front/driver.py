@@ -127,7 +127,7 @@ class Driver:
             if self._drained and not self._requests and not self._drained.done():
                 self._drained.set_result(None)
 
-    def counts_now(self) -> Counts:
+    def counted(self) -> Counts:
         """The counts, including the requests that proxies have refused."""
         if refused := self.proxies.new_refusals():
             self.counts.refused_outside(refused)

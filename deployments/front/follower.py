@@ -147,7 +147,7 @@ class Follower:
                 reply = state_of(self._driver)
             case Question.COUNTS if self._driver:
                 benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
-                counts = self._driver.counts_now().observed(self._graph.plan.num_blocks)
+                counts = self._driver.counted().observed(self._graph.plan.num_blocks)
                 standby = self._standby if self._config.standby else None
                 holds, parked = self._driver.dispatcher.inside > 0, self._graph.parked
                 reply = replace(counts, benched=benched, standby=standby, parked=parked, holds_inputs=holds)
@@ -195,7 +195,7 @@ class Follower:
 class _Connected:
     """A replica with an open connection for orders."""
 
-    fleet: str
+    group: str
     connection: ReplicaConnection
     device_id: str
     warmed_for: str = ""  # the last plan for which it warmed up, in JSON
@@ -204,8 +204,9 @@ class _Connected:
 class ServeWorkers:
     """Replicas on Ray Serve: Serve lists them and their addresses, and orders go to them directly.
 
-    The replicas of one kind of device are a *fleet*: a Serve application, which the front finds by its name. Whenever
-    the reachable replicas change, `on_change` is called with that name and with them and the ids of their devices.
+    Here a group is all replicas of one kind of device, a Serve application that the front finds by its name: elsewhere
+    a *fleet*. `on_change` is called with its name, and the reachable replicas with the ids of their devices, whenever
+    this set changes.
     """
 
     def __init__(self, on_change: Callable[[str, Mapping[str, str]], None], config: AppConfig, directory: str) -> None:
@@ -217,9 +218,9 @@ class ServeWorkers:
         self._name = uuid4().hex  # by this name replicas recognize a front that connects again
         self._connected: dict[str, _Connected] = {}  # by replica
         self._connecting: dict[str, asyncio.Task[None]] = {}  # by replica
-        self._handles: dict[str, Any] = {}  # by fleet
-        self._listed: dict[str, frozenset[str]] = {}  # Serve's last list of replicas, by fleet
-        self._was_listed: dict[str, asyncio.Event] = {}  # set once Serve has listed replicas, by fleet
+        self._handles: dict[str, Any] = {}  # by group
+        self._listed: dict[str, frozenset[str]] = {}  # Serve's last list of replicas, by group
+        self._was_listed: dict[str, asyncio.Event] = {}  # set once Serve has listed replicas, by group
         self.plan = ""  # the plan for which replicas warm up before use, in JSON; "": none
         self.uses: Callable[[str], bool] = lambda device_id: True  # whether the plan has splits for this device
         self._warming = set[str]()  # replicas that are connected, but are not used yet
@@ -228,19 +229,19 @@ class ServeWorkers:
     async def open(self) -> None:
         await self._exchange.open(self._wire)
 
-    async def join(self, fleet: str) -> None:
-        """Follow a fleet's replicas from now on. Returns when the front is connected to the present ones, and they have
+    async def join(self, group: str) -> None:
+        """Follow a group's replicas from now on. Returns when the front is connected to the present ones, and they have
         run full batches of the plan.
 
         Both continue if the caller stops waiting.
         """
-        if fleet not in self._handles:
-            self._watch(fleet)
-        await self._handles[fleet].whereabouts.remote()  # the first call makes Serve look for the replicas
-        await self._was_listed[fleet].wait()
-        if connecting := [self._connecting[name] for name in self._listed[fleet] if name in self._connecting]:
+        if group not in self._handles:
+            self._watch(group)
+        await self._handles[group].whereabouts.remote()  # the first call makes Serve look for the replicas
+        await self._was_listed[group].wait()
+        if connecting := [self._connecting[name] for name in self._listed[group] if name in self._connecting]:
             await asyncio.wait(connecting)
-        here = [name for name, each in self._connected.items() if each.fleet == fleet]
+        here = [name for name, each in self._connected.items() if each.group == group]
         await asyncio.gather(*map(self._warm_up, here))
 
     async def _warm_up(self, name: str) -> None:
@@ -305,52 +306,52 @@ class ServeWorkers:
 
     # The set of replicas
 
-    def _watch(self, fleet: str) -> None:
-        self._handles[fleet] = serve.get_deployment_handle(DEPLOYMENT, fleet)
-        self._was_listed[fleet] = asyncio.Event()
+    def _watch(self, group: str) -> None:
+        self._handles[group] = serve.get_deployment_handle(DEPLOYMENT, group)
+        self._was_listed[group] = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def changed(replicas: frozenset[str]) -> None:
-            loop.call_soon_threadsafe(self._changed, fleet, replicas)
+            loop.call_soon_threadsafe(self._changed, group, replicas)
 
-        router.watch(fleet, changed)
+        router.watch(group, changed)
 
-    def _changed(self, fleet: str, replicas: frozenset[str]) -> None:
-        self._listed[fleet] = replicas
-        self._was_listed[fleet].set()
+    def _changed(self, group: str, replicas: frozenset[str]) -> None:
+        self._listed[group] = replicas
+        self._was_listed[group].set()
         if gone := [
-            name for name, connected in self._connected.items() if connected.fleet == fleet and name not in replicas
+            name for name, connected in self._connected.items() if connected.group == group and name not in replicas
         ]:
             for name in gone:
                 self._connected.pop(name).connection.retire()
-            self._report(fleet)
+            self._report(group)
         for name in replicas - self._connected.keys() - self._connecting.keys():
-            self._connecting[name] = asyncio.get_running_loop().create_task(self._connect(fleet, name))
+            self._connecting[name] = asyncio.get_running_loop().create_task(self._connect(group, name))
 
-    async def _connect(self, fleet: str, name: str) -> None:
+    async def _connect(self, group: str, name: str) -> None:
         """Connect to a replica. If that fails, try again later for as long as Serve lists it.
 
-        It warms up before it is used, unless its fleet has no other one.
+        It warms up before it is used, unless its group has no other one.
         """
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                connected = await self._open_connection(fleet, name)
+                connected = await self._open_connection(group, name)
         except Exception as error:
             log.warning("replica %s cannot be reached: %s: %s", name, type(error).__name__, error)
-            self._doubt(fleet)
+            self._doubt(group)
         else:
             self._connected[name] = connected
             self._warming.add(name)
-            self._changed(fleet, self._listed[fleet])  # the replica may have gone meanwhile
-            self._report(fleet)
+            self._changed(group, self._listed[group])  # the replica may have gone meanwhile
+            self._report(group)
             await self._warm_up(name)
             self._warming.discard(name)
-            self._report(fleet)
+            self._report(group)
         finally:
             del self._connecting[name]
 
-    async def _open_connection(self, fleet: str, name: str) -> _Connected:
-        address: ReplicaAddress = await self._handles[fleet].options(session_id=name).whereabouts.remote()
+    async def _open_connection(self, group: str, name: str) -> _Connected:
+        address: ReplicaAddress = await self._handles[group].options(session_id=name).whereabouts.remote()
         if address.replica != name:
             raise ConnectionError("another replica answered instead")
         if differ(address.weights, self._weights):
@@ -358,21 +359,21 @@ class ServeWorkers:
                 f"it runs other weights ({address.weights}) than this front knows ({self._weights}): every node needs "
                 "the same files"
             )
-        connection = await connect_to(self._wire, address, lambda: self._lose(fleet, name), self._name)
-        return _Connected(fleet, connection, address.device_id)
+        connection = await connect_to(self._wire, address, lambda: self._lose(group, name), self._name)
+        return _Connected(group, connection, address.device_id)
 
-    def _lose(self, fleet: str, name: str) -> None:
+    def _lose(self, group: str, name: str) -> None:
         """Stop using a replica that does not answer, even if Serve lists it; try again after some time."""
         if self._connected.pop(name, None):
-            self._report(fleet)
-            self._doubt(fleet)
+            self._report(group)
+            self._doubt(group)
 
-    def _doubt(self, fleet: str) -> None:
-        asyncio.get_running_loop().call_later(TRUSTED_AFTER_S, lambda: self._changed(fleet, self._listed[fleet]))
+    def _doubt(self, group: str) -> None:
+        asyncio.get_running_loop().call_later(TRUSTED_AFTER_S, lambda: self._changed(group, self._listed[group]))
 
-    def _report(self, fleet: str) -> None:
-        here = {name: each.device_id for name, each in self._connected.items() if each.fleet == fleet}
+    def _report(self, group: str) -> None:
+        here = {name: each.device_id for name, each in self._connected.items() if each.group == group}
         warm = {name: device_id for name, device_id in here.items() if name not in self._warming}
         used = warm if any(map(self.uses, warm.values())) else here
         self._warming -= used.keys()
-        self._on_change(fleet, used)
+        self._on_change(group, used)

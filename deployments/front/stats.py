@@ -27,7 +27,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def state_of(driver: Driver) -> FrontState:
     dispatcher = driver.dispatcher
     inside, waiting, replicas = dispatcher.inside, dispatcher.waiting(), dispatcher.replicas()
-    counts = driver.counts_now()
+    counts = driver.counted()
     parked = dispatcher.parked
     return FrontState(counts, dispatcher.route, inside, waiting, replicas, usage(), counts.busy_s(), parked)
 
@@ -169,7 +169,7 @@ class FrontSeries:
         self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def update(self, driver: Driver, promised_per_s: float | None) -> None:
-        counts, route, series = driver.counts_now(), driver.dispatcher.route, self._series
+        counts, route, series = driver.counted(), driver.dispatcher.route, self._series
         missed, edges = counts.missed.total(), route.edges
         for name, label, totals in (
             ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),

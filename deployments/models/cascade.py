@@ -210,13 +210,13 @@ class Cascade(CutNetwork):
         decision = self.ramps.decide(last, torch.from_numpy(mixed_logits), torch.zeros(len(ended), 0), threshold)
         logits[ended] = decision.answer.numpy()
         leaves = decision.leaves.numpy() & (last in ramps)
-        continues = ~leaves | np.isin(exits.rows[ended], kept)
+        goes_on = ~leaves | np.isin(exits.rows[ended], kept)
         left = np.delete(np.arange(len(exits)), ended[~leaves])
         exits_now = Exits(exits.rows[left], exits.blocks[left], logits[left])
-        if not continues.any():
+        if not goes_on.any():
             return Launched(exits_now, None)
-        ahead = select(batch.ahead, exits.rows[ended[continues]])
-        return Launched(exits_now, replace(ahead, memory=mixed_logits[continues]))
+        ahead = select(batch.ahead, exits.rows[ended[goes_on]])
+        return Launched(exits_now, replace(ahead, memory=mixed_logits[goes_on]))
 
     def _level_at(self, block: int) -> Level:
         return next(level for level in self.levels if level.start <= block < level.stop)

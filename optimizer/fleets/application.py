@@ -64,8 +64,8 @@ class FleetApplication:
             return -dollars
         if goal == "fairness":
             return goodput_per_s / (self.weight * (self.rate_per_s or 1.0))
-        wanted_per_s = min(goodput_per_s, self.rate_per_s or inf)
-        return self.weight * (wanted_per_s + BEYOND * (goodput_per_s - wanted_per_s))
+        asked_per_s = min(goodput_per_s, self.rate_per_s or inf)
+        return self.weight * (asked_per_s + BEYOND * (goodput_per_s - asked_per_s))
 
 
 def value_of(goal: FleetGoal, worths: Sequence[float]) -> tuple[float, ...]:

@@ -27,14 +27,6 @@ def value(plan: Plan, facts: Problem, objective: Objective) -> float:
     return float(objective.aim.value(score.goodput_per_s, score.cost_per_hour, score.latency_s))
 
 
-def promised_value(plan: Plan | None, objective: Objective) -> float:
-    """The value of what a plan promises, for the goal (the smaller, the better); infinite where it promises nothing."""
-    if plan is None or plan.promise is None or not plan.promise.goodput_per_s:
-        return inf
-    promise = plan.promise
-    return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))
-
-
 def best_of(plans: Sequence[Plan | None], facts: Problem, objective: Objective) -> Plan | None:
     """The plan with the least value; of equal ones the first."""
     best, least = None, inf
