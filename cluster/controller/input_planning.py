@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.exploration import with_all_ramps
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device, usable

@@ -313,7 +313,7 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 class Barred:
     """Plans that were rolled back, and similar ones, are not tried again for a while.
 
-    A plan is similar if it shares a pipeline with such a plan, other than those of the plan that ran instead.
+    A plan is similar if it has a pipeline of the plan that failed, unless the plan that ran instead has it, too.
     """
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ from isobatch.deployments.dispatch.groups import Replica
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
 
-# The next two bound memory: the output of a launch is held for as long as one of its shadows waits. Shadows that wait
-# at once. Beyond that, the one that has waited longest is dropped.
+# Shadows that wait at once, and the longest time that one waits: meanwhile the output of its launch stays in memory. If
+# there are more, the oldest is dropped.
 MOST_SHADOWS = 64
-OLDEST_S = 5.0  # the longest time that a shadow waits
+OLDEST_S = 5.0
 # The time that shadows wait for other inputs to join, before they are launched alone. A full launch does not wait.
 ALONE_AFTER_S = 1.0
 MOST_ALLOWED_S = 1.0  # the largest allowance that is saved up: seconds of compute

@@ -227,10 +227,9 @@ class Queue:
         return self._removed(taken)
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Remove the tickets whose deadlines pass before a launch of their own could answer any of them.
+        """Remove the tickets that even a launch sent now would answer too late.
 
-        It looks no further than the next launch will, as inputs differ in how soon they may be answered. A queue order
-        may take any input.
+        Only those that the next launch may take are examined; with a queue order these are all.
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
         room = stage.room if self.owner.queue_order is None else inf

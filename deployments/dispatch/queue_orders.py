@@ -53,7 +53,7 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """DAS for one row of tokens, which is what a launch without padding is."""
+    """DAS for one row of tokens: a launch without padding is one row."""
     return _das_row(sorted(waiting, key=_weight), waiting, room)
 
 
@@ -70,7 +70,7 @@ def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:
-    """One row: first by utility, then those of enough utility by deadline, then the rest by deadline."""
+    """One row: first the most useful inputs, then useful ones by deadline, then others by deadline."""
     first = _by_utility(by_weight, room)
     if not first or len(first) == len(by_weight):
         return first
@@ -84,13 +84,13 @@ def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: i
 
 
 def _by_utility(by_weight: Sequence[Ticket], room: int) -> list[Ticket]:
-    """The lightest inputs: all that fit if these are all, else a share of them."""
+    """The lightest inputs that fit: all of them if every input fits, else the share `BY_UTILITY`."""
     fits = fitting(by_weight, room)
     return fits if len(fits) == len(by_weight) or not fits else fits[: max(1, int(BY_UTILITY * len(fits)))]
 
 
 def fitting(tickets: Sequence[Ticket], room: int) -> list[Ticket]:
-    """Those that fit into the room, in this order; one that does not fit is skipped."""
+    """The inputs that fit into the room, in this order; one that does not fit is skipped."""
     taken = []
     for ticket in tickets:
         if ticket.weight <= room:

@@ -13,7 +13,7 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller, NextStep
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.exploration import with_all_ramps
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.cluster.controller.promise_keeper import LOOSENED, PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments.dispatch.route import Route, Stage
