@@ -12,12 +12,12 @@ from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
-from isobatch.cluster.controller.survival import ExplorationSchedule
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Event, EventKind, Events, NextStep
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
+from isobatch.cluster.controller.survival import ExplorationSchedule
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError

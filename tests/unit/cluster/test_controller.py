@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.survival import EXPLORATIONS_PER_HOLD
 from isobatch.cluster.controller.record import Event, Events, TrackRecord
+from isobatch.cluster.controller.survival import EXPLORATIONS_PER_HOLD
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer import Objective, Plan
 from isobatch.profiles.exits import carried

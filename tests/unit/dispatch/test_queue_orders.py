@@ -103,7 +103,7 @@ def test_a_text_of_the_highest_priority_goes_before_others_though_it_is_heavier_
 def test_orders_have_names_in_the_configuration() -> None:
     config = AppConfig(model="demo", order="das")
     assert config.limits(1.0).queue_order is queue_order_named("das")
-    assert replace(config.limits(1.0), order=None) == AppConfig(model="demo").limits(1.0)
+    assert replace(config.limits(1.0), queue_order=None) == AppConfig(model="demo").limits(1.0)
     with pytest.raises(UserError, match="'my_module:shortest' cannot be imported"):
         queue_order_named("my_module:shortest")
 
