@@ -14,7 +14,7 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Event, EventKind, Events, NextStep
+from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Event, Action, Events, NextStep
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.cluster.controller.survival import ExplorationSchedule
@@ -106,9 +106,8 @@ class Controller:
         """Begin after a controller whose application had another configuration; ramps that it had opened are closed."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.exploring and not self.exploring and served_alike(before.running, self.running):
-            self.exploring = replace(
-                self._event(now_s), what="looking", why=before.exploring.why, before=before.exploring.before
-            )
+            began = before.exploring
+            self.exploring = replace(self._event(now_s), what="looking", why=began.why, before=began.before)
             self.record.add(self.exploring)
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
@@ -149,7 +148,7 @@ class Controller:
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
             self._relief.best = None if blameless else self.running  # until the next decision
-        what: EventKind = "stayed" if explored or blameless or event.what in THRESHOLDS else "failed"
+        what: Action = "stayed" if explored or blameless or event.what in THRESHOLDS else "failed"
         what = "looked" if event is self.exploring else what  # so that a controller that restarts closes them, too
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
@@ -188,11 +187,8 @@ class Controller:
     def _start_over(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
         self.window.start(now_s)
-        self._trial, self._relief, self._explorations = (
-            None,
-            OverloadRelief(),
-            ExplorationSchedule(self.patience, now_s),
-        )
+        self._trial, self._relief = None, OverloadRelief()
+        self._explorations = ExplorationSchedule(self.patience, now_s)
 
     @property
     def _runs_or_may_start(self) -> bool:
@@ -371,7 +367,7 @@ class Controller:
             return NextStep(None, event)
         plan = self._with_thresholds(better)
         change = decide.plan_change(self.running, plan)
-        what: EventKind = "waking" if self.window.parked else "rolling out"
+        what: Action = "waking" if self.window.parked else "rolling out"
         starts = change.replicas if self.window.parked else change.starts
         return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
@@ -391,7 +387,7 @@ class Controller:
         may = not (broke or is_fixed or lost_devices(self.running, self.present.counts))
         return may and self._explorations.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
 
-    def _record(self, what: EventKind, why: str, now_s: float) -> None:
+    def _record(self, what: Action, why: str, now_s: float) -> None:
         self.record.add(replace(self._event(now_s), what=what, why=why))
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:

@@ -31,16 +31,12 @@ CHANGES = ("rolled out", "rolled back", "failed")
 EXPLORATION = ("looking", "looked")  # all ramps are opened, or closed again
 COMMANDS = ("granted", "paused", "resumed")  # of persons and arbiters, also while a plan is rolled out
 
-EventKind = Literal[
+Action = Literal[
     "began", "stayed", "granted", "rolling out", "rolled out", "rolling back", "rolled back", "waking", "woken",
     "failed", "looking", "looked", "paused", "resumed", "tightened", "loosened", "tuned", "gave way", "recovered",
 ]  # fmt: skip
 # What becomes of events whose plan is still being rolled out.
-COMPLETED: Mapping[EventKind, EventKind] = {
-    "rolling out": "rolled out",
-    "rolling back": "rolled back",
-    "waking": "woken",
-}
+COMPLETED: Mapping[Action, Action] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Event:
 
     number: int
     at_s: float  # seconds since 1970
-    what: EventKind
+    what: Action
     why: str
     before: Plan
     after: Plan | None = None
@@ -201,9 +197,7 @@ class TrackRecord:
             if event.what == "began":
                 break
             done = [event.after] if event.after and event.what in COMPLETED.values() else []
-            plans += (
-                done if event.what in COMMANDS else [*done, event.before]
-            )  # commands may come while all ramps are open
+            plans += done if event.what in COMMANDS else [*done, event.before]  # a command may find all ramps open
         alike: dict[Plan, Plan] = {}
         for plan in plans:
             alike.setdefault(plan.unpromised, plan)
@@ -213,9 +207,7 @@ class TrackRecord:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
         self.events.add(replace(event, paused=paused, kept_share=self.kept_share))
 
-    def complete(
-        self, event: Event, what: EventKind, took_s: float | None, now_s: float, why: str | None = None
-    ) -> None:
+    def complete(self, event: Event, what: Action, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
         took_s = took_s and min(max(0.0, took_s), LONGEST_START_S)  # the clock may have been set meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
