@@ -14,7 +14,7 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Event, Action, Events, NextStep
+from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Action, Event, Events, NextStep
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.cluster.controller.survival import ExplorationSchedule

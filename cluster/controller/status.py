@@ -12,7 +12,7 @@ from pydantic import Field
 
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
-from isobatch.cluster.controller.record import Event, Action
+from isobatch.cluster.controller.record import Action, Event
 from isobatch.cluster.controller.sentences import shortfall
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.metrics import CONTROLLER, MetricSeries
