@@ -142,7 +142,7 @@ class Dispatcher:
             tickets = tickets + self._audits.take_joining(queue, owed)
         kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
         number = next(self._launch_ids)
-        launch = Launch.begin(number, lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
+        launch = Launch(number, lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
         self._launches[number] = launch
         return launch
 

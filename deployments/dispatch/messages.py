@@ -5,8 +5,6 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from isobatch.profiles.model import OpenRamps
-
 if TYPE_CHECKING:
     from isobatch.deployments.dispatch.batching import Queue, QueueOrder, Ticket
     from isobatch.deployments.dispatch.groups import Replica
@@ -117,63 +115,39 @@ class Audit(NamedTuple):
     agrees: bool
 
 
-@dataclass(slots=True, eq=False)
 class Launch:
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
     `keep`: the survivors continue on the same replica, so they stay there. `weight` is the sum of `weights`, and `room`
     is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every input
     weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
-    launch counts as failed.
+    launch counts as failed. Only the dispatcher reads `owed`, the weight of its inputs without shadows, and what
+    belongs to the replica's `runner`, the `queue` and the `lane`.
     """
 
-    id: int
-    replica: str
-    cursor: int
-    stop: int
-    ramps: OpenRamps
-    tickets: "tuple[Ticket, ...]"
-    places: tuple[Place, ...]
-    keep: bool
-    room: int
-    group: str
-    weight: int
-    length: int | None
-    weights: tuple[int, ...]
-    kinds: bytes
-    timeout_s: float
-    # Only the dispatcher reads what follows.
-    lane: "Lane"
-    queue: "Queue"  # its inputs were taken from here
-    runner: "Replica"
-    started_s: float
-    planned_s: float
-    owed: int  # the weight of its inputs, without shadows
-    ran_to: int = 0  # the block up to which it is known to have run
-    compared: bool = False  # the delay of its sample row was learned
-
-    @classmethod
-    def begin(
-        cls, id: int, lane: "Lane", queue: "Queue", replica: "Replica", tickets: "list[Ticket]", owed: int,
+    def __init__(
+        self, id: int, lane: "Lane", queue: "Queue", runner: "Replica", tickets: "list[Ticket]", owed: int,
         kinds: bytes, now_s: float, limits: Limits,
-    ) -> "Launch":  # fmt: skip
-        """Launch these inputs, and count the load of the replica and the work that the queue still owes."""
+    ) -> None:  # fmt: skip
+        """Begin it: count the load of the replica, and the work that the queue still owes."""
         stage, group = queue.stage, queue.owner.group
-        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
-        weight = len(tickets) if stage.length is None else sum(weights)
-        planned_s, timeout_s = stage.seconds(weight), inf
-        ends_s = group.begin(replica, planned_s, now_s)
-        if planned_s:
+        self.id, self.lane, self.queue, self.runner = id, lane, queue, runner
+        self.replica, self.group, self.ramps, self.keep = runner.name, stage.group, lane.route.ramps, queue.owner.keep
+        self.cursor, self.stop, self.room, self.length = queue.cursor, stage.stop, stage.room, stage.length
+        self.tickets, self.kinds, self.owed, self.started_s = tuple(tickets), kinds, owed, now_s
+        self.places = tuple([ticket.place for ticket in tickets])
+        self.weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
+        self.weight = len(tickets) if stage.length is None else sum(self.weights)
+        self.ran_to = 0  # the block up to which it is known to have run
+        self.compared = False  # the delay of its sample row was learned
+        self.planned_s, self.timeout_s = stage.seconds(self.weight), inf
+        ends_s = group.begin(runner, self.planned_s, now_s)
+        if self.planned_s:
             usual_s = limits.stuck_factor * max(1.0, group.slowdown) * (ends_s - now_s)
-            first_s = 0.0 if replica.launches else limits.first_launch_s
-            timeout_s = max(limits.stuck_after_s, usual_s) + first_s
+            first_s = 0.0 if runner.launches else limits.first_launch_s
+            self.timeout_s = max(limits.stuck_after_s, usual_s) + first_s
         queue.launched(owed)
-        queue.owner.learn_fill(weight)
-        return cls(
-            id, replica.name, queue.cursor, stage.stop, lane.route.ramps, tuple(tickets),
-            tuple([ticket.place for ticket in tickets]), queue.owner.keep, stage.room, stage.group, weight,
-            stage.length, weights, kinds, timeout_s, lane, queue, replica, now_s, planned_s, owed,
-        )  # fmt: skip
+        queue.owner.learn_fill(self.weight)
 
     @property
     def shadows(self) -> int:
