@@ -26,7 +26,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import hash_of, replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
 from isobatch.deployments.prepare.data import naming_rows
-from isobatch.deployments.prepare.sample import Sample, draw, sampled
+from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import LABELS
 from isobatch.profiles.errors import UserError, read_model
@@ -36,7 +36,6 @@ from isobatch.profiles.promise import RULES
 if TYPE_CHECKING:
     from torch import nn
 
-    from isobatch.deployments.models.ramps import ExitRules
     from isobatch.deployments.prepare.pipeline import OwnHeads
     from isobatch.deployments.tasks import Task
 
@@ -218,27 +217,18 @@ def _prepare_classifier(
     with naming_rows(data, sample.rows):
         rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(report.exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
-    _print_report(console, rules, sample, names.names, task, metric)
-    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
-
-
-def _print_report(
-    console: Console, rules: "ExitRules", sample: Sample, names: Sequence[str], task: "Task", metric: Metric
-) -> None:
-    """The promise, what exits cost each class, and what the user should know of the data."""
-    from isobatch.deployments.prepare import pipeline, report
-
     if rules.promise and rules.mean_depth_share != 1.0:  # otherwise `advice` says that no input leaves early
         console.print(report.promise_text(rules.promise), highlight=False)
     if sample.labels is not None and rules.classes and not task.by_score:
-        console.print(report.class_table(rules.classes, names, task.answered, rules.entities))
-    of_classes = () if task.by_score else report.warnings(rules.classes, names, sample.labels is not None, task)
+        console.print(report.class_table(rules.classes, names.names, task.answered, rules.entities))
+    of_classes = () if task.by_score else report.warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
-    rare = report.unseen(rules.classes, names) if counted else None
+    rare = report.unseen(rules.classes, names.names) if counted else None
     cut = rules.notes.get(pipeline.CUT)
     remarks = cut, report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
     for sentence in filter(None, remarks):
         console.print(sentence, style="yellow", highlight=False)
+    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 
 def _metric_of(options: ClassifierPrepareOptions, task: "Task") -> Metric:
