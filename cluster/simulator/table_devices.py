@@ -32,7 +32,8 @@ class _Post:
 
     pipeline: Plan
     placement: Placement
-    parts: dict[int, tuple[LaunchPart, ...]] = field(default_factory=dict)
+    # By the block before a launch, and whether it has ramps.
+    parts: dict[tuple[int, bool], tuple[LaunchPart, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
     turn_s: float = 0.0  # the idle time of a replica before a launch
 
@@ -95,7 +96,8 @@ class TableDevices:
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
         may_stop = RowKind.SHADOW not in kinds and RowKind.EARLY not in kinds
-        for stop, lets_go, seconds in post.parts.get(launch.cursor) or self._new_parts(post, launch):
+        known = post.parts.get((launch.cursor, bool(launch.ramps)))
+        for stop, lets_go, seconds in known or self._new_parts(post, launch):
             if kinds and may_stop and all(kinds[row] == RowKind.SHADOW for row in inside):
                 break
             ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
@@ -170,8 +172,8 @@ class TableDevices:
             seconds = begins_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
             parts.append(LaunchPart(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
             start = stop
-        post.parts[launch.cursor] = tuple(parts)
-        return post.parts[launch.cursor]
+        post.parts[launch.cursor, bool(launch.ramps)] = tuple(parts)
+        return tuple(parts)
 
 
 def _of_texts(seconds: Sequence[float], launch: Launch, inside: Sequence[int]) -> float:

@@ -40,6 +40,9 @@ class RowKind(IntEnum):
     EARLY = 4
 
 
+_RUN_PAST_RAMPS = {RowKind.SHADOW, RowKind.FULL}  # kinds for which no ramp matters
+
+
 class Outcome(Enum):
     """How an admitted input ended."""
 
@@ -132,7 +135,9 @@ class Launch:
         """Begin it: count the load of the replica, and the work that the queue still owes."""
         stage, group = queue.stage, queue.owner.group
         self.id, self.lane, self.queue, self.runner = id, lane, queue, runner
-        self.replica, self.group, self.ramps, self.keep = runner.name, stage.group, lane.route.ramps, queue.owner.keep
+        self.replica, self.group, self.keep = runner.name, stage.group, queue.owner.keep
+        # Without these, a launch whose inputs all run to the end would stop at each ramp for nothing.
+        self.ramps = lane.route.ramps if not kinds or {*kinds} - _RUN_PAST_RAMPS else frozenset[int]()
         self.cursor, self.stop, self.room, self.length = queue.cursor, stage.stop, stage.room, stage.length
         self.tickets, self.kinds, self.owed, self.started_s = tuple(tickets), kinds, owed, now_s
         self.places = tuple([ticket.place for ticket in tickets])

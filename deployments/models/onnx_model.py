@@ -100,6 +100,13 @@ class ExportedRanges:
         longest = max(fitting, default=None, key=lambda block_range: block_range.stop)
         return None if longest is None else (longest, self._ready[longest])
 
+    def holds(self, wanted: BlockRange) -> bool:
+        """Whether ready ranges make up the wanted one. A session of its own would hold all weights a second time."""
+        block = wanted.start
+        while block < wanted.stop and (longest := self.longest_from(block, wanted)):
+            block = longest[0].stop
+        return block == wanted.stop
+
     def make(self, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         """Export a block range and open its session; returns when it is ready."""
         if block_range not in self._ready:
@@ -181,7 +188,8 @@ class OnnxModel(TorchModel):
         inputs = graph_inputs(arrays, spans)
         if session := self.exported.get(block_range):
             return range_output(session.run(inputs), block_range)
-        self.exported.request(block_range, inputs)
+        if not self.exported.holds(block_range):
+            self.exported.request(block_range, inputs)
         return self._piecewise(block_range, arrays, spans)
 
     def _piecewise(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:

@@ -143,6 +143,18 @@ def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
     assert (launch.kinds, launch.places) == (bytes([RowKind.FULL]), (Place("y", 0),))
 
 
+def test_a_launch_stops_at_no_ramp_if_all_its_inputs_run_to_the_end() -> None:
+    """Such as one of inputs that want the full network; one other input is enough for ramps."""
+    route = Route((replace(flat(linear(0, BLOCKS, 4, "a")), ramps=frozenset({3})),))
+    dispatcher = Dispatcher(route, {"a": ["a0"]}, AUDITED, lambda: 0.0)
+    for kinds, ramps in (([True, True], set[int]()), ([True, False], {3})):
+        for full in kinds:
+            dispatcher.admit_all(0.0, 1.0, [Place("x", 0)], full=full)
+        (launch,) = dispatcher.tick(0.0)
+        assert (len(launch.tickets), launch.ramps) == (2, ramps)
+        dispatcher.completed(launch.id, 0.1, {})
+
+
 def test_a_shadow_that_is_given_up_frees_its_state() -> None:
     """After a few seconds, or at once when too many others come after it."""
     dispatcher = Dispatcher(TWO_SPLITS, GROUPS, AUDITED, lambda: 0.0)

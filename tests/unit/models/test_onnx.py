@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,16 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     assert served.exported.get(wanted)
     served.inner.through = lambda *_: pytest.fail("torch was asked")
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
+
+
+def test_ready_ranges_that_make_up_a_longer_one_run_in_its_place(cache: Path) -> None:
+    """So weights are held once, also while launches without ramps run beside launches that stop at them."""
+    exact = network("bert", "entropy", [THRESHOLD])
+    served, batch = OnnxModel(exact, "bert, in pieces", cache=cache), batch_for(exact, "bert")
+    stops = (0, *(ramp + 1 for ramp in exact.ramp_blocks), exact.num_blocks)
+    served.prepare([BlockRange(start, stop) for start, stop in pairwise(stops)], batch)
+    assert_same(exact.run(batch, exact.num_blocks, ()), served.run(batch, exact.num_blocks, ()))
+    assert not served.exported.requested
 
 
 def test_all_that_a_session_gives_passes_into_torchs_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
