@@ -124,8 +124,7 @@ class Launch:
     `keep`: the survivors continue on the same replica, so they stay there. `weight` is the sum of `weights`, and `room`
     is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every input
     weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
-    launch counts as failed. Only the dispatcher reads `owed`, the weight of its inputs without shadows, and what
-    belongs to the replica's `runner`, the `queue` and the `lane`.
+    launch counts as failed. Only the dispatcher reads `lane`, `queue`, `runner`, `owed` (its weight but shadows).
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Launch:
         stage, group = queue.stage, queue.owner.group
         self.id, self.lane, self.queue, self.runner = id, lane, queue, runner
         self.replica, self.group, self.keep = runner.name, stage.group, queue.owner.keep
-        # Without these, a launch whose inputs all run to the end would stop at each ramp for nothing.
+        # At open ramps, a launch whose inputs all run to the end would stop for nothing.
         self.ramps = lane.route.ramps if not kinds or {*kinds} - _RUN_PAST_RAMPS else frozenset[int]()
         self.cursor, self.stop, self.room, self.length = queue.cursor, stage.stop, stage.room, stage.length
         self.tickets, self.kinds, self.owed, self.started_s = tuple(tickets), kinds, owed, now_s
