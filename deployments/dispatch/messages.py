@@ -124,7 +124,8 @@ class Launch:
     `keep`: the survivors continue on the same replica, so they stay there. `weight` is the sum of `weights`, and `room`
     is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every input
     weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
-    launch counts as failed. Only the dispatcher reads `lane`, `queue`, `runner`, `owed` (its weight but shadows).
+    launch counts as failed. Only the dispatcher reads `lane`, `queue`, `runner` and `owed`, the weight of its inputs
+    without shadows.
     """
 
     def __init__(
