@@ -124,7 +124,7 @@ def build(config: AppConfig) -> Application:
         # Without room, every old front ends first: each of them holds the devices that the new ones wait for.
         rolling_update_percentage=1.0,
         # Serve's queue must not refuse before our own, which gives a reason.
-        max_ongoing_requests=2 * config.most_inside,
+        max_ongoing_requests=2 * config.max_inside_all,
         ray_actor_options=options,
         **process_options(config.log_format, config.drain_s),
     )(serve.ingress()(Front))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,7 +20,7 @@ from pydantic import (
 
 from isobatch.deployments import named
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
-from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
+from isobatch.deployments.dispatch.queue_orders import DEADLINE, queue_order_named, queue_order_path
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, of_declared, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
@@ -30,7 +31,7 @@ from isobatch.profiles.promise import RULES, tolerance_in
 
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 MOST_INSIDE = 2**20  # inputs: Serve counts requests in 32 bits
-INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
+INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_inside is not given
 A_FRONT_PER_S = 2_500  # requests that a front on a core of its own passes on, about, by `make bench-serve`
 
 
@@ -42,7 +43,7 @@ def _known_backend_or_virtual(name: str) -> str:
 
 
 def _known_order(name: str) -> str:
-    order_path(name)
+    queue_order_path(name)
     return name
 
 
@@ -188,12 +189,14 @@ class AppConfig(ServedConfig):
     )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, le=MOST_BATCH, description="The largest batch.")
-    max_waiting: int | None = Field(
+    max_inside: int | None = Field(
         None,
         ge=1,
         le=MOST_INSIDE,
+        strict=True,
+        validation_alias=AliasChoices("max_inside", "max_waiting"),
         description="Inputs that may be inside at once, in all fronts together; further ones are refused (503). "
-        f"None: {INSIDE_A_FRONT:,} for each front.",
+        f"None: {INSIDE_A_FRONT:,} for each front. Older files call it max_waiting.",
     )
     too_long: Literal["truncate", "refuse"] = Field(
         "truncate",
@@ -277,25 +280,25 @@ class AppConfig(ServedConfig):
     def limits(self, share: float) -> Limits:
         """The limits for the dispatcher of a front that has this share of every replica."""
         return Limits(
-            backlog=ceil(self.most_inside * share),
+            max_inside=ceil(self.max_inside_all * share),
             share=share,
             early_s=EARLY_S,
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,
             tolerance=tolerance_in(self.prepared_folder) if self.prepared_folder else 0.0,
             answers_early=self.answers == "early",
-            order=order_named(self.order),
+            queue_order=queue_order_named(self.order),
         )
 
     @property
-    def most_inside(self) -> int:
-        """Inputs that may be inside, all fronts together."""
-        return self.max_waiting or INSIDE_A_FRONT * self.front_replicas
+    def max_inside_all(self) -> int:
+        """Inputs that may be inside, all fronts together: `max_inside`, or its default."""
+        return self.max_inside or INSIDE_A_FRONT * self.front_replicas
 
     @property
     def most_inputs(self) -> int:
         """The most inputs in one request. A request with more than may be inside a front could never be admitted."""
-        return min(self.max_inputs, ceil(self.most_inside / self.front_replicas))
+        return min(self.max_inputs, ceil(self.max_inside_all / self.front_replicas))
 
     @property
     def early_budget(self) -> float | None:

@@ -36,7 +36,7 @@ class Measured:
     interrupted: bool = False
 
     def __str__(self) -> str:
-        steady = "steady enough to trust" if self.drift is not None else "not checked again, give a larger --budget"
+        steady = "steady enough to trust" if self.drift is not None else "not checked again, give a larger --timing-s"
         verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or steady
         least = sweep.knee(self.table)
         enough = f"{least} input{'s' if least > 1 else ''} a batch {'come' if least > 1 else 'comes'} within 10 %"

@@ -81,7 +81,7 @@ def number_text(value: float | None) -> str:
 def numbers_in(option: str, text: str, number: Callable[[str], Number], what: str) -> list[Number]:
     """The numbers above 0 in an option, with commas between them.
 
-    >>> numbers_in("--lengths", "32, 128", int, "numbers of tokens, as in 32,128")
+    >>> numbers_in("--tokens", "32, 128", int, "numbers of tokens, as in 32,128")
     [32, 128]
     """
     with suppress(ValueError):

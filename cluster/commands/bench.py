@@ -8,6 +8,7 @@ from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, check_writable, numbers_in
 from isobatch.cluster.commands.shared_options import (
+    OLD_BUDGET,
     READS,
     DeviceHere,
     Labels,
@@ -38,7 +39,7 @@ def bench(
     backend: Annotated[str, "As `backend:` of `isobatch serve`. auto: the fastest here."] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = LENGTH,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
-    budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
+    timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing."), OLD_BUDGET] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = MAX_ROWS,
     as_json: Annotated[bool, "Print only the result, as JSON."] = False,
@@ -65,7 +66,7 @@ def bench(
     check_writable(out)
     with console.status("loading") as status:
         request = setup.BenchRequest(
-            model, data, device, dtype, backend, length, largest, budget, threads, max_rows,
+            model, data, device, dtype, backend, length, largest, timing_s, threads, max_rows,
             reading.data_columns, pairs_of(labels),
         )  # fmt: skip
         made, notes = setup.make(request, status.update)

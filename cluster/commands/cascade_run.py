@@ -119,7 +119,7 @@ def _trial(
 ) -> Tryout:  # fmt: skip
     compute_with(options.threads)
     recorded, names = sample.values[:LENGTH_ROWS], [kind.kind for kind in kinds]
-    timing = (recorded, names, options.device, options.budget, options.largest)
+    timing = (recorded, names, options.device, options.timing_s, options.largest)
     with busy("timing the networks"):
         timed, notes = zip(*(timed_candidate(each, *timing) for each in candidates), strict=True)
     for note in chain.from_iterable(notes):

@@ -187,7 +187,7 @@ def _prepare_classifier(
     rule = policy_at(policy)
     _check_scores(options, task)
     if not task.by_score:
-        check_answers(rule, "--policy")
+        check_answers(rule, "--policy", task)
     metric = _metric_of(options, task)
     if task.several:
         check_forgets(rule, "--policy")

@@ -8,8 +8,10 @@ import typer
 
 from isobatch.cluster.commands import Dtype, check_writable
 from isobatch.cluster.commands.shared_options import (
+    OLD_BUDGET,
     READS,
     DeviceHere,
+    OldName,
     ReadingOptions,
     check_not_given,
     check_only,
@@ -32,8 +34,10 @@ class ProfileOptions:
         "Precision of the network; int8 on CPUs only. None: float32, or on a GPU and for a decoder that of its ramps, "
         "or of its checkpoint if this device is fast in it.",
     ] = None
-    budget: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
+    timing_s: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost."),
+        OLD_BUDGET,
     ] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1
     kind: Annotated[str | None, "Name of this kind of device, if not the catalogue's."] = None
@@ -45,8 +49,10 @@ class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
     backend: Annotated[str, "As `backend:` of `isobatch serve`, which should be equal. auto: the fastest."] = "torch"
     data: Annotated[Path | None, f"Recorded inputs, over which exits are counted: {READS}."] = None
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000
-    lengths: Annotated[
-        str | None, "Tokens per text to measure at; none: texts as long as those of --data, else 32,128."
+    tokens: Annotated[
+        str | None,
+        "Numbers of tokens of the texts to measure; none: as many as in those of --data, else 32,128.",
+        OldName("lengths", "--lengths is a file in isobatch load and simulate"),
     ] = None
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
     together: Annotated[
@@ -73,7 +79,7 @@ def profile(options: ClassifierProfileOptions) -> None:
 
     For a decoder, launches of its engine are timed, and the cost of each part of a launch is fitted to them.
 
-    Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
+    Example: [bold]isobatch profile my-bert-ee --data reviews.csv --timing-s 60[/]
 
     Example: [bold]isobatch profile my-bert-ee --together 2[/]
 

@@ -49,7 +49,7 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     if data is None:
         check_no_file(options, max_rows=options.max_rows != type(options).max_rows)
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
-    tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
+    tokens = numbers_in("--tokens", options.tokens, int, "numbers of tokens, as in 32,128") if options.tokens else []
     kinds = known_kinds(options.devices)
     if options.together:
         check_can_share(str(resolve_device(options.device)))
@@ -74,13 +74,13 @@ def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
     inputs = block_times.sample_inputs(network, source, lengths, tokens)
     others = [each for each in kinds if each != kind]
     derived = _derived_tables(source, others, options.dtype, [each.length for each in inputs], network.ramp_blocks)
-    measured = block_times.timed(network, inputs, kind, dtype, options.budget, options.largest)
+    measured = block_times.timed(network, inputs, kind, dtype, options.timing_s, options.largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
     interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
     if options.together and not interrupted:
         backend = network.backend if options.backend == AUTO else options.backend
         same = TimedNetwork(model, source, str(exact.device), dtype, backend, lengths, tokens, options.threads)
-        at_once = shared_tables(same, own, options.together, options.budget)
+        at_once = shared_tables(same, own, options.together, options.timing_s)
         shared, ended = kept(show(at_once, f"timing {options.together} launches at once", len(own)))
         interrupted = isinstance(ended, KeyboardInterrupt)
     if data and not interrupted:

@@ -81,7 +81,7 @@ def _measured_table(
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
     with busy("timing launches"):
-        prices = measured(model, workload, options.budget)
+        prices = measured(model, workload, options.timing_s)
     with busy("timing the front"):
         front_s = front_s_per_token(source, anatomy.shape)
     return DecodingTable(

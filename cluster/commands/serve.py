@@ -264,13 +264,13 @@ def _end_at_once(*_: object) -> None:
 def example(content: dict[str, Any]) -> tuple[str, str] | None:
     """The path and the JSON body of a request to the first isobatch application; None: none is known for its
     network."""
-    from isobatch.cluster.serving.serve_file import classifiers, prefix_of, text_writers
+    from isobatch.cluster.serving.serve_file import classifiers, decoders, prefix_of
     from isobatch.deployments.demo.sums import prompt_of
     from isobatch.deployments.front.examples import example_of
 
-    if writers := text_writers(content):
+    if applications := decoders(content):
         body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
-        return f"{prefix_of(writers[0])}/v1/completions", json.dumps(body)
+        return f"{prefix_of(applications[0])}/v1/completions", json.dumps(body)
     if not (classifying := classifiers(content)):
         return None
     model = (classifying[0].get("args") or {}).get("model")

@@ -56,7 +56,7 @@ def simulate(options: ClassifierSimulationOptions, decoder: TextSimulationOption
     Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
     from isobatch.cluster.commands import check_picture, simulate_run
-    from isobatch.cluster.serving.serve_file import arbiters, only, serve_file, text_writers
+    from isobatch.cluster.serving.serve_file import arbiters, decoders, only, serve_file
 
     check_picture(options.out)
     plan, name = options.plan, options.application
@@ -71,7 +71,7 @@ def simulate(options: ClassifierSimulationOptions, decoder: TextSimulationOption
         check_not_given(options, OF_ONE, refusal)
         check_only(ClassifierSimulationOptions, decoder, refusal)
         simulate_run.rehearse_fleet(options, content, fleets[0])
-    elif applications := text_writers(content):
+    elif applications := decoders(content):
         check_only(TextSimulationOptions, options, "is for classifiers: texts are simulated without it")
         simulate_run.rehearse_texts(decoder, applications)
     else:

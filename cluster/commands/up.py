@@ -104,7 +104,7 @@ def _steps(
             table,
             "how long its blocks take here, and where its inputs leave",
             {"machine": this_machine()},
-            lambda: called(profile, model=str(folder), data=data, out=table, budget=PROFILE_BUDGET_S),
+            lambda: called(profile, model=str(folder), data=data, out=table, timing_s=PROFILE_BUDGET_S),
             lambda: f"times are in {table}",
         ),
         _Step(

@@ -66,7 +66,7 @@ MOST_SILENT = 100  # silent fronts whose counts are remembered: most have ended,
 
 
 class RecentCounts:
-    """The counts of fronts since each of them answered last. Fronts themselves count from their start.
+    """The counts of each front since it answered last. Fronts themselves count from their start.
 
     A front that had started before the first call and did not answer it counts from its first answer on.
     """

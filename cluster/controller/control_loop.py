@@ -143,7 +143,7 @@ class ControlLoop:
             self._requested = devices
 
     async def force(self) -> Event:
-        """Close the window now, and take the best plan. A peek is ended before."""
+        """Close the window now, and take the best plan. An exploration is ended before."""
         return await self._shielded(self._force())
 
     async def preview(self) -> Event:
@@ -181,13 +181,13 @@ class ControlLoop:
             self._granted.set()
 
     async def act(self) -> None:
-        """Look, and roll out the plan that follows from a grant, after ending a peek. Then another look is due."""
+        """End an exploration, look, and roll out the plan that follows from a grant. Then another look is due."""
         self._granted.clear()
         try:
             async with self._turn:
-                peeks = self.controller.peek is not None
+                explores = self.controller.exploring is not None
                 await self._look_now()
-                if peeks:
+                if explores:
                     await self._look_now()
         finally:
             self._looked_s = -inf

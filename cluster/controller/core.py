@@ -13,11 +13,11 @@ from isobatch.cluster.controller.available_devices import DeviceRequests, Presen
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
-from isobatch.cluster.controller.peeks import PeekSchedule
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import COMPLETED, PEEK, THRESHOLDS, Event, Events, NextStep, What
+from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Action, Event, Events, NextStep
 from isobatch.cluster.controller.sentences import arrivals_text, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
+from isobatch.cluster.controller.survival import ExplorationSchedule
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
@@ -43,7 +43,7 @@ class Controller:
         self.known = Knowledge(problem, patience, history, events, running)
         self.record, self.window = self.known.record, CurrentWindow(now_s)
         self._start_over(now_s)
-        self.peek: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
+        self.exploring: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
         if events.last:
@@ -51,19 +51,19 @@ class Controller:
 
     def _resume(self, last: Event, step: Event, now_s: float) -> None:
         """After a restart: find out how the last roll-out ended."""
-        self.device_requests.request(last.asked, self.present.counts, now_s)
+        self.device_requests.request(last.requested, self.present.counts, now_s)
         if self.keeper:
             self.keeper.resume(last.worse, self.running, self.record.is_relaxed)
-        if step.what in PEEK and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
-            self.peek = step
+        if step.what in EXPLORATION and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
+            self.exploring = step
         else:
             self.record.resume(step, self.running, now_s)
         self._trial = None if self.pinned else self.record.trial(self.running)
 
     def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused and a look before the next regular one could help."""
-        may_end_peek = observed.answered >= self.patience.enough_inputs
-        return is_refusing(observed) and (may_end_peek if self.peek else self._may_relieve(now_s))
+        may_end_exploration = observed.answered >= self.patience.enough_inputs
+        return is_refusing(observed) and (may_end_exploration if self.exploring else self._may_relieve(now_s))
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None: there is no reason to decide yet."""
@@ -74,7 +74,7 @@ class Controller:
         if not self._runs_or_may_start:
             return None
         return (
-            self._end_peek(observed, now_s)
+            self._end_exploration(observed, now_s)
             or self._give_up_late_devices(now_s)
             or self._change_thresholds(observed, now_s)
             or self._judge_trial(now_s)
@@ -95,7 +95,7 @@ class Controller:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not served_alike(plan, self.running):
-            self.running, self.peek, self._relief.best = plan, None, None
+            self.running, self.exploring, self._relief.best = plan, None, None
             self.known.problem = self.known.problem.in_units_of(plan)
             self.window.start(now_s)  # looks under another plan may have other units
             if not self.record.arrived_after_all(plan, now_s):
@@ -103,11 +103,12 @@ class Controller:
             self._trial = None if self.pinned else self.record.trial(plan)
 
     def redeployed(self, before: "Controller", now_s: float) -> None:
-        """Begin after a controller whose application had another configuration; a peek that it had begun is ended."""
+        """Begin after a controller whose application had another configuration; ramps that it had opened are closed."""
         self._record("began", "the application was deployed with another configuration", now_s)
-        if before.peek and not self.peek and served_alike(before.running, self.running):
-            self.peek = replace(self._event(now_s), what="looking", why=before.peek.why, before=before.peek.before)
-            self.record.add(self.peek)
+        if before.exploring and not self.exploring and served_alike(before.running, self.running):
+            began = before.exploring
+            self.exploring = replace(self._event(now_s), what="looking", why=began.why, before=began.before)
+            self.record.add(self.exploring)
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
@@ -118,15 +119,15 @@ class Controller:
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
             self._relief.best = None  # the best plan was for other devices
-        if self.keeper and event.what not in PEEK:  # a peek leaves thresholds as they are
+        if self.keeper and event.what not in EXPLORATION:  # which leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
-            self.peek = event
+            self.exploring = event
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
             if event.what == "waking":
-                self._granted, self.window.parked, self.peek = False, False, None
+                self._granted, self.window.parked, self.exploring = False, False, None
                 called_s = event.at_s - self.window.called_for_s  # when its inputs arrived
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, COMPLETED[event.what], took_s, now_s)
@@ -135,9 +136,9 @@ class Controller:
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False, tried: bool = True) -> None:
         """The previous plan runs on. `blameless`: the failure says nothing against the new plan."""
-        event, peeked = step.event, step.event.what in PEEK
-        if peeked:  # not again before the next peek is due, but ramps that are still open are closed at the next look
-            self._peeks.peeked_s, self.peek = now_s, event if event.what == "looked" else None
+        event, explored = step.event, step.event.what in EXPLORATION
+        if explored:  # not again before it is due, but ramps that are still open are closed at the next look
+            self._explorations.explored_s, self.exploring = now_s, event if event.what == "looked" else None
         if event.what == "rolling back":  # tried once; the previous plan is not to blame
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
@@ -147,8 +148,8 @@ class Controller:
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
             self._relief.best = None if blameless else self.running  # until the next decision
-        what: What = "stayed" if peeked or blameless or event.what in THRESHOLDS else "failed"
-        what = "looked" if event is self.peek else what  # so that a controller that restarts closes them, too
+        what: Action = "stayed" if explored or blameless or event.what in THRESHOLDS else "failed"
+        what = "looked" if event is self.exploring else what  # so that a controller that restarts closes them, too
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
 
@@ -180,13 +181,14 @@ class Controller:
 
     @property
     def requested(self) -> dict[str, int]:
-        """The devices that Ray's autoscaler must be asked for."""
+        """The devices to request from Ray's autoscaler."""
         return self.device_requests.beyond_use(self.running.devices(), self.present.counts)
 
     def _start_over(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
         self.window.start(now_s)
-        self._trial, self._relief, self._peeks = None, OverloadRelief(), PeekSchedule(self.patience, now_s)
+        self._trial, self._relief = None, OverloadRelief()
+        self._explorations = ExplorationSchedule(self.patience, now_s)
 
     @property
     def _runs_or_may_start(self) -> bool:
@@ -195,19 +197,19 @@ class Controller:
         parked = self.window.parked and (self.record.paused or not may_start)
         return not (self.window.parking or parked)
 
-    def _end_peek(self, observed: Observed, now_s: float) -> NextStep | None:
+    def _end_exploration(self, observed: Observed, now_s: float) -> NextStep | None:
         """Learn from the look with all ramps open, and close them again."""
-        if not (peek := self.peek) or self.window.parked:  # the application wakes with a newly chosen plan
+        if not (began := self.exploring) or self.window.parked:  # the application wakes with a newly chosen plan
             return None
         before = self.known.estimate.survival
-        self.known.estimate.add_peek(observed, self.ramps)
+        self.known.estimate.add_exploration(observed, self.ramps)
         self.window.looks.pop()  # the estimate has counted this look
-        self.peek, self._peeks.peeked_s, self._devices_changed = None, now_s, True
+        self.exploring, self._explorations.explored_s, self._devices_changed = None, now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.known.estimate.survival, strict=True))
         why = f"{observed.answered} inputs with all ramps open show: the expected survival was off by up to {off:.0%}"
-        event = replace(self._event(now_s), number=peek.number, what="looked", why=why, before=peek.before)
+        event = replace(self._event(now_s), number=began.number, what="looked", why=why, before=began.before)
         self.record.add(event)
-        return NextStep(peek.before, event)
+        return NextStep(began.before, event)
 
     def _give_up_late_devices(self, now_s: float) -> NextStep | None:
         late = self.device_requests.update(self.present.counts, now_s)
@@ -291,7 +293,7 @@ class Controller:
         self.window.start(now_s)
         step = self._decide(observed, now_s, reason, forced)
         self._devices_changed = self._granted = False
-        self.device_requests.request(step.event.asked, self.present.counts, now_s)
+        self.device_requests.request(step.event.requested, self.present.counts, now_s)
         self.record.add(step.event)
         return step
 
@@ -299,7 +301,7 @@ class Controller:
         """Learn from the window so far; returns whether any input was answered in it."""
         learned = self.known.learn(self.window, self.running, self.ramps, latest)
         if learned and self.known.estimate.surprised:
-            self._peeks.surprised_s = now_s
+            self._explorations.surprised_s = now_s
         return learned
 
     def _loosened(self, keeper: PromiseKeeper, observed: Observed, now_s: float) -> ThresholdChange | None:
@@ -333,11 +335,11 @@ class Controller:
             step = self._decide_with(present, observed, now_s, reason, forced)
             why = f"{step.event.why}; requested from the autoscaler: {absent}: {wish.event.why.removeprefix(reason)}"
             step = replace(step, event=replace(step.event, why=why))
-        if step.event.what == "looking":  # requests are decided after the peek
+        if step.event.what == "looking":  # requests are decided after that look
             return step
         uses = self.device_requests.of_growing_kinds((step.plan or self.running).devices())
         requested = {kind: max(count, uses[kind]) for kind, count in wanted.items()}
-        return replace(step, event=replace(step.event, asked=requested))
+        return replace(step, event=replace(step.event, requested=requested))
 
     def _decide_with(
         self, counts: Mapping[str, int], observed: Observed, now_s: float, reason: str, forced: bool
@@ -354,7 +356,7 @@ class Controller:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
-        if not (decide.is_idle(observed) or verdict.must) and self._should_peek(verdict, snapshot.cost_model, now_s):
+        if not (decide.is_idle(observed) or verdict.must) and self._should_explore(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why))
@@ -365,7 +367,7 @@ class Controller:
             return NextStep(None, event)
         plan = self._with_thresholds(better)
         change = decide.plan_change(self.running, plan)
-        what: What = "waking" if self.window.parked else "rolling out"
+        what: Action = "waking" if self.window.parked else "rolling out"
         starts = change.replicas if self.window.parked else change.starts
         return NextStep(plan, replace(event, what=what, after=plan, starts=starts, forced=verdict.must))
 
@@ -379,17 +381,17 @@ class Controller:
         fixed = self.record.paused or self.pinned or self.known.problem.answers_early
         return not fixed and self._relief.may_help(self.running, now_s)
 
-    def _should_peek(self, verdict: Verdict, cost_model: CostModel, now_s: float) -> bool:
+    def _should_explore(self, verdict: Verdict, cost_model: CostModel, now_s: float) -> bool:
         broke = self.keeper and self.keeper.worse > 1.0  # closed ramps still have the thresholds that broke the promise
         is_fixed = self._trial or self.pinned or self.record.paused
         may = not (broke or is_fixed or lost_devices(self.running, self.present.counts))
-        return may and self._peeks.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
+        return may and self._explorations.is_due(self.running, cost_model.ramp_blocks, now_s, idle=not verdict.moves)
 
-    def _record(self, what: What, why: str, now_s: float) -> None:
+    def _record(self, what: Action, why: str, now_s: float) -> None:
         self.record.add(replace(self._event(now_s), what=what, why=why))
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:
         corrections, requested = self.known.corrections, self.device_requests.counts
         number, plan, worse = self.record.number, self.running, self.keeper.worse if self.keeper else 1.0
-        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=worse, asked=requested)
+        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=worse, requested=requested)
         return event.with_figures(observed, self.known.promises_per_s(plan)) if observed else event

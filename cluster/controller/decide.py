@@ -13,7 +13,6 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.early_answers import answered_s
 from isobatch.optimizer.goals import Goal
-from isobatch.profiles.forecast import Forecast
 
 REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
 LEAST_REFUSED = 3  # refused inputs: with fewer, the share may be chance
@@ -180,14 +179,6 @@ class Demand:
         """The goodput that a plan must promise, if plans keep this share of it."""
         wanted = min(SURGE * self.expected_per_s, max(self.high_per_s, (1 + reserve) * self.expected_per_s))
         return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
-
-
-def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float, quiet_s: float) -> Demand:
-    """The demand of the next window: none once `quiet_s`, the time without inputs, is as long as a window."""
-    if quiet_s >= window_s * (1 - 1e-9):
-        return Demand(0.0, 0.0, peak_per_s)
-    likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
-    return Demand(max(likely, observed.arrivals_per_s), high, max(peak_per_s, observed.arrivals_per_s))
 
 
 @dataclass(frozen=True)

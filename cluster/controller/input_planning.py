@@ -1,4 +1,4 @@
-"""The planning problem of a classifier: the planner is asked in every window, with new survival and devices."""
+"""The planning problem of a classifier: it is solved in every window, with new survival and devices."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.peeks import with_all_ramps
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device, usable

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from isobatch.cluster.controller.record import What
+from isobatch.cluster.controller.record import Action
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.early_answers import answered_s
 from isobatch.optimizer.model.evaluate import evaluate
@@ -46,7 +46,7 @@ RECOVERED = 0.99  # the share of inputs answered in time above which the overloa
 class ThresholdChange:
     """Thresholds that should be used from now on, and why."""
 
-    what: What
+    what: Action
     why: str
     thresholds: Thresholds
 
@@ -247,7 +247,7 @@ class PromiseKeeper:
         before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
         return after.goodput_per_s / before.goodput_per_s - 1
 
-    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> ThresholdChange:
+    def _change(self, what: Action, why: str, plan: Plan, facts: Problem) -> ThresholdChange:
         return ThresholdChange(what, why, self.thresholds(plan, facts))
 
     def _chosen(self, plan: Plan) -> Indices:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections, busy_shares
@@ -28,15 +28,15 @@ LONGEST_START_S = 600.0  # the deployer's longest wait for replicas: if more sec
 BUSY_SHARE = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
-PEEK = ("looking", "looked")  # all ramps are opened, or closed again
+EXPLORATION = ("looking", "looked")  # all ramps are opened, or closed again
 COMMANDS = ("granted", "paused", "resumed")  # of persons and arbiters, also while a plan is rolled out
 
-What = Literal[
+Action = Literal[
     "began", "stayed", "granted", "rolling out", "rolled out", "rolling back", "rolled back", "waking", "woken",
     "failed", "looking", "looked", "paused", "resumed", "tightened", "loosened", "tuned", "gave way", "recovered",
 ]  # fmt: skip
 # What becomes of events whose plan is still being rolled out.
-COMPLETED: Mapping[What, What] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
+COMPLETED: Mapping[Action, Action] = {"rolling out": "rolled out", "rolling back": "rolled back", "waking": "woken"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Event:
 
     number: int
     at_s: float  # seconds since 1970
-    what: What
+    what: Action
     why: str
     before: Plan
     after: Plan | None = None
@@ -61,7 +61,10 @@ class Event:
     p99_ms: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
-    asked: Mapping[str, int] = field(default_factory=dict)  # devices that are requested from Ray's autoscaler
+    # Devices that are requested from Ray's autoscaler; older files call them `asked`.
+    requested: Annotated[Mapping[str, int], Field(validation_alias=AliasChoices("requested", "asked"))] = field(
+        default_factory=dict
+    )
     paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
     kept_share: float = 1.0  # of the estimated goodput, by all windows before
 
@@ -194,7 +197,7 @@ class TrackRecord:
             if event.what == "began":
                 break
             done = [event.after] if event.after and event.what in COMPLETED.values() else []
-            plans += done if event.what in COMMANDS else [*done, event.before]  # commands may come during a peek
+            plans += done if event.what in COMMANDS else [*done, event.before]  # a command may find all ramps open
         alike: dict[Plan, Plan] = {}
         for plan in plans:
             alike.setdefault(plan.unpromised, plan)
@@ -204,7 +207,7 @@ class TrackRecord:
         paused = event.what == "paused" or (self.paused and event.what != "resumed")
         self.events.add(replace(event, paused=paused, kept_share=self.kept_share))
 
-    def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
+    def complete(self, event: Event, what: Action, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
         took_s = took_s and min(max(0.0, took_s), LONGEST_START_S)  # the clock may have been set meanwhile
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
@@ -302,7 +305,7 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 class Barred:
     """Plans that were rolled back, and similar ones, are not tried again for a while.
 
-    A plan is similar if it shares a pipeline with such a plan, other than those of the plan that ran instead.
+    A plan is similar if it has a pipeline of the plan that failed, unless the plan that ran instead has it, too.
     """
 
     def __init__(self) -> None:

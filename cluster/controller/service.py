@@ -25,7 +25,7 @@ from isobatch.cluster.controller.knowledge import PlanningProblem
 from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper
 from isobatch.cluster.controller.record import Event
-from isobatch.cluster.controller.status import ControllerStatus, EventStatus, PausedStatus, brief, export, status_of
+from isobatch.cluster.controller.status import ControllerStatus, EventStatus, PausedStatus, as_json, export, status_of
 from isobatch.cluster.controller.text_planning import text_problem
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.front.answers import RefusedError
@@ -184,7 +184,7 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
 
 def _log(application: str, event: Event) -> None:
     """Write one line for each decision. In JSON it also has the figures that led to the decision."""
-    figures = {name: value for name, value in brief(event).items() if value is not None and name != "why"}
+    figures = {name: value for name, value in as_json(event).items() if value is not None and name != "why"}
     log.log(
         logging.INFO if event.what == "stayed" else logging.WARNING,
         "%s: %s: %s",
@@ -251,11 +251,11 @@ def _routes(service: ControllerService) -> APIRouter:
     @routes.post("/force", **documented(EventStatus, 403, *_REFUSALS))
     async def force() -> dict[str, Any]:
         """Plan again now, and roll out the best plan."""
-        return brief(await loop().force())
+        return as_json(await loop().force())
 
     @routes.get("/would", **documented(EventStatus, *_REFUSALS))
     async def would() -> dict[str, Any]:
         """The decision that would be made now; nothing changes."""
-        return brief(await loop().preview())
+        return as_json(await loop().preview())
 
     return routes

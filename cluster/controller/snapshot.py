@@ -22,10 +22,14 @@ MOST_BELOW = 0.5  # a plan that ran before goes before a barred one if it sustai
 def expected_demand(
     known: Knowledge, patience: Patience, window: CurrentWindow, observed: Observed, now_s: float
 ) -> Demand:
-    """The demand by the forecast and the last window; at least the present rate, if inputs are late or refused."""
-    peak_per_s, window_s = known.estimate.peak_per_s(now_s), patience.replan_every_s
-    expected = decide.demand(known.estimate.forecast, observed, peak_per_s, window_s, window.quiet_s)
-    return replace(expected, expected_per_s=max(expected.expected_per_s, window.rush_per_s))
+    """The demand of the next window by the forecast and the last window; at least the present rate, if inputs are late
+    or refused. None is expected once no input has come for as long as a window."""
+    peak_per_s, forecast, rush_per_s = known.estimate.peak_per_s(now_s), known.estimate.forecast, window.rush_per_s
+    if window.quiet_s >= patience.replan_every_s * (1 - 1e-9):
+        return Demand(rush_per_s, 0.0, peak_per_s)
+    likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
+    observed_per_s = observed.arrivals_per_s
+    return Demand(max(likely, observed_per_s, rush_per_s), high, max(peak_per_s, observed_per_s))
 
 
 @dataclass(frozen=True)

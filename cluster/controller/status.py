@@ -12,7 +12,7 @@ from pydantic import Field
 
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
-from isobatch.cluster.controller.record import Event, What
+from isobatch.cluster.controller.record import Action, Event
 from isobatch.cluster.controller.sentences import shortfall
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.metrics import CONTROLLER, MetricSeries
@@ -72,7 +72,7 @@ class EventStatus(Schema):
 
     number: int
     at_s: float = Field(description="Seconds since 1970.")
-    what: What
+    what: Action
     why: str
     before: str
     after: str | None = Field(description="None where the plan stayed.")
@@ -167,7 +167,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "survival": list(controller.known.estimate.survival),
         "full_share": controller.known.estimate.full_share,
         "corrections": controller.known.corrections.as_json,
-        "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
+        "events": [as_json(event) for event in controller.record.events.all[-EVENTS:]],
         "effort": {
             "windows": spent.windows,
             "ms_per_window": 1e3 * spent.window_s / spent.windows if spent.windows else None,
@@ -178,7 +178,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
     }
 
 
-def brief(event: Event) -> dict[str, Any]:
+def as_json(event: Event) -> dict[str, Any]:
     """An event with its plans as text."""
     plans = {"before": summary(event.before), "after": None if event.after is None else summary(event.after)}
     return {name: getattr(event, name) for name in EventStatus.model_fields} | plans

@@ -10,13 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from isobatch.cluster.controller.config import Patience
 from isobatch.deployments.front.observed import Observed, merged
+from isobatch.optimizer.plan import Plan, Split
 from isobatch.profiles.exits import ExitProfile, carried
 from isobatch.profiles.forecast import Forecast, Forecaster
 from isobatch.profiles.windows import History, SteadySurvival, Window, merge
 
 RECENT_WINDOWS = 15  # windows whose answers count as evidence: the default of hold_windows
 DAY_S = 86_400.0  # the peak rate is that of a day, because load repeats daily
+EXPLORATIONS_PER_HOLD = 3  # while a plan is expected to hold: in between, exits at closed ramps are unknown
 SURPRISE_DEVIATIONS = 3.0  # standard deviations from the forecast that contradict it before a window has ended
 
 
@@ -35,8 +38,8 @@ class SurvivalEstimate:
         self._measured = prior.survival
         for window in history.windows[-RECENT_WINDOWS:]:
             self._update_measured(window)
-        self._peek: Window | None = None  # the peeks of the window that has not ended
-        self._only_peek = False  # whether the forecast rests on these peeks alone
+        self._exploration: Window | None = None  # the looks with all ramps open, of the window that has not ended
+        self._only_exploration = False  # whether the forecast rests on these looks alone
         self.survival = self.forecast.exits.survival if self.forecast else prior.survival
         self.full_share = self.forecast.full_share if self.forecast else 0.0
         self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
@@ -76,22 +79,22 @@ class SurvivalEstimate:
         window = replace(self._window(observed, ramps), peak_per_s=peak_per_s)
         newest = self._window(latest, ramps) if latest else window
         self._update_measured(newest)
-        if self._peek:
-            window = merge([self._peek, window])
+        if self._exploration:
+            window = merge([self._exploration, window])
         self._history.append(window)
         self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
         full_share_changed = self.forecast is not None and self.forecast.misjudges_full(window)
-        if self.surprised or self._only_peek:
+        if self.surprised or self._only_exploration:
             self._forecaster = self._forecaster_after([newest if latest else window])
         else:
             self._forecaster.observe(window, full_share_changed=full_share_changed)
-        self._peek, self._only_peek = None, False
+        self._exploration, self._only_exploration = None, False
         self.forecast = self._forecaster.forecast()
         self.survival = self._measured if self.surprised else self.forecast.exits.survival
         self.full_share = self.forecast.full_share
         self.inputs_per_text = self.forecast.inputs_per_text
 
-    def add_peek(self, observed: Observed, ramps: Collection[int]) -> None:
+    def add_exploration(self, observed: Observed, ramps: Collection[int]) -> None:
         """Add a look with all ramps open, which shows where inputs leave among the ramps that are otherwise closed.
 
         Its inputs belong to the window that has not ended, and enter history and forecast with that window.
@@ -99,9 +102,9 @@ class SurvivalEstimate:
         window = self._window(observed, ramps)
         self._update_measured(window)
         self.survival = self._measured
-        self._peek = merge([self._peek, window]) if self._peek else window
+        self._exploration = merge([self._exploration, window]) if self._exploration else window
         if self.forecast is None or self.forecast.contradicts(window):
-            self._forecaster, self._only_peek = self._forecaster_after([window]), True
+            self._forecaster, self._only_exploration = self._forecaster_after([window]), True
             self.forecast = self._forecaster.forecast()
 
     def _forecaster_after(self, windows: Sequence[Window]) -> Forecaster:
@@ -144,3 +147,44 @@ def back_to_open_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tup
         passed = block if block - 1 in ramps else passed
         counts[passed] += count
     return tuple(counts)
+
+
+class ExplorationSchedule:
+    """When to open closed ramps for one look, to count the inputs that would leave there. Otherwise a plan without
+    ramps could never learn that inputs have become easy again.
+
+    They open regularly, and one window after inputs contradicted the forecast. A plan with some open ramps is explored
+    as often as a plan without any: an input that was sure three blocks before an open ramp looks like an input that is
+    sure at that ramp.
+    """
+
+    def __init__(self, patience: Patience, now_s: float) -> None:
+        self._patience = patience
+        self.explored_s = self.surprised_s = now_s
+
+    def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
+        """Whether to explore now. `idle`: the plan is not about to be changed anyway."""
+        if all(set(ramp_blocks) <= set(pipeline.ramps) for pipeline in plan.pipelines):
+            return False
+        since_s, window_s = now_s - self.explored_s, self._patience.replan_every_s
+        if self.surprised_s > self.explored_s and since_s >= window_s:
+            return True
+        return idle and since_s >= self._patience.hold_windows * window_s / EXPLORATIONS_PER_HOLD
+
+
+def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
+    """The same plan with every ramp open.
+
+    >>> from isobatch.optimizer import Placement
+    >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
+    (0, 1)
+    """
+
+    def opened(split: Split) -> Split:
+        return replace(split, ramps=tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop))
+
+    def of_pipeline(pipeline: Plan) -> Plan:
+        placements = (replace(each, splits=tuple(map(opened, each.splits))) for each in pipeline.placements)
+        return replace(pipeline, placements=tuple(placements))
+
+    return plan.with_each(of_pipeline)

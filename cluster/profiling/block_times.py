@@ -33,7 +33,7 @@ from isobatch.profiles.measure import Measured, Sweep, device_name, facts_of, ho
 from isobatch.profiles.model import Batch, SplitModel
 from isobatch.profiles.sweep import whole_s
 
-USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
+USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --tokens say how long they are
 COUNTED_AT_ONCE = 32  # recorded inputs that are encoded at a time
 JOINED = 4  # parts of each launch in a replica that is timed
 TIMES = 25  # launches in a replica that are timed

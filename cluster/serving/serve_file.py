@@ -188,7 +188,7 @@ def check_apart(content: ServeFile) -> None:
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
-    names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, text_writers))
+    names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, decoders))
     fields = {name_of(each): each.get("args") or {} for each in classifiers(content)}
     for name, canary in [(name, own["canary"]["application"]) for name, own in fields.items() if own.get("canary")]:
         named = f"{name}: canary: application = {canary!r}"
@@ -218,13 +218,13 @@ def _at(import_path: str, content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == import_path]
 
 
-classifiers, text_writers = partial(_at, APPLICATION), partial(_at, DECODER)
+classifiers, decoders = partial(_at, APPLICATION), partial(_at, DECODER)
 controllers, arbiters = partial(_at, CONTROLLER), partial(_at, ARBITER)
 
 
 def served(content: ServeFile) -> list[dict[str, Any]]:
     """The applications of isobatch that answer clients."""
-    return classifiers(content) + text_writers(content)
+    return classifiers(content) + decoders(content)
 
 
 def config_of(application: dict[str, Any]) -> AppConfig | DecoderConfig:

@@ -124,8 +124,9 @@ class Admission:
         full_late_s = expected.latest_end_s - left_s if full else 0.0
         if full_late_s > 0 and (lane.busy or lane.alone_until_s(weight, more)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
-        if inside >= limits.backlog:
-            return Refusal(f"the backlog of {limits.backlog} inputs is full", expected.latest_s)
+        if inside >= limits.max_inside:
+            problem = f"at most {limits.max_inside} inputs may be inside this front at once (max_inside under args:)"
+            return Refusal(problem, expected.latest_s)
         self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)
         return risk

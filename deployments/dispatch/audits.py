@@ -16,10 +16,10 @@ from isobatch.deployments.dispatch.groups import Replica
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
 
-# The next two bound memory: the output of a launch is held for as long as one of its shadows waits. Shadows that wait
-# at once. Beyond that, the one that has waited longest is dropped.
+# Shadows that wait at once, and the longest time that one waits: meanwhile the output of its launch stays in memory. If
+# there are more, the oldest is dropped.
 MOST_SHADOWS = 64
-OLDEST_S = 5.0  # the longest time that a shadow waits
+OLDEST_S = 5.0
 # The time that shadows wait for other inputs to join, before they are launched alone. A full launch does not wait.
 ALONE_AFTER_S = 1.0
 MOST_ALLOWED_S = 1.0  # the largest allowance that is saved up: seconds of compute
@@ -113,7 +113,9 @@ class Audits:
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
-            if queue.stage.local and ticket.kept_by and queue.keeper is None:  # its replica left the group meanwhile
+            if (
+                queue.stage.local and ticket.kept_by and queue.only_replica is None
+            ):  # its replica left the group meanwhile
                 ticket.place = NOWHERE
                 continue
             self._by_queue.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
@@ -141,7 +143,7 @@ class Audits:
         """
         self._give_up_old(now_s)
         for queue in list(self._by_queue):
-            waiting, replica = self._by_queue[queue], queue.keeper or queue.owner.group.idle(now_s)
+            waiting, replica = self._by_queue[queue], queue.only_replica or queue.owner.group.idle(now_s)
             if replica is None or replica.pending_s:
                 continue
             count, weight = _fitting(queue, waiting)

@@ -86,14 +86,16 @@ class Ticket:
         return max(self.retries, self.restarts, len(self.ended_with))
 
 
+QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]  # described in queue_orders.py
+
+
 class StageQueues:
     """The queues of one stage. Inputs wait together, except those that a replica keeps (`Lane.kept_queues`)."""
 
     def __init__(
-        self, route: Route, stage: Stage, groups: Mapping[str, Group],
-        order: Callable[[Sequence[Ticket], int], list[Ticket]] | None = None,
-    ) -> None:  # fmt: skip
-        self.route, self.stage, self.group, self.order = route, stage, groups[stage.group], order
+        self, route: Route, stage: Stage, groups: Mapping[str, Group], queue_order: QueueOrder | None = None
+    ) -> None:
+        self.route, self.stage, self.group, self.queue_order = route, stage, groups[stage.group], queue_order
         self.waiting = 0  # the weight of the inputs in all queues of this stage
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
@@ -101,11 +103,11 @@ class StageQueues:
         self.is_alone = False  # no other stage of the lane uses its group
         self.fill = 1.0  # how full recent launches were, as a share of a full one
 
-    def launches(self, weight: int) -> None:
+    def learn_fill(self, weight: int) -> None:
         """Learn how full launches are."""
         self.fill += FILL_RATE * (min(1.0, weight / self.stage.room) - self.fill)
 
-    def leaves_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
+    def exit_times_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
         """When an input is at each exit point of this stage, if a launch of this weight is sent at `at_s`.
 
         `slowdown`: the ratio of measured to planned launch times.
@@ -129,10 +131,13 @@ class StageQueues:
 
 
 class Queue:
-    """The inputs that wait for the same launch: before one block of one lane; `keeper`: the replica that keeps them."""
+    """The inputs that wait for the same launch: before one block of one lane.
 
-    def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
-        self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
+    `only_replica`: the one that keeps their state; None: any replica of the group can run them.
+    """
+
+    def __init__(self, owner: StageQueues, cursor: int, only_replica: Replica | None = None) -> None:
+        self.owner, self.stage, self.cursor, self.only_replica = owner, owner.stage, cursor, only_replica
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
         self.remaining_s = owner.route.remaining_s[cursor]
         self._tickets: list[Ticket] = []
@@ -142,7 +147,8 @@ class Queue:
     @property
     def is_gone(self) -> bool:
         """Whether the replica that keeps its inputs has ended."""
-        return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
+        replica = self.only_replica
+        return replica is not None and self.owner.group.members.get(replica.name) is not replica
 
     def add(self, ticket: Ticket) -> None:
         tickets = self._tickets
@@ -177,13 +183,13 @@ class Queue:
         return self._tickets[0] if self._tickets else None
 
     def take(self, room: int) -> list[Ticket]:
-        """Remove a batch for one launch, in the order of the limits.
+        """Remove a batch for one launch, by the queue order of the limits.
 
         By default the input with the earliest deadline goes first, however heavy; then, by deadline, those that fit. So
         no input waits for ever, and an input too heavy for any launch runs alone.
         """
-        if self.owner.order is not None:
-            return self._take_in(self._ordered(self.owner.order, room))
+        if self.owner.queue_order is not None:
+            return self._take_by(self.owner.queue_order, room)
         if self.stage.length is None:
             return self.take_first(room)
         taken, skipped = list[Ticket](), list[Ticket]()
@@ -196,39 +202,37 @@ class Queue:
             if room <= 0 or len(skipped) == MOST_SKIPPED:
                 break
         self._tickets[: len(taken) + len(skipped)] = skipped
-        return self._gone(taken)
+        return self._removed(taken)
 
-    def _ordered(self, order: Callable[[Sequence[Ticket], int], list[Ticket]], room: int) -> list[Ticket]:
-        """The inputs that an order of its own chooses. An order that raises an error is not used again."""
+    def _take_by(self, queue_order: QueueOrder, room: int) -> list[Ticket]:
+        """Remove the tickets that this order chooses, or the first one if it chooses none that waits here.
+
+        An order that raises an error is not used again.
+        """
         try:
-            return order(self._waiting(), room)
+            chosen = queue_order(self._waiting(), room)
         except Exception:
             log.exception("the order of the queue raised an error; from now on inputs go by deadline")
-            self.owner.order = None
-            return []
-
-    def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
-        """Remove the tickets that an order of its own chose. If none of them waits here, remove the first ticket."""
+            self.owner.queue_order, chosen = None, []
         going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
-        return self._gone(taken)
+        return self._removed(taken)
 
     def take_first(self, most: int) -> list[Ticket]:
         """Remove up to `most` tickets, those with the earliest deadlines."""
         tickets = self._waiting()
         taken = tickets[:most]
         del tickets[:most]
-        return self._gone(taken)
+        return self._removed(taken)
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Remove the tickets whose deadlines pass before a launch of their own could answer any of them.
+        """Remove the tickets that even a launch sent now would answer too late.
 
-        It looks no further than the next launch will, as inputs differ in how soon they may be answered. An order of
-        its own may take any input.
+        Only those that the next launch may take are examined; with a queue order these are all.
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
-        room = stage.room if self.owner.order is None else inf
+        room = stage.room if self.owner.queue_order is None else inf
         latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
             weight = stage.counted(ticket.weight)
@@ -242,7 +246,7 @@ class Queue:
                 break
         if late:
             self._tickets[: len(late) + len(kept)] = kept
-            self._gone(late)
+            self._removed(late)
         return late
 
     def launched(self, weight: int) -> None:
@@ -255,7 +259,7 @@ class Queue:
             self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]
         return self._tickets
 
-    def _gone(self, tickets: list[Ticket]) -> list[Ticket]:
+    def _removed(self, tickets: list[Ticket]) -> list[Ticket]:
         for ticket in tickets:
             ticket.queue = None
         self._count(-len(tickets), -self.weigh(tickets))

@@ -142,7 +142,7 @@ class Dispatcher:
             tickets = tickets + self._audits.take_joining(queue, owed)
         kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
         number = next(self._launch_ids)
-        launch = Launch.begin(number, lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
+        launch = Launch(number, lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
         self._launches[number] = launch
         return launch
 
@@ -225,7 +225,7 @@ class Dispatcher:
             launch.runner.home.distrust(launch.runner, now_s)
         tickets = launch.tickets
         blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
-        again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.keeper is not None))
+        again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.only_replica is not None))
         for ticket in tickets:
             ticket.reach(launch.ran_to)
             if fault is Fault.REPLICA:

@@ -15,7 +15,7 @@ _RECENT = 0.95  # the factor by which earlier launches of a group count less in 
 # The most time between the ends of two launches that counts in this share, as a multiple of the later launch's time.
 # Otherwise replicas that were idle for an hour would count as idle for the next two hundred launches of a rush, too.
 _MOST_IDLE = 5.0
-_FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
+_FOLLOWS_S = 0.002  # a launch that was sent at most this long after the last one ended counts as having waited for it
 _BENCHED_S = 10.0  # plans should not count on a replica whose launches were too slow, or failed, for this long
 _KNOWN_FOR_S = 60.0  # after this time without a slow launch there, a replica may be as fast as others again
 
@@ -86,8 +86,8 @@ class Group:
         self._update()
 
     def follow(self, names: Collection[str], moving: dict[str, Replica] | None = None) -> None:
-        """Set the members. A replica that stays keeps its history. `moving`: the replicas that leave other groups, by
-        name; they keep their history, too."""
+        """Set the members. Replicas that stay, or that move here from another group (`moving`, by name), keep their
+        history."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)

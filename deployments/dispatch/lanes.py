@@ -167,7 +167,7 @@ class Lane:
     def __init__(self, route: Route, groups: Mapping[str, Group], limits: Limits) -> None:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
-        self.stages = tuple(StageQueues(route, stage, groups, limits.order) for stage in route.stages)
+        self.stages = tuple(StageQueues(route, stage, groups, limits.queue_order) for stage in route.stages)
         self.estimates = Estimates(route.stages, limits.slack)
         for stage in self.stages:
             stage.is_alone = [other.group for other in self.stages].count(stage.group) == 1
@@ -224,7 +224,7 @@ class Lane:
         for queues in self.stages:
             group, launched = queues.group, max(weight, min(weight + more, queues.stage.room))
             ahead_s = costs.get(group, 0.0) / max(1, len(group.members))
-            ends_s += queues.leaves_s(max(at_s, ahead_s), launched, group.slowdown if slow else 1.0)
+            ends_s += queues.exit_times_s(max(at_s, ahead_s), launched, group.slowdown if slow else 1.0)
             at_s = ends_s[-1]
         return ends_s
 
@@ -248,7 +248,7 @@ class Lane:
                 fills_up = False
             full_launch_s += stage.launch_s[-1] * group.slowdown
             launched = _launch_weight(queues, weight, fills_up)
-            ends_s += queues.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
+            ends_s += queues.exit_times_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
             at_s = ends_s[-1]
         return ExpectedTimes(self.estimates, now_s, ends_s, full_launch_s)
 
@@ -272,8 +272,8 @@ class Lane:
             queue.add(tickets[0])
         else:
             queue.add_all(tickets)
-        if queue.keeper is not None:
-            queue.owner.group.may_run_kept.add(queue.keeper)
+        if queue.only_replica is not None:
+            queue.owner.group.may_run_kept.add(queue.only_replica)
 
     def queues(self) -> Iterator[Queue]:
         """All queues that are not empty."""
@@ -294,12 +294,12 @@ class Lane:
     def queue(self, cursor: int, kept_by: str | None) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""
         stage = self.stages[self.route.numbers[cursor]]
-        keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
-        if keeper is not None:
-            keeper.keeps_inputs = True
-        queues = stage.shared if keeper is None else self.kept_queues.setdefault(keeper, {})
+        replica = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
+        if replica is not None:
+            replica.keeps_inputs = True
+        queues = stage.shared if replica is None else self.kept_queues.setdefault(replica, {})
         if cursor not in queues:
-            queues[cursor] = Queue(stage, cursor, keeper)
+            queues[cursor] = Queue(stage, cursor, replica)
         return queues[cursor]
 
 

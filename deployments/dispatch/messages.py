@@ -1,15 +1,12 @@
 """The types that the dispatcher and its drivers exchange: limits, launches, refusals, and how inputs end."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from isobatch.profiles.model import OpenRamps
-
 if TYPE_CHECKING:
-    from isobatch.deployments.dispatch.batching import Queue, Ticket
+    from isobatch.deployments.dispatch.batching import Queue, QueueOrder, Ticket
     from isobatch.deployments.dispatch.groups import Replica
     from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
 
@@ -67,7 +64,7 @@ class Fault(Enum):
 class Limits:
     """The dispatcher's settings."""
 
-    backlog: int = 4096  # admitted inputs that have not ended, at most
+    max_inside: int = 4096  # admitted inputs that have not ended, at most
     slack: float = 0.2  # the share by which an input may exceed its planned time; used until launches were measured
     # Attempts after the first: of a launch at one stage after the network failed, and of an input from block 0. Also
     # the number of replicas that may hang or end while they run an input, before that input counts as the cause.
@@ -84,7 +81,7 @@ class Limits:
     audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
     tolerance: float = 0.0  # scores that differ, or points that are apart, by no more count as the same answer
     answers_early: bool = False  # every input runs on to the end after its answer
-    order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
+    queue_order: "QueueOrder | None" = None  # which waiting inputs a launch takes; None: by deadline
 
 
 @dataclass(frozen=True)
@@ -121,65 +118,41 @@ class Audit(NamedTuple):
     agrees: bool
 
 
-@dataclass(slots=True, eq=False)
 class Launch:
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
     `keep`: the survivors continue on the same replica, so they stay there. `weight` is the sum of `weights`, and `room`
     is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every input
     weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
-    launch counts as failed.
+    launch counts as failed. Only the dispatcher reads `lane`, `queue`, `runner` and `owed`, the weight of its inputs
+    without shadows.
     """
 
-    id: int
-    replica: str
-    cursor: int
-    stop: int
-    ramps: OpenRamps
-    tickets: "tuple[Ticket, ...]"
-    places: tuple[Place, ...]
-    keep: bool
-    room: int
-    group: str
-    weight: int
-    length: int | None
-    weights: tuple[int, ...]
-    kinds: bytes
-    timeout_s: float
-    # Only the dispatcher reads what follows.
-    lane: "Lane"
-    queue: "Queue"  # its inputs were taken from here
-    runner: "Replica"
-    started_s: float
-    planned_s: float
-    owed: int  # the weight of its inputs, without shadows
-    ran_to: int = 0  # the block up to which it is known to have run
-    compared: bool = False  # the delay of its sample row was learned
-
-    @classmethod
-    def begin(
-        cls, id: int, lane: "Lane", queue: "Queue", replica: "Replica", tickets: "list[Ticket]", owed: int,
+    def __init__(
+        self, id: int, lane: "Lane", queue: "Queue", runner: "Replica", tickets: "list[Ticket]", owed: int,
         kinds: bytes, now_s: float, limits: Limits,
-    ) -> "Launch":  # fmt: skip
-        """Launch these inputs, and count the load of the replica and the work that the queue still owes."""
+    ) -> None:  # fmt: skip
+        """Begin it: count the load of the replica, and the work that the queue still owes."""
         stage, group = queue.stage, queue.owner.group
-        # Without these, a launch whose inputs all run to the end would stop at each ramp for nothing.
-        ramps = lane.route.ramps if not kinds or {*kinds} - _RUN_PAST_RAMPS else frozenset[int]()
-        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
-        weight = len(tickets) if stage.length is None else sum(weights)
-        planned_s, timeout_s = stage.seconds(weight), inf
-        ends_s = group.begin(replica, planned_s, now_s)
-        if planned_s:
+        self.id, self.lane, self.queue, self.runner = id, lane, queue, runner
+        self.replica, self.group, self.keep = runner.name, stage.group, queue.owner.keep
+        # At open ramps, a launch whose inputs all run to the end would stop for nothing.
+        self.ramps = lane.route.ramps if not kinds or {*kinds} - _RUN_PAST_RAMPS else frozenset[int]()
+        self.cursor, self.stop, self.room, self.length = queue.cursor, stage.stop, stage.room, stage.length
+        self.tickets, self.kinds, self.owed, self.started_s = tuple(tickets), kinds, owed, now_s
+        self.places = tuple([ticket.place for ticket in tickets])
+        self.weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
+        self.weight = len(tickets) if stage.length is None else sum(self.weights)
+        self.ran_to = 0  # the block up to which it is known to have run
+        self.compared = False  # the delay of its sample row was learned
+        self.planned_s, self.timeout_s = stage.seconds(self.weight), inf
+        ends_s = group.begin(runner, self.planned_s, now_s)
+        if self.planned_s:
             usual_s = limits.stuck_factor * max(1.0, group.slowdown) * (ends_s - now_s)
-            first_s = 0.0 if replica.launches else limits.first_launch_s
-            timeout_s = max(limits.stuck_after_s, usual_s) + first_s
+            first_s = 0.0 if runner.launches else limits.first_launch_s
+            self.timeout_s = max(limits.stuck_after_s, usual_s) + first_s
         queue.launched(owed)
-        queue.owner.launches(weight)
-        return cls(
-            id, replica.name, queue.cursor, stage.stop, ramps, tuple(tickets),
-            tuple([ticket.place for ticket in tickets]), queue.owner.keep, stage.room, stage.group, weight,
-            stage.length, weights, kinds, timeout_s, lane, queue, replica, now_s, planned_s, owed,
-        )  # fmt: skip
+        queue.owner.learn_fill(self.weight)
 
     @property
     def shadows(self) -> int:

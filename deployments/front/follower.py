@@ -204,8 +204,9 @@ class _Connected:
 class ServeWorkers:
     """Replicas on Ray Serve: Serve lists them and their addresses, and orders go to them directly.
 
-    Each group is a Serve application of its own, which the front finds by its name. `on_change` is called with the
-    group, and the reachable replicas with the ids of their devices, whenever this set changes.
+    Here a group is all replicas of one kind of device, a Serve application that the front finds by its name: elsewhere
+    a *fleet*. `on_change` is called with its name, and the reachable replicas with the ids of their devices, whenever
+    this set changes.
     """
 
     def __init__(self, on_change: Callable[[str, Mapping[str, str]], None], config: AppConfig, directory: str) -> None:

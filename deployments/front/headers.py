@@ -172,7 +172,7 @@ def wants_full(value: bytes | None) -> bool:
 
 
 def priority_by(value: bytes | None) -> int:
-    """The priority of a request's inputs, where queues go by priority (deployments/dispatch/orders.py).
+    """The priority of a request's inputs, where queues go by priority (deployments/dispatch/queue_orders.py).
 
     >>> priority_by(b"7"), priority_by(b"-2"), priority_by(None)
     (7, -2, 0)

@@ -135,9 +135,9 @@ def _add_facts(api: Api, service: Service) -> None:
         """The tokens of texts, as TEI."""
         try:
             headers = headers_in(request.scope)
-            gone_s = service.gone_s(headers)
+            gives_up_s = service.gives_up_s(headers)
             sent = await body_of(headers, request.receive, service.config.max_body_bytes)
-            return await service.long_work.run(lambda: openapi.in_json(form.tokens(json_in(sent))), gone_s)
+            return await service.long_work.run(lambda: openapi.in_json(form.tokens(json_in(sent))), gives_up_s)
         except RefusedError as refused:
             form.restyle(refused)
             raise

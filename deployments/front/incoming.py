@@ -32,7 +32,7 @@ class IncomingRequest(NamedTuple):
         return min(self.until_s, self.arrived_s + (self.within_s or usual_s))
 
     @property
-    def gone_s(self) -> float:
+    def gives_up_s(self) -> float:
         """When its client gives up, according to its headers."""
         return self.deadline_s(inf)
 

@@ -43,7 +43,7 @@ class Form:
 
 
 @dataclass
-class _Exchange:
+class _OpenRequest:
     """One request on its way to its reply."""
 
     headers: Headers
@@ -62,12 +62,12 @@ class Predict:
         self._service, self._forms, self._kind, self._canary = service, forms, kind, canary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(headers_in(scope), self._forms[0])
+        request = _OpenRequest(headers_in(scope), self._forms[0])
         try:
-            with self._service.counted(self._kind, exchange.headers) as span:
-                reply = await self._reply(exchange, receive)
+            with self._service.counted(self._kind, request.headers) as span:
+                reply = await self._reply(request, receive)
         except RefusedError as refused:
-            exchange.form.restyle(refused)
+            request.form.restyle(refused)
             raise
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         if span:
@@ -81,29 +81,29 @@ class Predict:
             return PARKED
         with self._service.counted(self._kind, headers):
             incoming = self._service.register(self._kind, len(body), headers, part=TIME_SHARE)
-            return await self._named_reply(incoming, _Exchange(headers, self._forms[0]), body)
+            return await self._named_reply(incoming, _OpenRequest(headers, self._forms[0]), body)
 
-    async def _reply(self, exchange: _Exchange, receive: Receive) -> bytes:
-        headers = exchange.headers
+    async def _reply(self, request: _OpenRequest, receive: Receive) -> bytes:
+        headers = request.headers
         incoming = self._service.register(self._kind, size_of(headers), headers)
         body = await body_of(headers, receive, self._service.config.max_body_bytes)
         if not (self._canary and self._canary.takes(incoming)):
-            return await self._answer(incoming, exchange, body)
-        own = self._named_reply(incoming, exchange, body)
+            return await self._answer(incoming, request, body)
+        own = self._named_reply(incoming, request, body)
         return await self._canary.reply(own, body, headers, self._service.left_s(incoming))
 
-    async def _named_reply(self, incoming: IncomingRequest, exchange: _Exchange, body: bytes) -> NamedReply:
-        exchange.names = []
-        return NamedReply(await self._answer(incoming, exchange, body), tuple(exchange.names))
+    async def _named_reply(self, incoming: IncomingRequest, request: _OpenRequest, body: bytes) -> NamedReply:
+        request.names = []
+        return NamedReply(await self._answer(incoming, request, body), tuple(request.names))
 
-    async def _answer(self, incoming: IncomingRequest, exchange: _Exchange, body: bytes) -> bytes:
+    async def _answer(self, incoming: IncomingRequest, request: _OpenRequest, body: bytes) -> bytes:
         def read() -> Content[bytes]:
-            content = content_of(exchange.headers, body, self._service.sizes)
-            exchange.form = next((each for each in self._forms if each.marked(content)), self._forms[0])
-            request = exchange.form.read(content)
-            if exchange.names is None:
-                return request
-            return replace(request, write=partial(self._write_named, exchange.names, request.write))
+            content = content_of(request.headers, body, self._service.sizes)
+            request.form = next((each for each in self._forms if each.marked(content)), self._forms[0])
+            checked = request.form.read(content)
+            if request.names is None:
+                return checked
+            return replace(checked, write=partial(self._write_named, request.names, checked.write))
 
         return await self._service.answer(incoming, read, len(body))
 

@@ -34,19 +34,16 @@ REPEAT_S = 1.0  # the time between two repetitions of the limit: HAProxy forgets
 COUNT_EVERY_S = 0.25  # the time between two readings of HAProxy's refusals, while it refuses
 # The time that HAProxy has for a reply. Without one, the next attempt comes later.
 REPLY_WITHIN_S = 1.0
-# A lower limit shows its effect after this time at the earliest, ...
+# A lower limit shows its effect after the first time at the earliest, and after the second one at the latest.
 SEEN_AFTER_S = 0.06
-# ... and after this time at the latest, however long requests take.
 SURELY_SEEN_AFTER_S = 0.2
-# The factor by which the limit is lowered lies between these two: lower if more of the requests were strained.
+# The bounds of the factor that lowers the limit: the more requests were strained, the smaller it is.
 LEAST_FACTOR = 0.7
 MOST_FACTOR = 0.9
-# Strained requests that are tolerated: a number, since one may have bad luck, ...
+# Strained requests that are tolerated: this number, or this share of the requests that ended.
 TOLERATED_STRAINED = 1.5
-# ... and a share of the requests that ended.
 TOLERATED_STRAINED_SHARE = 0.05
-# The half-life of both numbers.
-STRAINED_HALF_LIFE_S = 0.1
+STRAINED_HALF_LIFE_S = 0.1  # of the counts of strained and of ended requests
 MOST_ADDED = 0.2  # the most places that each answer adds to the limit while many requests wait
 ADDED_PER_S = 0.2  # how fast the added places grow with the time since the limit was lowered, per second
 DOUBLES_S = 5.0  # the time in which a limit that is not reached doubles
@@ -68,15 +65,15 @@ QUEUED_MS = 25  # the time that a request waits in HAProxy for a place in the fr
 QUEUED = 64
 # The backend of clients that send at most QUEUED requests per second: it has as many places as all others together.
 FEW = "few"
-# The backend of requests whose body has not arrived completely: slow ones would take the places of others, ...
+# The backends of requests whose body has not arrived completely, and which would else take the places of others: of any
+# client, and of clients that send at most QUEUED requests per second.
 LONG = "long"
-# ... and that of such requests from clients that send at most QUEUED requests per second.
 FEW_LONG = "few-long"
-# The backend of requests about the server itself (health, metadata), which the front answers at once.
+# The backend of requests about the server itself (health, metadata), which the front answers at once; its places, and
+# the time that a request waits for one.
 QUESTIONS = "questions"
-# The places of that backend.
 QUESTIONS_AT_ONCE = 8
-QUESTIONS_MS = 2000  # the time that such a request waits in HAProxy
+QUESTIONS_MS = 2000
 CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
 HEALTH_MS = 1000  # health checks go before other requests that arrived up to this time before them
 # The time for the front to answer a check, which begins every half second: else HAProxy takes it to hang.

@@ -186,7 +186,7 @@ class Service:
         deadline_s = incoming.deadline_s(self._slo_s)
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
-            if self._clock() > incoming.gone_s:
+            if self._clock() > incoming.gives_up_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
             self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
             return await self._read(incoming, read)
@@ -257,14 +257,14 @@ class Service:
             return self.long_work.ahead_s + own_s
         return min(own_s, max(0.0, left_s) / 2)
 
-    def gone_s(self, headers: Mapping[bytes, bytes]) -> float:
+    def gives_up_s(self, headers: Mapping[bytes, bytes]) -> float:
         """When the client of a request that computes nothing gives up."""
         within_s, waited_s, *_ = RequestHeaders.of(headers)
         return self._clock() - waited_s + (within_s or self._slo_s)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""
-        return max(0.0, min(incoming.gone_s, incoming.arrived_s + self._slo_s) - self._clock())
+        return max(0.0, min(incoming.gives_up_s, incoming.arrived_s + self._slo_s) - self._clock())
 
     def _waits(self, incoming: IncomingRequest, deadline_s: float, as_long_s: float) -> bool:
         """Whether a client waits for about as long as this. Refusals of others, who are in a hurry, show no overload.

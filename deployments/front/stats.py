@@ -35,7 +35,7 @@ def state_of(driver: Driver) -> FrontState:
 def stats_of(
     fronts: Sequence[FrontState], promised: float | None = None, canary: CanaryTerms | None = None
 ) -> dict[str, Any]:
-    """The sums of the fronts' states. The plan is that of the first: all fronts change plans within milliseconds.
+    """The sums of the fronts' states, and the plan of the first front: all change plans within milliseconds.
 
     `promised`: the agreement that audits should confirm.
     """

@@ -200,7 +200,7 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
         return Ramps()
     files, width = (folder / RULES, folder / WEIGHTS), anatomy.task.ramp_width(num_labels)
     ramps = read_ramps(*files, anatomy.pooled_widths, width, device, bridge=anatomy.bridge)
-    check_answers(ramps.policy, folder / RULES, anatomy.task.by_score)
+    check_answers(ramps.policy, folder / RULES, anatomy.task)
     if anatomy.task.several:
         check_forgets(ramps.policy, folder / RULES)
     for sentence in ramps.idle(anatomy.task.choices(num_labels)):

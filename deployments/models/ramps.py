@@ -16,14 +16,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
+from isobatch.deployments.exits import (
+    USUAL,
+    Decision,
+    Policy,
+    five_best,
+    forgets,
+    knows_best,
+    memory_width,
+    name_of,
+    reach,
+)
 from isobatch.deployments.folders import hash_of
 from isobatch.deployments.named import Dtype
+from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
 from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
 
 WEIGHTS = "ramps.safetensors"
+FOR_LABELS = "entropy, confidence, margin, patience or voting"  # policies for networks that give labels
 
 RampKind = Literal["light", "pooler", "bridge"]
 RampDtype = Dtype
@@ -189,15 +201,19 @@ def check_forgets(policy: Policy, source: object, reason: str = "but this networ
         )
 
 
-def check_answers(policy: Policy, where: str | Path, by_score: bool = False) -> None:
-    """Raise UserError unless the policy answers as the network does: with the logits of all labels, or, from the two
-    numbers of a ramp, with one score (`near`)."""
+def check_answers(policy: Policy, where: str | Path, task: Task = CLASSIFICATION) -> None:
+    """Raise UserError unless the policy fits what ramps give: the logits of all labels, the two numbers from which one
+    score follows (`near`), or heat maps (`five_best`)."""
     answer = policy(torch.zeros(1, 2), 0.5, torch.zeros(1, memory_width(policy, num_labels=2))).answer
-    if (answer.shape == (1, 1)) != by_score:
-        gives = "chooses among labels, but this network gives a score: use near"
-        if not by_score:
-            gives = "gives a score, but this network gives labels: use entropy, confidence, margin, patience or voting"
-        raise UserError(f"{where}: policy {name_of(policy)} {gives}")
+    gives_score, problem = answer.shape == (1, 1), ""
+    if task.by_score and not gives_score:
+        problem = "chooses among labels, but this network gives a score: use near"
+    elif gives_score and not task.by_score:
+        problem = f"gives a score, but this network gives labels: use {FOR_LABELS}"
+    elif policy is five_best and not task.map_width:
+        problem = f"reads heat maps, which only networks that find points have: use {FOR_LABELS}"
+    if problem:
+        raise UserError(f"{where}: policy {name_of(policy)} {problem}")
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:

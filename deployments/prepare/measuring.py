@@ -211,7 +211,7 @@ def _cross_fitted(
     features: Features, targets: Floats, truth: Tensor, sample: Sample, options: PrepareOptions,
     own: Mapping[int, nn.Module],
 ) -> Iterator["RampLogits"]:  # fmt: skip
-    """The logits of the training rows by other ramps: those of each half by ramps that learn from the other half.
+    """The logits of the training rows by ramps that did not learn from them: of each half by ramps of the other half.
 
     A ramp is too sure of rows that it has learned from, and rows that no ramp learns from are few.
     """

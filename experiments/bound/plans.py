@@ -146,4 +146,4 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
 
 def _world(plan: Plan, facts: Problem, slo_s: float) -> World:
     """The whole fleet, with enough fronts for its inputs."""
-    return World(plan, facts, slo_s, Limits(backlog=MOST_INSIDE))
+    return World(plan, facts, slo_s, Limits(max_inside=MOST_INSIDE))

@@ -208,7 +208,7 @@ def _plan(workload: PeerWorkload, folder: Path) -> None:
     profile.unlink(missing_ok=True)
     run_isobatch(
         "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--kind", "cpu",
-        "--largest", BATCH, "--budget", PROFILED_S,
+        "--largest", BATCH, "--timing-s", PROFILED_S,
     )  # fmt: skip
     limits = ("--devices", "cpu=2", "--slo-ms", SLO_MS, "--backend", "onnx", "--max-batch", BATCH)
     run_isobatch("plan", "--profile", profile, "--out", folder / "plan.json", *limits)

@@ -112,6 +112,6 @@ def profiled(
     on_cpu = ["--kind", KIND, "--threads", 1] if size.device == KIND else []
     run_isobatch(
         "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend,
-        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu,
+        "--device", size.device, "--largest", size.largest, "--timing-s", f"{budget_s:g}", *on_cpu,
     )  # fmt: skip
     return load(out)

@@ -27,9 +27,10 @@ from experiments.tcb.schedulers import (
 )
 from isobatch.cluster.load.workloads import Floats, Ints, arrivals
 from isobatch.cluster.simulator.event_loop import Departure, EventLoop
+from isobatch.deployments.dispatch.batching import QueueOrder
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
-from isobatch.deployments.dispatch.orders import QueueOrder, das
+from isobatch.deployments.dispatch.queue_orders import das
 from isobatch.deployments.dispatch.route import Route, Stage
 
 console = Console(stderr=True)
@@ -55,8 +56,8 @@ class System:
         stage = Stage(0, 1, ROWS, "v100", times, length=MEAN, least_s=seconds(0.05, MEAN))
         route, groups = Route((stage,)), {"v100": ["v100/0"]}
         if self.order is None:
-            return DeadlineDispatcher(route, groups, Limits(backlog=100_000))
-        return OrderedDispatcher(route, groups, Limits(backlog=100_000, ahead=0), self.order, self.launch_s)
+            return DeadlineDispatcher(route, groups, Limits(max_inside=100_000))
+        return OrderedDispatcher(route, groups, Limits(max_inside=100_000, ahead=0), self.order, self.launch_s)
 
 
 PADDED_DAS = in_rows(das, ROWS, LONGEST_TEXT, most=ROWS)

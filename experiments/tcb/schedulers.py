@@ -1,4 +1,4 @@
-"""TCB's systems in our dispatcher: the product's orders (deployments/dispatch/orders.py) for rows, without refusals.
+"""TCB's systems in our dispatcher: the product's queue orders (dispatch/queue_orders.py) for rows, without refusals.
 
 The paper's utility of a text is 1 / tokens. It has no admission: a text that is not launched in time has failed.
 """
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
+from isobatch.deployments.dispatch.batching import Queue, QueueOrder, StageQueues, Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import Limits, Place, Refusal
-from isobatch.deployments.dispatch.orders import QueueOrder, fitting
+from isobatch.deployments.dispatch.queue_orders import fitting
 from isobatch.deployments.dispatch.route import Route
 
 
@@ -43,7 +43,7 @@ class OrderedDispatcher(Dispatcher):
         order: QueueOrder,
         launch_s: float = 0.0,
     ) -> None:
-        super().__init__(route, groups, replace(limits, order=order))
+        super().__init__(route, groups, replace(limits, queue_order=order))
         (lane,) = self._lanes
         self._lane: Lane = lane
         stage = lane.stages[0]

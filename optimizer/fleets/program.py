@@ -30,7 +30,7 @@ LEVEL = 1e-3  # for fairness, the most that all goodputs count beside the smalle
 
 @dataclass(frozen=True)
 class DivisionProgram:
-    """The variables, in this order: n, u, what of u is asked for, t, and g.
+    """The variables, in this order: n, u, how much of u is wanted, t, and g.
 
     `held`: the devices of each application now, and `lost_share` what is lost of those that it gains (`PartPlans`).
     """
@@ -46,8 +46,8 @@ class DivisionProgram:
     def needed(self) -> Floats:
         """What each application needs. Where that is any goodput, it is what some device adds at least."""
         some = [float(each.rows[each.rows > 0].min()) for each in self.worths]
-        asked = np.array([each.needed_per_s(self.goal) for each in self.applications])
-        return np.where(asked > 0, np.maximum(asked, some), 0.0)
+        least = np.array([each.needed_per_s(self.goal) for each in self.applications])
+        return np.where(least > 0, np.maximum(least, some), 0.0)
 
     def bound(self) -> float | None:
         """A value that no division exceeds (for cost: dollars that none undercuts, negative); None: there is none."""
@@ -67,11 +67,11 @@ class DivisionProgram:
         aim = self._aim()
         if self.goal == "fairness":
             units = self._units()
-            aim[self._u] += LEVEL / len(self.applications) * units[self._asked.stop] / units[self._u]
+            aim[self._u] += LEVEL / len(self.applications) * units[self._wanted.stop] / units[self._u]
         if self.held and self.goal != "cost":  # of a goodput, what its devices add at least
             adds = [
                 weight * each.rows.min(axis=0)
-                for weight, each in zip(aim[self._u] + aim[self._asked], self.worths, strict=True)
+                for weight, each in zip(aim[self._u] + aim[self._wanted], self.worths, strict=True)
             ]
             aim[self._gained] = -self.lost_share * np.ravel(adds)
         solution = self._solved(aim, needed, scales, whole=True, able=True)
@@ -86,12 +86,12 @@ class DivisionProgram:
         return slice(start, start + len(self.applications))
 
     @property
-    def _asked(self) -> slice:
+    def _wanted(self) -> slice:
         return slice(self._u.stop, self._u.stop + len(self.applications))
 
     @property
     def _gained(self) -> slice:
-        start = self._asked.stop + 1
+        start = self._wanted.stop + 1
         return slice(start, start + self._u.start * bool(self.held))
 
     @property
@@ -107,9 +107,9 @@ class DivisionProgram:
         if self.goal == "cost":
             aim[: self._u.start] = np.tile([-each.price_per_hour for each in self.devices], len(self.applications))
         elif self.goal == "fairness":
-            aim[self._asked.stop] = 1.0
+            aim[self._wanted.stop] = 1.0
         else:
-            aim[self._u], aim[self._asked] = BEYOND * weights, (1 - BEYOND) * weights
+            aim[self._u], aim[self._wanted] = BEYOND * weights, (1 - BEYOND) * weights
         return aim
 
     def _solved(
@@ -119,7 +119,7 @@ class DivisionProgram:
         low, high = self._zeros(), self._zeros() + np.inf
         low[self._u] = needed
         high[: self._u.start] = np.tile([each.count for each in self.devices], len(self.applications))
-        high[self._asked] = [each.rate_per_s or np.inf for each in self.applications]
+        high[self._wanted] = [each.rate_per_s or np.inf for each in self.applications]
         rows = np.array(list(self._limits(scales, able)))
         held = np.ravel(np.array(self.held, float))
         others = np.zeros(len(rows) - len(self.devices) - len(held))
@@ -141,8 +141,8 @@ class DivisionProgram:
     def _units(self) -> Floats:
         units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
         most = np.array([float((each.rows @ counts).min()) for each in self.worths])
-        units[self._u] = units[self._asked] = most
-        units[self._asked.stop] = float((most / self._levels).min())  # t is no larger
+        units[self._u] = units[self._wanted] = most
+        units[self._wanted.stop] = float((most / self._levels).min())  # t is no larger
         return units
 
     def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
@@ -163,7 +163,7 @@ class DivisionProgram:
                 sustained = self._zeros()
                 sustained[part], sustained[u] = -row, 1.0
                 yield sustained
-            asked, level = self._zeros(), self._zeros()
-            asked[self._asked.start + index], asked[u] = 1.0, -1.0
-            level[self._asked.stop], level[u] = self._levels[index], -1.0
-            yield from (asked, level)
+            wanted, level = self._zeros(), self._zeros()
+            wanted[self._wanted.start + index], wanted[u] = 1.0, -1.0
+            level[self._wanted.stop], level[u] = self._levels[index], -1.0
+            yield from (wanted, level)

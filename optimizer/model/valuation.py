@@ -77,8 +77,8 @@ class Valuation:
         return Staffing(value, float((replicas / heavy).min()), tuple(columns.tolist())) if value < below else None
 
     def _may_be_below(self, below: float, loads: Floats, work: float, arrivals: float, least: float) -> bool:
-        """Whether these loads may have such a value with at least this goodput: at the price of the fewest replicas and
-        with the goodput of the most. It rules out most loads, also in plain numbers."""
+        """Whether these loads may have a value below `below` with at least the goodput `least`: at the price of the
+        fewest replicas, and with the goodput of the most. Plain numbers rule out most loads quickly."""
         price, goodput_per_s = 0.0, inf
         for kind, load in zip(self.kind_of, loads.tolist(), strict=True):
             if load > 0:

@@ -20,8 +20,8 @@ SMALL = {
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
-    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 10000 --devices cpu=1",
-    "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
+    "cascade": "--device cpu --max-rows 60 --timing-s 0.1 --largest 4 --slo-ms 10000 --devices cpu=1",
+    "profile": "--device cpu --tokens 6 --largest 4 --timing-s 0.1",
     "plan": "--no-simulation",
     "predict": "--device cpu",
     "explain": "--max-batch 4 --picture steps.png",
@@ -32,7 +32,7 @@ SMALL = {
     "load": "--seconds 0.2",
     "status": "",
     "up": "",
-    "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
+    "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --timing-s 0.1 --largest 4 --max-rows 50",
 }
 
 

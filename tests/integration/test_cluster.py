@@ -84,7 +84,7 @@ def test_links_between_nodes_are_measured_and_kept_in_a_profile(tmp_path: Path) 
     with started({}, cpus=1) as cluster:
         cluster.start(OTHER, {}, 1, cluster.prepared)
         words = ("profile", "demo", "--out", str(profile), "--device", "cpu")
-        assert cluster.run(*words, "--budget", "1").returncode == 0
+        assert cluster.run(*words, "--timing-s", "1").returncode == 0
 
         def links() -> set[bool]:
             done = cluster.run(*words, "--links")

@@ -34,7 +34,7 @@ def test_it_shows_here_and_now_all_that_a_demo_must(quality: Quality) -> None:
 
 
 def profiled(out: Path, *more: str) -> Profile:
-    command = ["profile", "demo", "--out", str(out), "--device", "cpu", "--budget", "0.1", "--largest", "2", *more]
+    command = ["profile", "demo", "--out", str(out), "--device", "cpu", "--timing-s", "0.1", "--largest", "2", *more]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return load_profile(out)

@@ -39,7 +39,7 @@ def busy_dispatcher(inside: int) -> Callable[[], None]:
     """One step where so many wait: a batch arrives, a launch ends with half of its inputs surviving, others begin."""
     route = Route((linear(0, 2, BATCH, "first", survival=0.5), linear(2, 4, BATCH, "second", survival=0.5)))
     groups = {"first": ["a", "b"], "second": ["c"]}
-    dispatcher = Dispatcher(route, groups, Limits(backlog=10**6, stuck_after_s=1e6))
+    dispatcher = Dispatcher(route, groups, Limits(max_inside=10**6, stuck_after_s=1e6))
     now, running = count(), list[Launch]()
 
     def arrive(inputs: int, now_s: float) -> None:

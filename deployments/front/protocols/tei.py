@@ -213,7 +213,7 @@ def info(service: Service) -> ServedInfo:
         model_id=service.name,
         model_dtype=config.dtype,
         model_type={"classifier" if service.relevant is None else "reranker": names},
-        max_concurrent_requests=config.most_inside,
+        max_concurrent_requests=config.max_inside_all,
         max_input_length=service.texts.longest if service.texts else None,
         max_batch_requests=config.max_batch,
         max_client_batch_size=config.most_inputs,

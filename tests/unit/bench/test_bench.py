@@ -178,7 +178,18 @@ def test_it_prints_json(
     """Of any backend of a server."""
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
-    command = ["bench", str(checkpoint), "--backend", backend, "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
+    command = [
+        "bench",
+        str(checkpoint),
+        "--backend",
+        backend,
+        "--slo-ms",
+        "200",
+        "--seconds",
+        "0.1",
+        "--timing-s",
+        "0.2",
+    ]
     columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
     data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
     out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]

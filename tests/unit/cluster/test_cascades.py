@@ -116,7 +116,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-FEW = "--device cpu --budget 0.1 --largest 4"
+FEW = "--device cpu --timing-s 0.1 --largest 4"
 LINE = f"cascade my-small my-bert --data others.csv --devices v100=2 --slo-ms 500 {FEW} --out both"
 
 
@@ -140,7 +140,9 @@ def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
 
 def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) -> None:
     cascade_directory(here / "both")
-    code, said = run("profile both --device cpu --lengths 6 --largest 2 --budget 0.1 --devices v100 --out profile.json")
+    code, said = run(
+        "profile both --device cpu --tokens 6 --largest 2 --timing-s 0.1 --devices v100 --out profile.json"
+    )
     assert code == 0, said
     profile = load_profile(here / "profile.json")
     assert (profile.num_blocks, profile.edges, profile.kinds) == (7, (4,), ("cpu", "v100"))

@@ -151,16 +151,16 @@ def test_what_follows_from_a_grant_is_decided_with_a_fresh_look() -> None:
     assert loop.is_due, "so that the arbiter soon knows which devices are free"
 
 
-def test_a_peek_is_ended_before_a_grant_is_followed() -> None:
+def test_an_exploration_is_ended_before_a_grant_is_followed() -> None:
     app = Fluid(ASKED)
     loop = control_loop(app)
     run(app, loop, 240)
     before = loop.controller.running
     app.running = loop.controller.running = loop.controller.known.cost_model().with_all_ramps(before)
-    loop.controller.peek = Event(loop.controller.record.number, app.now_s, "looking", "", before)
+    loop.controller.exploring = Event(loop.controller.record.number, app.now_s, "looking", "", before)
     app.now_s += 2
     granted(loop, Grant({"v100": 1, "k80": 2}, "a gives 1 v100"))
-    assert not loop.controller.peek
+    assert not loop.controller.exploring
     assert app.running.devices() == {"v100": 1, "k80": 2}
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.peeks import PEEKS_PER_HOLD
 from isobatch.cluster.controller.record import Event, Events, TrackRecord
+from isobatch.cluster.controller.survival import EXPLORATIONS_PER_HOLD
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer import Objective, Plan
 from isobatch.profiles.exits import carried
@@ -112,7 +112,7 @@ def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
 
 
 BEHIND = (
-    Patience().hold_windows // PEEKS_PER_HOLD + 2
+    Patience().hold_windows // EXPLORATIONS_PER_HOLD + 2
 )  # windows: until the next look behind closed ramps, to look, to decide
 
 

@@ -42,7 +42,7 @@ def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
     app.rate, app.truth = lambda at_s: rate, lambda at_s: survival
     loop = control_loop(app)
     assert not moves(run(app, loop, 3600))
-    assert (loop.controller.peek.before if loop.controller.peek else app.running) == most
+    assert (loop.controller.exploring.before if loop.controller.exploring else app.running) == most
 
 
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
@@ -54,7 +54,7 @@ def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(s
     assert app.sustained_per_s(quick) < 0.9 * best
     loop = control_loop(app)
     run(app, loop, 600)
-    while loop.controller.peek:
+    while loop.controller.exploring:
         run(app, loop, 30)
     assert app.sustained_per_s(app.running) > 0.93 * best, "what may be chance is not chased"
 

@@ -215,7 +215,7 @@ def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
     before = app.running
     app.truth = lambda at_s: HARD
     loop = control_loop(app, least_gain=9.0)
-    while not loop.controller.peek:
+    while not loop.controller.exploring:
         run(app, loop, 30)
         assert app.now_s < 3600
     return app, loop, before
@@ -257,7 +257,7 @@ def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one(
     assert app.running == opened
     app.fails = lambda plan: False
     run(app, loop, 30)
-    assert (app.running, loop.controller.peek) == (first, None)
+    assert (app.running, loop.controller.exploring) == (first, None)
 
 
 def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():

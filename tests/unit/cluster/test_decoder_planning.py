@@ -153,7 +153,7 @@ def test_an_absent_device_is_refused_first(call: Called, command: list[object], 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    told = call("profile", "llm-demo", "--budget", "0.1", "--devices", "h100", "--out", out)
+    told = call("profile", "llm-demo", "--timing-s", "0.1", "--devices", "h100", "--out", out)
     assert "and kept for isobatch plan llm-demo" in told
     for demo in ("llm-demo", DEMO):
         assert re.search("even alone, tokens of a text take .* on cpu", call("plan", demo, "--tpot-ms", "1e-6"))

@@ -194,7 +194,7 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
         ("predict", "a.jsonl", "--model", demo_directory(), "--out", "a.csv"),
         ("evaluate", demo_directory(), "--data", "a.jsonl"),
         ("prepare", demo_directory(), "--data", "a.jsonl", "--out", "ee"),
-        ("profile", demo_directory(), "--data", "a.jsonl", "--budget", "0.1"),
+        ("profile", demo_directory(), "--data", "a.jsonl", "--timing-s", "0.1"),
         ("bench", demo_directory(), "--data", "a.jsonl"),
         ("cascade", "small", demo_directory(), "--data", "a.jsonl", "--devices", "cpu=1", "--out", "both"),
     ],

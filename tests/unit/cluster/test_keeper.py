@@ -13,9 +13,9 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller, NextStep
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.peeks import with_all_ramps
 from isobatch.cluster.controller.promise_keeper import LOOSENED, PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import Event, Events
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.counts import AUDIT_WINDOW_S, Counts
 from isobatch.deployments.front.observed import Observed

@@ -130,7 +130,7 @@ def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest
     save(Profile("demo", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), out)
     with pytest.raises(UserError, match="is for classifiers"):
         ran("profile", "llm-demo", "--links", "--out", out)
-    for option, value in {"--data": "a.csv", "--budget": 5, "--largest": 8, "--backend": "onnx"}.items():
+    for option, value in {"--data": "a.csv", "--timing-s": 5, "--largest": 8, "--backend": "onnx"}.items():
         with pytest.raises(UserError, match=f"{option} is not read by --links"):
             ran("profile", "demo", "--links", "--out", out, option, value)
     output = ran("profile", "demo", "--links", "--out", out, "--device", "cpu")

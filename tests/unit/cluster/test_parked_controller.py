@@ -143,11 +143,11 @@ def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_
 
 def test_an_application_that_was_parked_while_ramps_were_open_for_a_look_wakes() -> None:
     app, loop = in_fleet()
-    loop.controller.peek = Event(1, app.now_s, "looking", "", batches(app.running, 4))
-    loop.controller.record.add(loop.controller.peek)
+    loop.controller.exploring = Event(1, app.now_s, "looking", "", batches(app.running, 4))
+    loop.controller.record.add(loop.controller.exploring)
     granted(loop, PARKED)
     granted(loop, Grant(FLEET, "a gets all"))
-    assert (loop.controller.record.events.last.what, app.wakes_in_s, loop.controller.peek) == ("woken", None, None)
+    assert (loop.controller.record.events.last.what, app.wakes_in_s, loop.controller.exploring) == ("woken", None, None)
 
 
 def test_a_parked_application_that_left_its_fleet_starts_replicas() -> None:

@@ -56,7 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
-    return ran("profile", checkpoint, "--out", out, "--device", "cpu", "--budget", "0.2", "--largest", "4", *more)
+    return ran("profile", checkpoint, "--out", out, "--device", "cpu", "--timing-s", "0.2", "--largest", "4", *more)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(checkpoint: Path) -> tuple[Path, str]:
     out = checkpoint / "profile" / "profile.json"
     out.parent.mkdir()
-    return out, profiled(checkpoint, out, "--lengths", "6,12", "--data", str(checkpoint / "inputs.jsonl"))
+    return out, profiled(checkpoint, out, "--tokens", "6,12", "--data", str(checkpoint / "inputs.jsonl"))
 
 
 def test_profile_writes_a_table_per_length_and_says_how_steady_it_was(measured: tuple[Path, str]) -> None:
@@ -117,12 +117,12 @@ def test_two_profiles_at_once_are_both_in_the_file(
         return timed(*told)
 
     monkeypatch.setattr("isobatch.cluster.profiling.block_times.timed", while_another_ends)
-    profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
+    profiled(checkpoint, out, "--tokens", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
 
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
-    output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
+    output = profiled(prepared, tmp_path / "p.json", "--tokens", "6", "--devices", "v100,k80,cpu")
     assert "not measured: v100, 6 tokens (torch float32, published)" in output
     profile = load_profile(tmp_path / "p.json")
     ways = len(BACKENDS) * len(DTYPES)
@@ -142,7 +142,7 @@ def test_times_in_the_networks_own_precision_are_first_so_that_plans_take_them(
     folder, out = Path(copytree(prepared, tmp_path / "half")), tmp_path / "p.json"
     rules = json.loads((folder / "exits.json").read_text())
     (folder / "exits.json").write_text(json.dumps(rules | {"dtype": ramps}))
-    profiled(folder, out, "--lengths", "6", "--devices", "v100")
+    profiled(folder, out, "--tokens", "6", "--devices", "v100")
     profile = load_profile(out)
     assert (profile.table("v100").backend, profile.table("v100").dtype) == ("torch", first)
     assert profile.on("onnx", "").table("v100").dtype == first
@@ -152,10 +152,10 @@ def test_times_in_the_networks_own_precision_are_first_so_that_plans_take_them(
 
 def test_exits_that_were_prepared_anew_replace_those_of_before(prepared: Path, tmp_path: Path) -> None:
     folder, out = Path(copytree(prepared, tmp_path / "again")), tmp_path / "p.json"
-    profiled(folder, out, "--lengths", "6")
+    profiled(folder, out, "--tokens", "6")
     rules = ExitRules(ramps=(RampRule(block=1, threshold=0.5, survival=0.5),))
     save_ramps(folder, rules, {1: make_head("light", 32, 3)})
-    profiled(folder, out, "--lengths", "6")
+    profiled(folder, out, "--tokens", "6")
     assert load_profile(out).exits == ExitProfile((1.0, 1.0, 0.5, 0.5))
 
 
@@ -177,8 +177,8 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", interrupted)
-    told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--lengths", "6"]
-    few = ["--budget", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
+    told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--tokens", "6"]
+    few = ["--timing-s", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
     assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130
     notes = load_profile(tmp_path / "p.json").notes
     assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in notes
@@ -193,7 +193,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         (("--data", "empty.jsonl"), "holds no inputs"),
         (("--text-column", "text"), "--text-column is for --data: name a file"),
         (("--max-rows", "50"), "--max-rows is for --data: name a file"),
-        *((("--lengths", wrong), "must be numbers of tokens") for wrong in ("0", "many", "32,,64")),
+        *((("--tokens", wrong), "must be numbers of tokens") for wrong in ("0", "many", "32,,64")),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_is_timed(
@@ -234,7 +234,7 @@ def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> 
 def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "profile.json"
-    profiled(prepared, out, "--backend", "onnx", "--lengths", "4", "--largest", "2", "--budget", "0.1")
+    profiled(prepared, out, "--backend", "onnx", "--tokens", "4", "--largest", "2", "--timing-s", "0.1")
     (table,) = load_profile(out).tables
     assert table.backend == "onnx"
     assert "cpu, onnx, float32" in table.source
@@ -245,7 +245,7 @@ def test_a_users_own_backend_is_found(prepared: Path, tmp_path: Path, monkeypatc
     copy(ROOT / "tests" / "helpers" / "toy_backend.py", tmp_path / "my_backend.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    few = ["--device", "cpu", "--lengths", "4", "--largest", "2", "--budget", "0.1"]
+    few = ["--device", "cpu", "--tokens", "4", "--largest", "2", "--timing-s", "0.1"]
     monkeypatch.setattr(sys, "argv", ["isobatch", "profile", str(prepared), "--backend", "my_backend:TOY", *few])
     with pytest.raises(SystemExit) as end:
         main()

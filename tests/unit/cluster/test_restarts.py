@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isobatch.cluster.controller.control_loop import ControlLoop
-from isobatch.cluster.controller.record import KEEP_EVENTS
+from isobatch.cluster.controller.record import KEEP_EVENTS, Event, Events
 from isobatch.optimizer import Plan, evaluate
 from isobatch.profiles.journal import SCHEMA_VERSION
 from tests.helpers.fluid_application import (
@@ -39,6 +39,14 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert after.controller.known.estimate.recent_inputs == before.controller.known.estimate.recent_inputs
     asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
+
+
+def test_events_of_an_older_controller_are_read(tmp_path: Path):
+    """It called the requested devices `asked`."""
+    event = Event(1, 0.0, "stayed", "", first_plan(question(MEDIUM)), requested={"v100": 5})
+    file = tmp_path / "events.jsonl"
+    file.write_text(json.dumps({"v": SCHEMA_VERSION, **asdict(event)}).replace('"requested"', '"asked"') + "\n")
+    assert Events(file).all == (event,)
 
 
 def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):

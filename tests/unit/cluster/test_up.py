@@ -40,7 +40,7 @@ def run(*arguments: str) -> Any:
 
 def counted(data: str, out: str) -> str:
     """What a profile of the prepared network says about the inputs over which it counted exits."""
-    options = ("--data", data, "--out", out, "--budget", "0.1", "--largest", "2")
+    options = ("--data", data, "--out", out, "--timing-s", "0.1", "--largest", "2")
     CliRunner().invoke(app, ["profile", "my-bert-up", *options], catch_exceptions=False)
     return next(note for note in load(Path(out)).notes if note.startswith("exits: counted over "))
 

@@ -226,7 +226,7 @@ async def test_a_roll_out_that_ends_after_the_next_deployment_began_ends_none_of
             if isinstance(message.content, Graph):
                 graphs.append(message.content)
                 if len(graphs) == 2:
-                    begin(config.model_copy(update={"max_waiting": 9}))
+                    begin(config.model_copy(update={"max_inside": 9}))
                 await first.reply("front", message.number, None)
 
     front = asyncio.create_task(follow())
@@ -248,7 +248,7 @@ async def test_a_roll_out_ends_without_blame_when_the_next_deployment_takes_its_
     wanted = replace(graphs[0].plan, placements=(replace(placement, replicas=3),))
     rolling = asyncio.create_task(first.apply(wanted))
     await until(lambda: replicas.counts == {"v100": 3})
-    begin(config.model_copy(update={"max_waiting": 9}))
+    begin(config.model_copy(update={"max_inside": 9}))
     undone = await asyncio.wait_for(rolling, PATIENCE_S)
     assert isinstance(undone, Undone)
     assert undone.blameless

@@ -29,7 +29,8 @@ def test_every_field_is_described_and_has_a_default() -> None:
         ({"backend": "virtual"}, "args: backend: virtual needs its profile too"),
         ({"plan": "p.json"}, "args: a plan needs its profile too"),
         ({"plan": "p.json", "profile": "q.json", "device": "cuda"}, "device cannot be set beside a plan"),
-        ({"max_waiting": 10**12}, "max_waiting = 1000000000000: .*less than or equal to 1048576"),
+        ({"max_inside": 10**12}, "max_inside = 1000000000000: .*less than or equal to 1048576"),
+        ({"max_waiting": True}, "max_waiting = True: .*valid integer"),
         ({"loader": "toy.load"}, "loader = 'toy.load'.*package.module:function"),
         ({"order": "dass"}, "order 'dass' is not known; known are: deadline, priority, das, slotted_das"),
         ({"devices": "auto"}, "a plan needs its profile too"),
@@ -57,6 +58,10 @@ def test_a_wrong_field_is_named_with_its_value(arguments: dict[str, object], sen
     with pytest.raises(UserError, match=sentence) as error:
         checked(AppConfig, arguments)
     assert "\n" not in str(error.value)
+
+
+def test_older_files_call_max_inside_max_waiting() -> None:
+    assert checked(AppConfig, {"max_waiting": 9}) == checked(AppConfig, {"max_inside": 9}) != AppConfig()
 
 
 def test_a_plan_brings_the_slo_that_it_was_made_for(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_stored_plan_is_used_only_for_the_same_terms_network_and_profile(profi
         return plan_hash(AppConfig.model_validate(given | changes))
 
     before = origin()
-    assert origin(log_format="json", max_waiting=7) == before
+    assert origin(log_format="json", max_inside=7) == before
     for name, value in (("model", "another"), ("loader", "mine:load"), ("backend", "onnx"), ("dtype", "int8")):
         assert origin(**{name: value}) != before, name
     for name, number in (("cpus_per_replica", 2.0), ("devices", {"v100": 3}), ("slo_ms", 50.0)):
@@ -92,7 +92,7 @@ def test_a_stored_plan_is_used_only_for_the_same_terms_network_and_profile(profi
 def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
     """A change of a forgotten field would not restart replicas that depend on it."""
     of_fronts = {
-        "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
+        "name", "front_replicas", "max_inside", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
         "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
         "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
     }  # fmt: skip

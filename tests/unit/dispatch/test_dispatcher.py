@@ -37,7 +37,7 @@ def test_under_load_every_launch_at_every_depth_is_full_of_survivors_of_several_
 
 
 def test_a_refusal_says_when_to_come_again() -> None:
-    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, Limits(backlog=2, slack=0.0))
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, Limits(max_inside=2, slack=0.0))
     assert dispatcher.admit(0.0, 0.001, Place("x", 0)) == Refusal(
         "the deadline cannot be met with what is ahead", pytest.approx(2 * 0.01 * 0.5625 - 0.001)
     )
@@ -45,13 +45,13 @@ def test_a_refusal_says_when_to_come_again() -> None:
         assert not isinstance(dispatcher.admit(0.0, 1.0, Place("x", 0)), Refusal)
     full = dispatcher.admit(0.0, 1.0, Place("x", 0))
     assert isinstance(full, Refusal)
-    assert "backlog of 2" in full.reason
+    assert "2 inputs may be inside" in full.reason
     assert full.retry_after_s > 0
 
 
-def test_the_backlog_counts_all_inputs_of_a_request_however_many_lanes_there_are() -> None:
+def test_the_limit_counts_all_inputs_of_a_request_however_many_lanes_there_are() -> None:
     one, other = (Route((linear(0, 12, 8, name),)) for name in ("a", "b"))
-    dispatcher = Dispatcher(replace(one, beside=(other,)), {"a": ["a1"], "b": ["b1"]}, Limits(backlog=10))
+    dispatcher = Dispatcher(replace(one, beside=(other,)), {"a": ["a1"], "b": ["b1"]}, Limits(max_inside=10))
     refusal = dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(12)])
     assert isinstance(refusal, Refusal)
     assert not isinstance(dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(10)]), Refusal)

@@ -116,7 +116,7 @@ def test_late_inputs_behind_one_in_time_end_before_a_launch(
     order: Callable[[Sequence[Ticket], int], list[Ticket]] | None, going: tuple[int, ...]
 ) -> None:
     """With 8 ms left, an input that may leave at the ramp is in time, and one that runs to the end is not."""
-    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(order=order))
+    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(queue_order=order))
     for full in (False, True, True, True, False):
         dispatcher.admit(0.0, 1.0, Place("x", 0), full=full)
     dispatcher.admit(0.0, 1.003, Place("x", 0), full=True)

@@ -48,9 +48,11 @@ class Schedule:
 
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
-    backlog, ahead, early_s = draw(st.integers(1, 50)), draw(st.integers(0, 2)), draw(st.floats(0, 0.02))
+    max_inside, ahead, early_s = draw(st.integers(1, 50)), draw(st.integers(0, 2)), draw(st.floats(0, 0.02))
     audits = draw(st.sampled_from([0.0, 0.3, 1.0])), draw(st.sampled_from([0.0, 0.2]))
-    return Limits(backlog, ahead=ahead, early_s=early_s, probe_every_s=0.1, audit_share=audits[0], audit_cost=audits[1])
+    return Limits(
+        max_inside, ahead=ahead, early_s=early_s, probe_every_s=0.1, audit_share=audits[0], audit_cost=audits[1]
+    )
 
 
 @st.composite

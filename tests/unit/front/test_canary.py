@@ -202,7 +202,7 @@ JSON = {b"content-type": b"application/json"}
 @pytest.mark.parametrize(("deadline_ms", "refused"), [(TIME_SHARE * 400, 1), (100, 0)])
 def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_ms: float, refused: int) -> None:
     headers = JSON | {b"x-deadline-ms": b"%.3f" % deadline_ms}
-    with predicting(slo_ms=400, max_waiting=1) as (predict, driver, portal):
+    with predicting(slo_ms=400, max_inside=1) as (predict, driver, portal):
 
         async def two_at_once() -> list[NamedReply | BaseException]:
             replies = (predict.computed(headers, b'{"inputs": [[3, 7]]}') for _ in range(2))
@@ -210,7 +210,7 @@ def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_m
 
         _, second = portal.call(two_at_once)
     assert isinstance(second, RefusedError)
-    assert "backlog of 1" in str(second)
+    assert "1 inputs may be inside" in str(second)
     assert driver.counts.refused == refused
 
 

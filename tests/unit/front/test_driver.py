@@ -12,7 +12,7 @@ import pytest
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
-from isobatch.deployments.dispatch.orders import order_named
+from isobatch.deployments.dispatch.queue_orders import queue_order_named
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
@@ -84,12 +84,12 @@ async def test_an_admitted_input_keeps_its_place_when_one_of_a_higher_priority_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = waiting_toys(monkeypatch, lambda batch: True)
-    async with rigged(limits=Limits(backlog=9, order=order_named("priority"))) as rig:
+    async with rigged(limits=Limits(max_inside=9, queue_order=queue_order_named("priority"))) as rig:
         admitted = [asyncio.ensure_future(rig.ask(*[[3, 1]] * 4)) for _ in range(2)]  # one for each replica
         await asyncio.sleep(0.05)
         admitted.append(asyncio.ensure_future(rig.ask([3, 1])))
         await asyncio.sleep(0.05)
-        with pytest.raises(RefusedError, match="backlog of 9"):
+        with pytest.raises(RefusedError, match="9 inputs may be inside"):
             await rig.driver.answer(pack(Toy().encode([[3, 7]])), 60.0, priority=5)
         end.set()
         assert [len(await each) for each in admitted] == [4, 4, 1]
@@ -126,8 +126,8 @@ async def test_a_request_that_waits_too_long_is_refused() -> None:
 
 
 async def test_all_inputs_of_a_request_are_admitted_or_none() -> None:
-    async with rigged(limits=Limits(backlog=3)) as rig:
-        with pytest.raises(RefusedError, match="backlog of 3"):
+    async with rigged(limits=Limits(max_inside=3)) as rig:
+        with pytest.raises(RefusedError, match="3 inputs may be inside"):
             await rig.ask(*[[0, 1]] * 4)
         assert len(await rig.ask(*[[0, 1]] * 3)) == 3
         assert rig.driver.dispatcher.waiting() == {}

@@ -121,7 +121,7 @@ async def test_wrong_requests_are_refused_soon_and_in_short_with_the_sentences_o
 @pytest.mark.parametrize(
     ("limit", "sentence"),
     [
-        ({"max_waiting": 1}, "2 inputs in one request: 1 are allowed"),
+        ({"max_inside": 1}, "2 inputs in one request: 1 are allowed"),
         ({"max_inputs": 1}, "2 inputs in one request: 1 are allowed"),
         ({"max_body_bytes": 40}, "RESOURCE_EXHAUSTED"),
     ],

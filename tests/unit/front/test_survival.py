@@ -43,7 +43,7 @@ class Mixture:
     failing: float = 0.0  # of the launches
     audited: float = 0.0
     answers_early: bool = False
-    backlog: int = 1000
+    max_inside: int = 1000
     ramps: tuple[int, ...] = (0, 1, 2)
 
     @property
@@ -55,7 +55,9 @@ class Mixture:
     @property
     def limits(self) -> Limits:
         early = self.answers_early
-        return Limits(self.backlog, audit_share=self.audited, audit_cost=1.0, answers_early=early, probe_every_s=0.01)
+        return Limits(
+            self.max_inside, audit_share=self.audited, audit_cost=1.0, answers_early=early, probe_every_s=0.01
+        )
 
 
 class InTurns:
@@ -156,7 +158,7 @@ shares = st.sampled_from((0.0, 0.1, 0.3))
         failing=shares,
         audited=st.sampled_from((0.0, 0.1, 1.0)),
         answers_early=st.booleans(),
-        backlog=st.sampled_from((30, 1000)),
+        max_inside=st.sampled_from((30, 1000)),
         ramps=st.sampled_from(((0, 1, 2), (1, 2), (0, 2), (1,), ())),
     ),
     seed=st.integers(0, 2**32),

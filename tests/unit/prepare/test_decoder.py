@@ -171,7 +171,7 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()
     monkeypatch.setattr(launch_prices, "SETTINGS", launch_prices.SETTINGS[:8])  # those of few residents
-    options = ("--budget", 0.1, "--device", "cpu", "--dtype", "float32", "--out", tmp_path / "profile.json")
+    options = ("--timing-s", 0.1, "--device", "cpu", "--dtype", "float32", "--out", tmp_path / "profile.json")
     done("profile", out, *options)
     assert caplog.text.count("made for bfloat16; in float32 inputs leave at other ramps") == 1
     warn_of_ramp_dtype(out, "bfloat16", "bfloat16")

@@ -66,7 +66,7 @@ def test_a_pipeline_of_one_device_does_not_keep_a_cell_large() -> None:
 @pytest.mark.parametrize(("load", "slow"), [(0.95, 240), (0.95, 1)])
 def test_a_cell_answers_as_many_in_time_as_the_whole_fleet(load: float, slow: int) -> None:
     problem, plan = fleet_of(180, 60, slow)
-    whole, cell = World(plan, problem, 0.02, Limits(backlog=10**6)), world_of(plan, problem, 0.02, 2 * SIZE)
+    whole, cell = World(plan, problem, 0.02, Limits(max_inside=10**6)), world_of(plan, problem, 0.02, 2 * SIZE)
     assert cell.share < 0.5
     rate_per_s = load * evaluate(plan, problem).goodput_per_s
     of_whole, of_cell = (run(each, rate_per_s, inputs, 3) for each, inputs in ((whole, 14_000), (cell, 8_000)))

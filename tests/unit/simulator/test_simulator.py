@@ -45,7 +45,7 @@ def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, se
 @settings(max_examples=25, deadline=None)
 @given(load=st.floats(0.1, 3.0), jitter=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 1000))
 def test_every_input_ends_exactly_once(load: float, jitter: float, seed: int) -> None:
-    world = World(TWO, FAST, SLO_S, Limits(backlog=200), jitter)
+    world = World(TWO, FAST, SLO_S, Limits(max_inside=200), jitter)
     report = run(world, load * evaluate(TWO, FAST).goodput_per_s, 600, seed)
     assert report.arrived == report.answered + report.refused + report.expired
     assert report.good <= report.answered
@@ -59,7 +59,7 @@ def test_every_input_ends_exactly_once(load: float, jitter: float, seed: int) ->
 def test_exits_are_counted_although_some_ask_for_all(load: float, full_share: float, audited: bool, seed: int) -> None:
     random, seconds = np.random.default_rng(seed), 2500 / (load * evaluate(TWO, FAST).goodput_per_s)
     times_s, sure_after = np.sort(random.random(2500)) * seconds, random.choice(BLOCKS, 2500, p=[0.3, 0.2, 0.3, 0.2])
-    limits = Limits(backlog=200, audit_share=0.1 if audited else 0.0)
+    limits = Limits(max_inside=200, audit_share=0.1 if audited else 0.0)
     world = World(TWO, FAST, SLO_S, limits, 0.3, full_share=full_share)
     simulation = Simulation(world, [(times_s, sure_after)], seconds, seed)
     report, seen = simulation.finish(), simulation.observe()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.messages import Limits, Outcome, Place
-from isobatch.deployments.dispatch.orders import ORDERS, order_named
+from isobatch.deployments.dispatch.queue_orders import QUEUE_ORDERS, queue_order_named
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.profiles.errors import UserError
 from tests.helpers.dispatcher_world import Input, World, linear
@@ -27,11 +27,11 @@ def waiting(weights: list[int], chance: random.Random) -> list[Ticket]:
 
 
 @given(
-    st.sampled_from(sorted(ORDERS)), st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60),
+    st.sampled_from(sorted(QUEUE_ORDERS)), st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60),
     st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_an_order_fits_and_repeats_no_input(name: str, weights: list[int], room: int, chance: random.Random) -> None:
-    order, tickets = order_named(name), waiting(weights, chance)
+    order, tickets = queue_order_named(name), waiting(weights, chance)
     assert order is not None
     taken = order(tickets, room)
     assert set(taken) <= set(tickets)
@@ -43,13 +43,13 @@ def test_an_order_fits_and_repeats_no_input(name: str, weights: list[int], room:
 
 
 @given(
-    st.sampled_from(sorted(ORDERS)),
+    st.sampled_from(sorted(QUEUE_ORDERS)),
     st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 25), st.floats(0.02, 0.5)), min_size=1, max_size=30),
 )
 @settings(max_examples=30, deadline=None)
 def test_every_input_ends_once_in_any_order(name: str, inputs: list[tuple[float, int, float]]) -> None:
     """Also one that is heavier than a launch, which goes alone."""
-    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order_named(name)))
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=queue_order_named(name)))
     world.arrive(*(Input(at_s, 1, slack_s, weight) for at_s, weight, slack_s in sorted(inputs)))
     world.run()
     assert len(world.outcomes) + len(world.refusals) == len(inputs)
@@ -67,7 +67,7 @@ class AnyOrder(World):
 
 def test_the_highest_priority_goes_first() -> None:
     one_by_one = Route((linear(0, 1, 1, "gpu"),))
-    world = World(one_by_one, {"gpu": ["g"]}, Limits(order=order_named("priority"), ahead=0))
+    world = World(one_by_one, {"gpu": ["g"]}, Limits(queue_order=queue_order_named("priority"), ahead=0))
     dispatcher = world.dispatcher
     first = dispatcher.admit(0.0, 9.0, Place("first", 0))
     (launch,) = dispatcher.tick(0.0)
@@ -85,7 +85,7 @@ def test_the_highest_priority_goes_first() -> None:
 
 def test_a_text_of_the_highest_priority_goes_before_others_though_it_is_heavier_than_any_launch() -> None:
     """Lighter texts, which come all the time, would otherwise always go before it, until its deadline has passed."""
-    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order_named("priority"), ahead=0))
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=queue_order_named("priority"), ahead=0))
     dispatcher = world.dispatcher
     dispatcher.admit(0.0, 9.0, Place("running", 0), 20)
     (launch,) = dispatcher.tick(0.0)
@@ -102,10 +102,10 @@ def test_a_text_of_the_highest_priority_goes_before_others_though_it_is_heavier_
 
 def test_orders_have_names_in_the_configuration() -> None:
     config = AppConfig(model="demo", order="das")
-    assert config.limits(1.0).order is order_named("das")
-    assert replace(config.limits(1.0), order=None) == AppConfig(model="demo").limits(1.0)
+    assert config.limits(1.0).queue_order is queue_order_named("das")
+    assert replace(config.limits(1.0), queue_order=None) == AppConfig(model="demo").limits(1.0)
     with pytest.raises(UserError, match="'my_module:shortest' cannot be imported"):
-        order_named("my_module:shortest")
+        queue_order_named("my_module:shortest")
 
 
 STRANGER = Ticket(99, 9.0, Place(None, 0))
@@ -116,7 +116,7 @@ def test_an_order_that_fails_or_names_wrong_inputs_loses_no_input(chosen: Callab
     def order(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
         return chosen(waiting[0])
 
-    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order))
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=order))
     world.arrive(*(Input(0.0, 1, 9.0, weight=10) for _ in range(3)))
     world.run()
     assert list(world.outcomes.values()) == 3 * [Outcome.ANSWERED]
@@ -135,7 +135,7 @@ def clearing(waiting: list[Ticket], room: int) -> None:
 
 @pytest.mark.parametrize("own", [popping, clearing])
 def test_an_order_that_changes_the_list_it_gets_loses_no_input(own: Callable[..., object]) -> None:
-    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order_named(f"{__name__}:{own.__name__}")))
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=queue_order_named(f"{__name__}:{own.__name__}")))
     world.arrive(*(Input(0.0, 1, 9.0, weight=10) for _ in range(3)))
     world.run()
     assert list(world.outcomes.values()) == 3 * [Outcome.ANSWERED]

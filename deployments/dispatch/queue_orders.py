@@ -1,41 +1,42 @@
-"""The order of a queue: which waiting inputs a launch takes. Named by import path, as exit policies are.
+"""Queue orders: which waiting inputs a launch takes. Named by import path, as exit policies are.
 
-An order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in weight.
-It returns the inputs that go. If it returns none, the first input goes alone. Your own may be anywhere on the import
-path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
+A queue order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in
+weight. It returns the inputs that go. If it returns none, the first input goes alone. Your own may be anywhere on the
+import path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
 
 DAS and slotted DAS are those of TCB (Fu et al., SC 2022): the utility of a text is 1 / its tokens, so short texts go
 first, then by deadline those that are nearly as useful.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from operator import attrgetter
 
-from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.batching import QueueOrder, Ticket
 from isobatch.deployments.named import function_at, path_of
 
-QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
 DEADLINE = "deadline"
-ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
+QUEUE_ORDERS = {
+    name: f"isobatch.deployments.dispatch.queue_orders:{name}" for name in ("priority", "das", "slotted_das")
+}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
 USEFUL = 0.5  # the share of their mean utility that an input needs to go by deadline
 _weight = attrgetter("weight")
 
 
-def order_path(name: str) -> str:
+def queue_order_path(name: str) -> str:
     """The import path of an order; empty for the order by deadline.
 
-    >>> order_path("deadline"), order_path("das"), order_path("my_package.my_module:shortest")
-    ('', 'isobatch.deployments.dispatch.orders:das', 'my_package.my_module:shortest')
+    >>> queue_order_path("deadline"), queue_order_path("das"), queue_order_path("my_package.my_module:shortest")
+    ('', 'isobatch.deployments.dispatch.queue_orders:das', 'my_package.my_module:shortest')
     """
-    return "" if name == DEADLINE else path_of(name, ORDERS, "order", DEADLINE)
+    return "" if name == DEADLINE else path_of(name, QUEUE_ORDERS, "order", DEADLINE)
 
 
 @cache
-def order_named(name: str) -> QueueOrder | None:
+def queue_order_named(name: str) -> QueueOrder | None:
     """The order of this name or import path; None: by deadline."""
-    path = order_path(name)
+    path = queue_order_path(name)
     return partial(_of_a_copy, function_at(path)) if path else None
 
 
@@ -52,7 +53,7 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """DAS for one row of tokens, which is what a launch without padding is."""
+    """DAS for one row of tokens: a launch without padding is one row."""
     return _das_row(sorted(waiting, key=_weight), waiting, room)
 
 
@@ -69,7 +70,7 @@ def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:
-    """One row: first by utility, then those of enough utility by deadline, then the rest by deadline."""
+    """One row: first the most useful inputs, then useful ones by deadline, then others by deadline."""
     first = _by_utility(by_weight, room)
     if not first or len(first) == len(by_weight):
         return first
@@ -83,13 +84,13 @@ def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: i
 
 
 def _by_utility(by_weight: Sequence[Ticket], room: int) -> list[Ticket]:
-    """The lightest inputs: all that fit if these are all, else a share of them."""
+    """The lightest inputs that fit: all of them if every input fits, else the share `BY_UTILITY`."""
     fits = fitting(by_weight, room)
     return fits if len(fits) == len(by_weight) or not fits else fits[: max(1, int(BY_UTILITY * len(fits)))]
 
 
 def fitting(tickets: Sequence[Ticket], room: int) -> list[Ticket]:
-    """Those that fit into the room, in this order; one that does not fit is skipped."""
+    """The inputs that fit into the room, in this order; one that does not fit is skipped."""
     taken = []
     for ticket in tickets:
         if ticket.weight <= room:
