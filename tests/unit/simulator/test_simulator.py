@@ -187,15 +187,16 @@ def test_what_the_planner_promises_is_sustained() -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_answers_with_few_inputs_take_what_the_planner_says(seed: int) -> None:
-    """One in a hundred goes as far, and meets as many others, as the planner counts on."""
+    """One in a hundred goes as far, and meets as many others, as the planner counts on. Where splits take turns, it
+    also finds its replica busy with newcomers."""
     problem = playable(seed)
     world, asked = problem
     plan = search(world, replace(asked, slo_s=None), gap=0.05)
-    score = evaluate(plan, world)
+    score, most = evaluate(plan, world), 3 if plan.placements[0].local else 2
     for load in (0.01, 0.1, 0.4):
         rate = load * score.goodput_per_s
         slowest_s = run(World(plan, world, 1000.0), rate, 1500, seed).tally.quantile_s(0.99)
-        assert 0.5 < slowest_s / score.answer_s(rate) < 2
+        assert 0.5 < slowest_s / score.answer_s(rate) < most
 
 
 def test_a_run_that_is_too_short_to_show_an_overload_decides_nothing() -> None:
