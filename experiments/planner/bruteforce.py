@@ -138,8 +138,8 @@ def _local(
     reach = np.array([facts.survival[start] for start, _ in edges])
     if not fits.any():
         return inf
-    batch, load = parts.batch[fits], parts.load_s[fits].sum(axis=1)
-    first = batch[:, 0]
+    batch, turns_s = parts.batch[fits], facts.turn_s(device.kind) * reach / parts.batch[fits]
+    load, first = np.maximum(parts.load_s[fits], turns_s).sum(axis=1), batch[:, 0]
     round_s = (batch[:, reach > 0] / reach[reach > 0]).max(axis=1) * load
     counts = np.arange(1.0, device.count + 1)[:, None]
     values = _values(counts / load, counts * device.price_per_hour, round_s, first - 1, first, objective)
