@@ -23,9 +23,10 @@ def to_device(arrays: Sequence[Any], device: torch.device, beside: bool = False)
 
     With `beside`, the copy does not wait for launches, and this returns when it is done: other threads may use it then.
     """
-    tensors = [torch.as_tensor(array) for array in arrays]
+    # `from_numpy` takes a third of the time of `as_tensor`.
+    tensors = [torch.from_numpy(each) if isinstance(each, np.ndarray) else torch.as_tensor(each) for each in arrays]
     if device.type != "cuda":
-        return [tensor.to(device) for tensor in tensors]
+        return tensors if device.type == "cpu" else [tensor.to(device) for tensor in tensors]
     starts = np.cumsum([0, *(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)])
     host = pinned(int(starts[-1]), torch.uint8)
     for tensor, part in zip(tensors, _parts(host, starts, tensors), strict=True):
