@@ -7,8 +7,8 @@ one would, since a token depends only on the tokens before it.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -25,6 +25,7 @@ from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens,
 from isobatch.deployments.decoding.sequences import FAILURES, Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.headers import RequestHeaders
 from isobatch.deployments.front.load import RetryTimes
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.tracing import Tracing, current
@@ -137,7 +138,7 @@ class DecoderFront:
         stop = frozenset[int]() if terms.ignore_eos else self.stop
         request = self.shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
-        return replace(request, min_tokens=terms.min_tokens)
+        return replace(request, min_tokens=terms.min_tokens, full=terms.full)
 
     def _check_grammar(self, terms: TextTerms) -> None:
         obstacle = self.grammars.obstacle if self.grammars else "this server has no grammars"
@@ -247,6 +248,23 @@ class DecoderFront:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             raise RefusedError(404, f"model = {shown(name)}: this server has {self.name}")
+
+
+def ends_at(about: RequestHeaders) -> float | None:
+    """The deadline of a request that is read now, by the event loop's clock; None: it has none."""
+    return None if about.within_s is None else asyncio.get_running_loop().time() - about.waited_s + about.within_s
+
+
+@asynccontextmanager
+async def until(deadline: float | None) -> AsyncIterator[None]:
+    """Refuse a request whose deadline passes in this context."""
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise RefusedError(504, "the deadline passed before the text was complete") from error
 
 
 def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
