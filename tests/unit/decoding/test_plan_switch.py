@@ -1,7 +1,9 @@
 """Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
 
 import asyncio
+import json
 import pickle
+import re
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.deployments.transport.wire import Wire
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.optimizer.text_plans import terms_of
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import until
 from tests.helpers.clock import Clock
@@ -81,6 +84,43 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     assert list(told.per_kind()) == ["cpu", "t4"]
     with pytest.raises(UserError, match="two pipelines are on one kind of device"):
         told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
+
+
+@pytest.mark.parametrize(
+    ("terms", "fields", "why"),
+    [
+        ({"exits": "early"}, {}, "exits = 'early': Input should be 'recompute', 'project', 'verified' or 'off'"),
+        ({"prompt_rows": 0}, {}, "prompt_rows = 0: Input should be greater than or equal to 1"),
+        ({"kv_megabytes": -1}, {}, "kv_megabytes = -1: Input should be greater"),
+        ({"ttft_s": 0.0}, {}, "ttft_ms = 0.0: Input should be greater than 0"),
+        ({"tpot_s": -1.0}, {}, "tpot_ms = -1000.0: Input should be greater than 0"),
+        ({"max_context": 1}, {}, "max_context = 1: Input should be greater"),
+        ({}, {"thresholds": ((1, 2.0),)}, "it has thresholds: those of a decoder's ramps are in its exits.json"),
+        ({}, {"splits": (Split(0, 2, 8), Split(2, 8, 4))}, "ramps = [], cuts = [2]: a decoder is cut behind each"),
+        ({}, {"splits": (Split(0, 2, 8, (0, 1)), Split(2, 8, 4))}, "ramps = [0, 1], cuts = [2]: a decoder is cut"),
+        ({}, {"splits": (Split(0, 2, 4, (1,)), Split(2, 8, 8))}, "deep_share = 2.0: Input should be less"),
+    ],
+)
+def test_a_plans_values_are_checked_as_the_fields_that_they_set(
+    tmp_path: Path, terms: dict[str, Any], fields: dict[str, Any], why: str
+) -> None:
+    right = pipeline("cpu", 2, 300.0)
+    placement = replace(right.placements[0], splits=fields.get("splits", right.splits))
+    plan = replace(right, placements=(placement,), decoding=replace(terms_of(right), **terms))
+    plan = replace(plan, thresholds=fields.get("thresholds", ()))
+    (path := tmp_path / "plan.json").write_text(plan.to_json())
+    with pytest.raises(UserError, match=re.escape(f"plan = '{path}': {why}")):
+        DecoderConfig(model="", plan=str(path)).per_kind()
+    with pytest.raises(UserError, match=re.escape(f"the plan: {why}")):
+        DecoderConfig(model="").switched_to(plan)
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"tokens_per_s": -1.0}])
+def test_a_plan_promises_no_less_than_nothing_on_one_thread(wrong: dict[str, float]) -> None:
+    content = json.loads(pipeline("cpu", 2, 300.0).to_json())
+    content["decoding"] |= wrong
+    with pytest.raises(UserError, match="must be at least 0, and at least 1"):
+        Plan.from_json(json.dumps(content))
 
 
 async def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
