@@ -5,6 +5,7 @@ broken. Ray is imported inside the functions: its first import reads the environ
 commands that need no Ray start faster without it.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tl
 
 _NAMESPACE = "isobatch"
 _NODE_ANSWERS_WITHIN_S = 120.0  # the node may have to start a process first
-_REPLICA_ANSWERS_WITHIN_S = 10.0
+_REPLICA_ANSWERS_WITHIN_S = 5.0  # less than HAProxy waits for an answer about the server
 _AUTOSCALER_ANSWERS_WITHIN_S = 5.0
 _REQUESTED = "asked:"  # followed by an application's name: the key of its request to the autoscaler
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.(?P<kind>.+)")  # the name of an application of replicas
@@ -329,17 +330,21 @@ def scale(application: str, deployment: str, replicas: int) -> None:
 
 
 async def ask_all(handle: Any, method: str) -> list[Any]:
-    """The results of a method on all replicas of a deployment; replicas that end meanwhile are left out. Serve's
-    `broadcast` is an alpha feature."""
+    """The results of a method on all replicas of a deployment; replicas that end meanwhile, or hang, are left out.
+    Serve's `broadcast` is an alpha feature. Its documented way to get results fails if one replica hangs."""
     from ray.serve.exceptions import DeploymentUnavailableError
 
     try:
-        answers = await handle.broadcast(method).results_async(
-            timeout_s=_REPLICA_ANSWERS_WITHIN_S, return_exceptions=True
-        )
-    except DeploymentUnavailableError:  # there is no replica at this moment
+        async with asyncio.timeout(_REPLICA_ANSWERS_WITHIN_S):
+            asked = await handle.broadcast(method)._fetch_replica_results_async()
+    except (DeploymentUnavailableError, TimeoutError):  # there is no replica at this moment
         return []
-    return [answer for answer in answers if not isinstance(answer, BaseException)]
+    answers = [asyncio.ensure_future(each.get_async()) for each in asked]
+    if answers:
+        await asyncio.wait(answers, timeout=_REPLICA_ANSWERS_WITHIN_S)
+    for late in (each for each in answers if not each.done()):
+        late.cancel()
+    return [each.result() for each in answers if each.done() and not each.cancelled() and not each.exception()]
 
 
 def delete_soon(application: str) -> None:

@@ -103,6 +103,12 @@ class DecodingTerms:
 
     __pydantic_config__ = STRICT
 
+    def __post_init__(self) -> None:
+        if self.tokens_per_s < 0 or self.threads < 1:
+            raise ValueError(
+                f"tokens_per_s = {self.tokens_per_s:g}, threads = {self.threads}: must be at least 0, and at least 1"
+            )
+
 
 @dataclass(frozen=True)
 class SimulatedTimes:

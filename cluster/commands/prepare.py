@@ -278,4 +278,6 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
         copy(source, draft)
         rules.write(draft / RULES)
     console.print(str(report), highlight=False, soft_wrap=True)
+    if report.left_out:
+        console.print(report.left_out, style="yellow", highlight=False, soft_wrap=True)
     console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")

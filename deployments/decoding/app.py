@@ -26,7 +26,7 @@ from isobatch.deployments.decoding.engine_setup import (
     stop_tokens,
 )
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
-from isobatch.deployments.decoding.loop import TokenInbox
+from isobatch.deployments.decoding.loop import HANGS_S, TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
@@ -166,6 +166,8 @@ def _decoders(config: DecoderConfig, name: str, kind: str, has_room: bool) -> An
     options = config.replica_options(kind, labelled() if kind else False)
     if kind:
         options |= {"resources": declared(kind, nodes())}
+    # It ends after the fronts, whose texts it has. Serve replaces it after three checks without an answer.
+    process = process_options(config.log_format, drained_s(config.drain_s)) | {"health_check_timeout_s": HANGS_S / 3}
     return serve.deployment(
         name=f"{DECODER}-{name}" if name else DECODER,
         num_replicas=config.replicas,
@@ -173,5 +175,5 @@ def _decoders(config: DecoderConfig, name: str, kind: str, has_room: bool) -> An
         max_ongoing_requests=4
         * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason
         ray_actor_options=options,
-        **process_options(config.log_format, drained_s(config.drain_s)),  # it ends after the fronts, whose texts it has
+        **process,
     )(DecoderReplica)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from isobatch.deployments.config import MOST_INSIDE, ServedConfig
+from isobatch.deployments.config import MOST_INSIDE, ServedConfig, checked
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import cache_directory, content_of
@@ -198,7 +198,7 @@ def _fields_of(plan: Plan, label: str) -> dict[str, Any]:
     terms, placement = plan.decoding, plan.placements[0]
     if terms is None:
         raise UserError(f"{label}: this plan is for a classifier: make one with isobatch plan DIRECTORY")
-    fields = {
+    fields: dict[str, Any] = {
         "plan": None,
         "exits": terms.exits,
         "cuts": tuple(split.start for split in plan.splits[1:]),
@@ -212,7 +212,14 @@ def _fields_of(plan: Plan, label: str) -> dict[str, Any]:
         "max_context": terms.max_context,
     }
     # The memory and the promise of a plan are those of its precision.
-    return {**fields, "dtype": plan.dtype} if plan.dtype else fields
+    fields |= {"dtype": plan.dtype} if plan.dtype else {}
+    checked(DecoderConfig, {"model": "", **fields}, label)
+    if plan.thresholds:
+        raise UserError(f"{label}: it has thresholds: those of a decoder's ramps are in its exits.json")
+    if tuple(ramp + 1 for ramp in plan.ramps) != fields["cuts"]:
+        ramps, cuts = list(plan.ramps), list(fields["cuts"])
+        raise UserError(f"{label}: ramps = {ramps}, cuts = {cuts}: a decoder is cut behind each of its ramps")
+    return fields
 
 
 def cached_profile(source: Path) -> Path:

@@ -62,8 +62,10 @@ class Engine:
         self._failed_alone = set[tuple[int, ...]]()  # texts, by their tokens: one may be tried again
 
     def open(self, request: TextRequest, age_s: float = 0.0) -> int | ReplicaFull:
-        """Add a sequence that was requested `age_s` ago and return its name, or refuse it."""
-        return self.scheduler.refusal(age_s) or self.scheduler.add(request, self._clock() - age_s)
+        """Add a sequence that was requested `age_s` ago and return its name, or refuse it. One that another replica has
+        begun is not refused: its client has read a part."""
+        refused = None if request.replayed else self.scheduler.refusal(age_s)
+        return refused or self.scheduler.add(request, self._clock() - age_s)
 
     def cancel(self, name: int) -> None:
         self.scheduler.cancel(name, self._clock())

@@ -7,8 +7,8 @@ one would, since a token depends only on the tokens before it.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -25,6 +25,7 @@ from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens,
 from isobatch.deployments.decoding.sequences import FAILURES, Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.headers import RequestHeaders
 from isobatch.deployments.front.load import RetryTimes
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.tracing import Tracing, current
@@ -37,6 +38,7 @@ MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits f
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
 FULL_FOR_S = 0.05  # the time for which no replica is asked after all were full
 MOST_ASKED = 3  # replicas of one kind that are asked for a place, one after the other
+HURRIED = 0.25  # the share of the usual time for a replica to take a text if another one may take it
 
 WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens, None]]
 
@@ -137,7 +139,7 @@ class DecoderFront:
         stop = frozenset[int]() if terms.ignore_eos else self.stop
         request = self.shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
-        return replace(request, min_tokens=terms.min_tokens)
+        return replace(request, min_tokens=terms.min_tokens, full=terms.full)
 
     def _check_grammar(self, terms: TextTerms) -> None:
         obstacle = self.grammars.obstacle if self.grammars else "this server has no grammars"
@@ -249,6 +251,23 @@ class DecoderFront:
             raise RefusedError(404, f"model = {shown(name)}: this server has {self.name}")
 
 
+def ends_at(about: RequestHeaders) -> float | None:
+    """The deadline of a request that is read now, by the event loop's clock; None: it has none."""
+    return None if about.within_s is None else asyncio.get_running_loop().time() - about.waited_s + about.within_s
+
+
+@asynccontextmanager
+async def until(deadline: float | None) -> AsyncIterator[None]:
+    """Refuse a request whose deadline passes in this context."""
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise RefusedError(504, "the deadline passed before the text was complete") from error
+
+
 def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
     """The request for the rest of a text after these tokens."""
     return replace(
@@ -279,13 +298,19 @@ class ReplicaGroup:
     _refusal: ReplicaFull | None = None  # the latest
     _closed_until_s: float = 0.0
 
-    async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens, None]:
-        """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
+    @property
+    def is_alive(self) -> bool:
+        return self.inbox.has_alive(self.kind)
+
+    async def write(self, request: TextRequest, trace: str, patience: float = 1.0) -> AsyncGenerator[NewTokens, None]:
+        """The tokens of a sequence from one of the replicas, which stops when this generator is closed. `patience`: the
+        share of `patience_s` for which it may be taken.
 
         After `count` refusals in a row, no replica is asked for `FULL_FOR_S`, since asking costs this process as much
-        as many tokens. If no replica answers at all, none is asked for `SHORTEST_RETRY_S`.
+        as many tokens. If no replica answers at all, none is asked for `SHORTEST_RETRY_S`. A text that has begun asks
+        nevertheless, since full replicas take it.
         """
-        if self._refusal and time.monotonic() < self._closed_until_s:
+        if self._refusal and not request.replayed and time.monotonic() < self._closed_until_s:
             raise replace(self._refusal)
         self.writing += 1
         try:
@@ -297,7 +322,7 @@ class ReplicaGroup:
                 ended.add_done_callback(partial(_end, stream))
                 begun = finished = False
                 try:
-                    if not await stream.is_taken(self.patience_s):
+                    if not await stream.is_taken(patience * self.patience_s):
                         raise NoReplica(SHORTEST_RETRY_S)
                     while not finished:
                         group = await stream.get()
@@ -317,7 +342,7 @@ class ReplicaGroup:
 
     def _note_refusal(self, full: ReplicaFull) -> None:
         self._refused += 1
-        is_absent = isinstance(full, NoReplica)
+        is_absent = isinstance(full, NoReplica) and not self.is_alive
         if is_absent or self._refused >= self.count:
             closed_s = SHORTEST_RETRY_S if is_absent else FULL_FOR_S
             self._refusal, self._closed_until_s = full, time.monotonic() + closed_s
@@ -338,18 +363,20 @@ def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | DecodingError
 async def written_by_any(
     groups: Iterable[ReplicaGroup], request: TextRequest, trace: str
 ) -> AsyncGenerator[NewTokens, None]:
-    """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
+    """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait. If one
+    replica hangs and others do not, these are asked soon."""
     refusals = list[ReplicaFull]()
     for group in groups:
-        for _ in range(min(group.count, MOST_ASKED)):
+        for left in reversed(range(min(group.count, MOST_ASKED))):
+            patience = HURRIED if left and group.is_alive else 1.0
             try:
-                async with aclosing(group.write(request, trace)) as pieces:
+                async with aclosing(group.write(request, trace, patience)) as pieces:
                     async for piece in pieces:
                         yield piece
                 return
             except ReplicaFull as full:
                 refusals.append(full)
-                if isinstance(full, NoReplica):
+                if isinstance(full, NoReplica) and not group.is_alive:
                     break
     raise min(refusals, key=attrgetter("retry_after_s"))
 

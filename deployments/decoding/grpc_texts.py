@@ -6,21 +6,22 @@ in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fie
 
 import asyncio
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from isobatch.deployments.decoding.front import DecoderFront, TextPiece
+from isobatch.deployments.decoding.front import DecoderFront, TextPiece, ends_at, until
 from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from isobatch.deployments.front.calls import Call
+from isobatch.deployments.front.headers import RequestHeaders
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
 from isobatch.deployments.front.open_inference.schemas import BYTES
@@ -66,9 +67,9 @@ class _TextCalls:
         }
 
     async def _whole(self, call: Call) -> bytes:
-        with self._counted(call) as begun_s:
+        async with self._counted(call) as (begun_s, full):
             request = grpc_server.read_message("ModelInferRequest", await call.request(), MOST_FIELDS)
-            infer = await self._read(request, stream=False)
+            infer = await self._read(request, full, stream=False)
             if infer.stream:
                 raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
             text = await self._front.whole(infer.text, infer.stops, begun_s=begun_s)
@@ -110,10 +111,10 @@ class _TextCalls:
         """Answer one request of a stream, with the pieces of its text or with the whole text."""
         request_id = ""
         try:
-            with self._counted(call) as begun_s:
+            async with self._counted(call) as (begun_s, full):
                 request = grpc_server.read_message("ModelInferRequest", sent, MOST_FIELDS)
                 request_id = request.id[:LONGEST_NAME]
-                infer = await self._read(request, stream=True)
+                infer = await self._read(request, full, stream=True)
                 text, depths = "", tuple[int, ...]()
                 async with aclosing(self._front.write(infer.text, infer.stops, begun_s=begun_s)) as pieces:
                     async for piece in pieces:
@@ -126,14 +127,17 @@ class _TextCalls:
         except RefusedError as refused:
             await responses.put({"error_message": refused.sentence, "infer_response": {"id": request_id}})
 
-    @contextmanager
-    def _counted(self, call: Call) -> Iterator[float]:
-        """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
+    @asynccontextmanager
+    async def _counted(self, call: Call) -> AsyncIterator[tuple[float, bool]]:
+        """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`. Yields the
+        time, and whether no token may leave at a ramp. Each request of a stream has the whole time of the metadata."""
         front = self._front
         with span_of_request(front.tracing, "completion", call.headers), front.counted():
-            yield front.meter.clock()
+            about = RequestHeaders.of(call.headers)
+            async with until(ends_at(about)):
+                yield front.meter.clock(), about.full
 
-    async def _read(self, request: Any, stream: bool) -> _InferRequest:
+    async def _read(self, request: Any, full: bool, stream: bool) -> _InferRequest:
         """The text that a request asks for; `stream`: whether it comes in pieces, if the request does not say it."""
         grpc_server.check_infer(self._model, request)
         # Triton's clients send parameters about empty responses, which this server never sends.
@@ -146,7 +150,8 @@ class _TextCalls:
         for field in ("n", "echo", "logprobs"):
             if (value := getattr(completion, field)) not in (None, CompletionRequest.model_fields[field].default):
                 raise RefusedError(400, f"{field} = {shown(value)}: over gRPC it is not served, over HTTP it is")
-        text = self._front.request(await self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
+        terms = completion.terms(self._front.defaults, full=full)
+        text = self._front.request(await self._front.texts.prompt(prompt), terms)
         return _InferRequest(request, text, completion.stop, completion.stream)
 
     def _fields(self, infer: _InferRequest, piece: TextPiece) -> grpc_server.Fields:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +42,7 @@ class TokenStream:
         self._failed: Exception | None = None
         self._news = asyncio.Event()
         self.name = 0  # of the sequence; 0 until it is opened
+        self.writer: object = None  # the connection over which its tokens come
 
     def put(self, written: NewTokens) -> None:
         self._tokens.extend(written.tokens)
@@ -203,6 +204,8 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
 
 LEAST_RISES = 0.1  # seconds by which the least lag of a replica rises in a second, as its clock may be reset
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
+BEAT_S = 1.0  # between two signs of life of a replica, which come between its launches
+HANGS_S = 30.0  # a replica without a sign of life for longer hangs: texts go on elsewhere, and Serve replaces it
 
 
 class WrittenTokens(Message, frozen=True):
@@ -229,12 +232,34 @@ class TokenInbox:
         self.address = TokenAddress("", self.gate.key)
         self.least_s: dict[object, float] = {}  # by replica: the least lag of its tokens, by the clocks of both ends
         self.delay = FadingPeak()  # the lag of tokens beyond the least one
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self, wire: Wire) -> None:
         self.address = TokenAddress(await self.gate.open(wire, lambda: _ReplicaEnd(self)), self.gate.key)
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def close(self) -> None:
+        if self._watching:
+            self._watching.cancel()
         self.gate.close()
+
+    async def _watch(self) -> None:
+        """End the connections of replicas that hang. Beats are counted, since this process may have hung itself."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for end in self._ends:
+                end.missed += 1
+                if end.missed * BEAT_S > HANGS_S:
+                    log.warning("a replica hangs: its texts go on elsewhere")
+                    end.hang_up()
+
+    def has_alive(self, kind: str) -> bool:
+        """Whether a replica on this kind of device gave a sign of life just now."""
+        return any(end.kind == kind and end.missed <= 2 for end in self._ends)
+
+    @property
+    def _ends(self) -> "list[_ReplicaEnd]":
+        return [each for each in self.gate.authorized if isinstance(each, _ReplicaEnd)]
 
     def lag_s(self, now_s: float) -> float:
         """The time that tokens are on their way, by the replica clock that is farthest ahead, as any replica may get
@@ -261,19 +286,29 @@ class _ReplicaEnd(AuthorizedConnection):
     def __init__(self, inbox: TokenInbox) -> None:
         super().__init__(inbox.gate)
         self._inbox, self._heard_s = inbox, 0.0
+        self.missed = 0  # beats since the last message
+        self.kind = ""
+
+    def authorized_as(self, caller: str) -> None:
+        self.kind = caller
 
     def lost(self, error: Exception | None) -> None:
+        """Its texts fail at once: Ray may notice much later that a process or a node has gone."""
         super().lost(error)
         self._inbox.least_s.pop(self, None)
+        for stream in self._inbox.streams.values():
+            if stream.writer is self:
+                stream.fail(ConnectionError("the replica has gone"))
 
     def on_authorized_message(self, message: WrittenTokens) -> None:
-        now_s, known = time.time(), self._inbox.least_s
+        self.missed, now_s, known = 0, time.time(), self._inbox.least_s
         lag_s, since_s = now_s - message.sent_s, max(0.0, now_s - self._heard_s)
         known[self] = min(lag_s, known.get(self, lag_s) + LEAST_RISES * since_s)
         self._heard_s = now_s
         self._inbox.delay.add(now_s, lag_s - known[self])
         for group in message.groups:
             if stream := self._inbox.streams.get(group.name):  # otherwise its client has gone
+                stream.writer = self
                 stream.put(group)
 
 
@@ -282,8 +317,8 @@ class TokenOutlet(KeyedConnection):
 
     messages = Key  # the front sends nothing
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
+    def __init__(self, key: str, kind: str) -> None:
+        super().__init__(key, kind)
         self._groups: list[NewTokens] = []
 
     def put(self, number: int, group: NewTokens) -> None:
@@ -302,18 +337,32 @@ class TokenOutlet(KeyedConnection):
 
 
 class TokenOutlets:
-    """A replica's connections to all fronts that it writes for."""
+    """A replica's connections to all fronts that it writes for. `kind`: of its device."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, kind: str = "") -> None:
+        self._wire, self._kind = wire, kind
         self._connecting = WeakValueDictionary[TokenAddress, asyncio.Lock]()  # a lost front may take minutes
         self._outlets = WeakValueDictionary[TokenAddress, TokenOutlet]()  # each lives as long as its connection
+        self._beat_s = time.monotonic()  # the last sign of life
+
+    @property
+    def hangs(self) -> bool:
+        return time.monotonic() - self._beat_s > HANGS_S
+
+    async def beat(self, turn: Callable[[], Awaitable[object]]) -> None:
+        """Show fronts that this replica works, until cancelled; `turn` returns between two launches."""
+        while True:
+            await turn()
+            self._beat_s = time.monotonic()
+            for outlet in tuple(self._outlets.values()):
+                outlet.send(WrittenTokens((), time.time()))
+            await asyncio.sleep(BEAT_S)
 
     async def to(self, front: TokenAddress) -> TokenOutlet:
         """The connection to a front, which the first text for it opens."""
         async with self._connecting.setdefault(front, asyncio.Lock()):
             outlet = self._outlets.get(front)
             if outlet is None or not outlet.is_open:
-                outlet = await self._wire.connect(lambda: TokenOutlet(front.key), front.address)
+                outlet = await self._wire.connect(lambda: TokenOutlet(front.key, self._kind), front.address)
                 self._outlets[front] = outlet
             return outlet

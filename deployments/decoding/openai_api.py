@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 from starlette.types import Message, Receive, Scope, Send
 
 from isobatch.deployments.decoding import openai_answers
-from isobatch.deployments.decoding.front import DecoderFront, TextPiece
+from isobatch.deployments.decoding.front import DecoderFront, TextPiece, ends_at, until
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -27,7 +27,7 @@ from isobatch.deployments.decoding.texts import UNFINISHED, GrowingText, TextTok
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
-from isobatch.deployments.front.headers import DEADLINE, STARTED, deadline_s_by, headers_in, path_below, waited_s_by
+from isobatch.deployments.front.headers import RequestHeaders, headers_in, path_below
 from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
@@ -170,22 +170,10 @@ class TextReply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-@asynccontextmanager
-async def _until(ends_at: float | None) -> AsyncIterator[None]:
-    """Refuse a request whose deadline passes in this context."""
-    try:
-        async with asyncio.timeout_at(ends_at) as deadline:
-            yield
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        raise RefusedError(504, "the deadline passed before the text was complete") from error
-
-
 async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
     """The texts of all choices. If one is refused or fails, the others are cancelled."""
     try:
-        async with _until(reply.ends_at), asyncio.TaskGroup() as writing:
+        async with until(reply.ends_at), asyncio.TaskGroup() as writing:
             texts = (front.whole(request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
             tasks = [writing.create_task(text) for text in texts]
     except ExceptionGroup as failed:
@@ -233,7 +221,7 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     try:
         left = len(tasks)
         while left:
-            async with _until(reply.ends_at):
+            async with until(reply.ends_at):
                 index, piece = await news.get()
             if isinstance(piece, BaseException):
                 raise piece
@@ -357,8 +345,8 @@ class _Writers:
     ) -> tuple[TextReply, CompletionRequest | ChatRequest]:
         """The request, and its answer before anything is written."""
         front, begun_s, headers = self._front, self._front.meter.clock(), headers_in(request.scope)
-        within_s = deadline_s_by(headers.get(DEADLINE))
-        arrived_at = asyncio.get_running_loop().time() - waited_s_by(headers.get(STARTED))
+        about = RequestHeaders.of(headers)
+        deadline = ends_at(about)
         content = await body_of(headers, request.receive, front.config.max_body_bytes)
         body = request_of(kind, json_in(content))
         front.check_model(body.model)
@@ -366,16 +354,16 @@ class _Writers:
         if (count := len(prompts) * body.n) > front.config.max_prompts:
             raise RefusedError(400, f"n = {body.n}: {count} texts in all: {front.config.max_prompts} are allowed")
         texts = [
-            front.request(prompt, body.terms(front.defaults, number)) for prompt in prompts for number in range(body.n)
-        ]
+            front.request(prompt, body.terms(front.defaults, number, about.full))
+            for prompt in prompts for number in range(body.n)
+        ]  # fmt: skip
         echoed = body.prompt if isinstance(body, CompletionRequest) and body.echo else ()
         echoes = [
             prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
             for prompt in echoed for _ in range(body.n)
         ]  # fmt: skip
-        ends_at = None if within_s is None else arrived_at + within_s
         reply = TextReply(
-            shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes, front.stop, ends_at
+            shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes, front.stop, deadline
         )  # fmt: skip
         return reply, body
 

@@ -195,8 +195,9 @@ class _Generation(_RequestFields):
     )
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
 
-    def terms(self, defaults: GenerationDefaults, number: int = 0) -> TextTerms:
-        """The terms of one of the texts for a prompt, by its number. Without a seed, each is drawn with another one."""
+    def terms(self, defaults: GenerationDefaults, number: int = 0, full: bool = False) -> TextTerms:
+        """The terms of one of the texts for a prompt, by its number. Without a seed, each is drawn with another one.
+        `full`: no token leaves at a ramp."""
         sampling = Sampling(
             defaults.drawn_at if self.temperature is None else self.temperature,
             self.top_p or defaults.top_p or 1.0,
@@ -211,7 +212,7 @@ class _Generation(_RequestFields):
             self.response_format.grammar if self.response_format else "",
         )
         most, usual = self._limits
-        return TextTerms(most, sampling, self.min_tokens, self.ignore_eos, usual)
+        return TextTerms(most, sampling, self.min_tokens, self.ignore_eos, usual, full)
 
     @field_validator("response_format", mode="before")
     @classmethod

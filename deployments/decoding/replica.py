@@ -197,8 +197,11 @@ class DecoderReplica(ReplicaProcess):
         self._loop = EngineLoop(engine)
         if config.device == "cpu":
             self.compute_on_own_cores(config.cpus_per_replica)
-        self._outlets = TokenOutlets(wire_of(config))
-        self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
+        self._outlets = TokenOutlets(wire_of(config), kind)
+        running = asyncio.get_running_loop()
+        self._tasks = [
+            running.create_task(self._export_metrics()), running.create_task(self._outlets.beat(self.state))
+        ]  # fmt: skip
         gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
 
     async def write(
@@ -221,7 +224,8 @@ class DecoderReplica(ReplicaProcess):
         return None
 
     async def drain(self) -> None:
-        self._exporting.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def _export_metrics(self) -> None:
         """Export metrics and follow the written plan, until cancelled. Works only inside a replica of Serve, whose name
@@ -249,8 +253,8 @@ class DecoderReplica(ReplicaProcess):
 
     async def check_health(self) -> None:
         await super().check_health()
-        if not self._loop.alive:
-            raise RuntimeError("decoding has ended")
+        if not self._loop.alive or self._outlets.hangs:
+            raise RuntimeError("decoding has ended, or hangs")
 
     def _state(self, engine: Engine) -> ReplicaState:
         scheduler = engine.scheduler

@@ -49,13 +49,14 @@ GREEDY = Sampling()
 @dataclass(frozen=True)
 class TextTerms:
     """The client's settings for a text, beside the prompt. If the client sets no `max_tokens` (None), `usual_tokens`
-    limits the text, if it is given and there is room for it."""
+    limits the text, if it is given and there is room for it. `full`: no token leaves at a ramp."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     min_tokens: int = 0
     ignore_eos: bool = False
     usual_tokens: int | None = None
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TextRequest:
 
     New tokens follow `prompt`. If the network has an encoder, the encoder reads `source`, the client's own prompt, and
     `prompt` is the token that every answer begins with. `replayed`: the last tokens of the prompt were written by
-    another replica, and were known after these blocks.
+    another replica, and were known after these blocks. `full`: no token leaves at a ramp.
     """
 
     prompt: tuple[int, ...]
@@ -76,6 +77,7 @@ class TextRequest:
     replayed: tuple[int, ...] = ()
     min_tokens: int = 0
     requested_s: float = 0.0  # when its request reached the front, in Unix time; 0: now
+    full: bool = False
 
     def age_s(self, now_s: float) -> float:
         """The time since its request, which counts for the time to its first token."""
@@ -296,7 +298,7 @@ class Sequence:
 
     def _decide(self, split: int, prediction: TokenPrediction) -> None:
         last = split == self._splits.last
-        if not last and (prediction.token == UNDEFINED or not prediction.sure):
+        if not last and (self.request.full or prediction.token == UNDEFINED or not prediction.sure):
             self.at = split + 1
             return
         self._write(prediction, split)

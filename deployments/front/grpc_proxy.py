@@ -84,7 +84,7 @@ _GONE = "this front stops, or does not answer: connect again"
 _ENDED = "the front ended before it answered"
 # HAProxy's own errors: the gRPC code and a sentence for each HTTP status.
 _ERRORS = {
-    400: (3, "this is no call over HTTP/2, or its metadata are too long"),
+    400: (3, f"this is no call over HTTP/2, its metadata are too long, or nothing was sent for {IDLE_S} seconds"),
     403: (7, "this is not allowed"),
     405: (12, "a call of gRPC is a POST"),
     408: (4, f"the call did not arrive within {REQUEST_S} seconds"),

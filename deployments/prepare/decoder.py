@@ -5,7 +5,7 @@ by `recompute`, a ramp gets exactly these outputs, as long as all tokens are tho
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,11 +73,13 @@ class EarlyHeadOutputs:
 
 @dataclass(frozen=True)
 class DecoderReport:
-    """The loss by exits, on prompts that no threshold was chosen from."""
+    """The loss by exits, on prompts that no threshold was chosen from. `left_out`: a sentence about prompts that were
+    not used."""
 
     rules: DecoderRules
     num_blocks: int
     tokens: int
+    left_out: str = ""
 
     def __str__(self) -> str:
         """The loss by a decoder's ramp, and by `exits: project`, which is used only if the user asks for it."""
@@ -105,11 +107,13 @@ def ramp_report(
     shape = shape_of(model.config)
     context = shape.context(None)
     fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
+    room = f"leave room for {max_tokens} tokens (--max-tokens): the model reads {context} in all"
     if len(fitting) < MIN_PROMPTS <= len(tokens):
-        few = f"{len(fitting)} of {len(tokens)} prompts leave room for {max_tokens} tokens (--max-tokens)"
-        raise UserError(f"{few}: the model reads {context} in all")
+        raise UserError(f"{len(fitting)} of {len(tokens)} prompts {room}")
     with busy(f"writing on from {len(fitting)} prompts"):
-        return ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
+        report = ramps_for(model, fitting, stop_tokens(source), loss, max_tokens)
+    left_out = len(tokens) - len(fitting)
+    return replace(report, left_out=f"{left_out} of {len(tokens)} prompts are left out: others {room}" * (left_out > 0))
 
 
 def ramps_for(

@@ -84,8 +84,8 @@ class World:
             self.clients[key] = DocumentedClient(api, raise_server_exceptions=False)
         return self.clients[key]
 
-    def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
-        """Text, depths and tokens of the plain decoder."""
+    def plain(self, prompt: str, max_tokens: int, full: bool = False) -> tuple[str, list[int], int]:
+        """Text, depths and tokens of the plain decoder; `full`: without exits."""
         asked = shape_of(self.model.config).request(self.words(prompt)["input_ids"], max_tokens, STOP)
-        tokens, depths = plainly(self.model, asked, RAMPS)
+        tokens, depths = plainly(self.model, asked, {} if full else RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)

@@ -72,19 +72,21 @@ either = asked_of_llamas | asked_of_t5s
 
 @pytest.mark.parametrize("way", ["recompute", "verified", "project"])
 @settings(max_examples=12, **PATIENT)
-@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
+@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5), st.booleans())
 def test_each_way_writes_what_plain_decoding_writes(
-    way: str, told: Asked, ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int, lost: int
-) -> None:
+    way: str, told: Asked, ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int, lost: int,
+    full: bool,
+) -> None:  # fmt: skip
     """Whoever shares launches, however prompts are cut, and however often pages run out: `recompute` and `project` with
-    exits (and with projected KV, also when a replica is lost after some tokens), `verified` as the full network."""
-    model, asked = told
+    exits (and with projected KV, also when a replica is lost after some tokens), `verified` as the full network, and so
+    does each for a text that asks for it."""
+    model, asked = told[0], [replace(one, full=full and not place) for place, one in enumerate(told[1])]
     pages = enough(asked, within) + scarce
     verified, project = way == "verified", way == "project"
     running = engine(model, ramps, verified, pages, pending, within, project)
     found = written_by(running, asked)
-    used = {} if verified else ramps
-    plain = {place: plainly(model, one, used, project, claimed=found[place]) for place, one in enumerate(asked)}
+    used = [{} if verified or one.full else ramps for one in asked]
+    plain = {place: plainly(model, one, used[place], project, claimed=found[place]) for place, one in enumerate(asked)}
     assert found == plain if not verified else all(found[place][0] == plain[place][0] for place in plain)
     if project:
         left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}

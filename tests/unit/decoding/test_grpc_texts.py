@@ -53,10 +53,10 @@ def said(result: Any) -> str:
     return str(result.as_numpy("text_output")[0].decode())
 
 
-def streamed(client: Any, *requests: dict[str, Any]) -> dict[str, list[Any]]:
+def streamed(client: Any, *requests: dict[str, Any], **options: Any) -> dict[str, list[Any]]:
     """Responses, or what went wrong, by the id of their request, up to the last of each."""
     news: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: news.put(error or result))
+    client.start_stream(lambda result, error: news.put(error or result), **options)
     for number, told in enumerate(requests):
         client.async_stream_infer(**({"model_name": "tiny", "request_id": str(number)} | told))
     found: dict[str, list[Any]] = {}
@@ -165,6 +165,38 @@ def test_what_is_wrong_is_one_sentence_and_the_stream_goes_on(world: World) -> N
         assert one.status() in ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
     assert "".join(map(said, found[str(len(WRONG))])) == world.plain("1+1=", 9)[0]
     assert world.front.meter.requests["refused"] == 2 * len(WRONG)
+
+
+def test_metadata_count_as_headers_do(world: World) -> None:
+    asked, write = {"inputs": [text("47+85=")], "parameters": NINE}, world.front.write_tokens
+
+    async def write_or_stall(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        if request.full:
+            async for group in write(request):
+                yield group
+        yield NewTokens(1, (5,), (3,))
+        await asyncio.Event().wait()
+
+    def refusal(client: Any, name: str, value: str) -> Any:
+        with pytest.raises(triton.InferenceServerException) as error:
+            client.infer("tiny", **asked, headers={name: value})
+        return error.value
+
+    def scene(client: Any) -> tuple[Any, list[Any], list[Any]]:
+        full = client.infer("tiny", **asked, headers={"x-full": "1", "x-deadline-ms": "60000"})
+        late = streamed(client, asked, asked, headers={"x-deadline-ms": "60"})[""]
+        wrong = {"x-deadline-ms": "soon", "x-full": "yes", "x-priority": "high"}
+        refused = [refusal(client, *each) for each in (("x-deadline-ms", "60"), *wrong.items())]
+        return full, late, refused
+
+    world.front.write_tokens = write_or_stall
+    full, late, (whole, *wrong) = play(world, scene)
+    assert (said(full), full.as_numpy("exit_block").tolist()) == world.plain("47+85=", 9, full=True)[:2]
+    sentence = "the deadline passed before the text was complete"
+    assert [sentence in str(each) for each in late] == [True, True]
+    assert (whole.status(), whole.message()) == ("StatusCode.DEADLINE_EXCEEDED", sentence)
+    assert [each.status() for each in wrong] == 3 * ["StatusCode.INVALID_ARGUMENT"]
+    assert world.front.meter.requests == {"answered": 1, "refused": 6, "cancelled": 0, "failed": 0}
 
 
 def test_what_clients_ask_about_the_model(world: World) -> None:

@@ -18,6 +18,7 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.decoder_world import CONFIG, World, events
 from tests.helpers.documented import ask_examples, check_document
+from tests.helpers.tiny_decoders import BLOCKS
 
 
 def test_a_completion(world: World) -> None:
@@ -201,6 +202,20 @@ def test_a_text_is_ended_at_its_deadline(world: World) -> None:
     assert len(ended) == 2
     assert (post("soon").status_code, post("0").status_code) == (400, 400)
     assert world.front.meter.requests["refused"] == 4
+
+
+def test_a_client_gets_the_full_networks_text(world: World) -> None:
+    def post(**headers: str) -> Any:
+        asked = {"prompt": ["47+85=", "3+9="], "max_tokens": 9}
+        return world.client().post("/v1/completions", json=asked, headers=headers)
+
+    found = post(**{"X-Full": "1", "X-Priority": "5"}).json()["choices"]
+    full = [world.plain(prompt, 9, full=True)[:2] for prompt in ("47+85=", "3+9=")]
+    assert [(each["text"], each["exit_blocks"]) for each in found] == full
+    assert BLOCKS - 1 not in post().json()["choices"][0]["exit_blocks"]
+    for wrong in ({"X-Full": "yes"}, {"X-Priority": "high"}):
+        reply = post(**wrong)
+        assert (reply.status_code, "it must be" in reply.text) == (400, True)
 
 
 def test_a_trailer_does_not_replace_a_header(world: World) -> None:

@@ -1,7 +1,9 @@
 """Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
 
 import asyncio
+import json
 import pickle
+import re
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from isobatch.deployments.decoding import front, replica
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import language_of
 from isobatch.deployments.decoding.front import FULL_FOR_S, MOST_ASKED, NoReplica, ReplicaGroup, written_by_any
-from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
+from isobatch.deployments.decoding.loop import HANGS_S, TokenAddress, TokenInbox, TokenOutlets
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from isobatch.deployments.decoding.replica import DecoderReplica, PlanSwitch
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
@@ -27,7 +29,9 @@ from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.deployments.transport.wire import Wire
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.optimizer.text_plans import terms_of
 from isobatch.profiles.errors import UserError
+from tests.helpers.asking import until
 from tests.helpers.clock import Clock
 
 KNOWN = ProjectedTexts(survival=0.1, same_tokens=1.0, same_texts=1.0, deep_share=0.5, gain=2.0)
@@ -80,6 +84,43 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     assert list(told.per_kind()) == ["cpu", "t4"]
     with pytest.raises(UserError, match="two pipelines are on one kind of device"):
         told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
+
+
+@pytest.mark.parametrize(
+    ("terms", "fields", "why"),
+    [
+        ({"exits": "early"}, {}, "exits = 'early': Input should be 'recompute', 'project', 'verified' or 'off'"),
+        ({"prompt_rows": 0}, {}, "prompt_rows = 0: Input should be greater than or equal to 1"),
+        ({"kv_megabytes": -1}, {}, "kv_megabytes = -1: Input should be greater"),
+        ({"ttft_s": 0.0}, {}, "ttft_ms = 0.0: Input should be greater than 0"),
+        ({"tpot_s": -1.0}, {}, "tpot_ms = -1000.0: Input should be greater than 0"),
+        ({"max_context": 1}, {}, "max_context = 1: Input should be greater"),
+        ({}, {"thresholds": ((1, 2.0),)}, "it has thresholds: those of a decoder's ramps are in its exits.json"),
+        ({}, {"splits": (Split(0, 2, 8), Split(2, 8, 4))}, "ramps = [], cuts = [2]: a decoder is cut behind each"),
+        ({}, {"splits": (Split(0, 2, 8, (0, 1)), Split(2, 8, 4))}, "ramps = [0, 1], cuts = [2]: a decoder is cut"),
+        ({}, {"splits": (Split(0, 2, 4, (1,)), Split(2, 8, 8))}, "deep_share = 2.0: Input should be less"),
+    ],
+)
+def test_a_plans_values_are_checked_as_the_fields_that_they_set(
+    tmp_path: Path, terms: dict[str, Any], fields: dict[str, Any], why: str
+) -> None:
+    right = pipeline("cpu", 2, 300.0)
+    placement = replace(right.placements[0], splits=fields.get("splits", right.splits))
+    plan = replace(right, placements=(placement,), decoding=replace(terms_of(right), **terms))
+    plan = replace(plan, thresholds=fields.get("thresholds", ()))
+    (path := tmp_path / "plan.json").write_text(plan.to_json())
+    with pytest.raises(UserError, match=re.escape(f"plan = '{path}': {why}")):
+        DecoderConfig(model="", plan=str(path)).per_kind()
+    with pytest.raises(UserError, match=re.escape(f"the plan: {why}")):
+        DecoderConfig(model="").switched_to(plan)
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"tokens_per_s": -1.0}])
+def test_a_plan_promises_no_less_than_nothing_on_one_thread(wrong: dict[str, float]) -> None:
+    content = json.loads(pipeline("cpu", 2, 300.0).to_json())
+    content["decoding"] |= wrong
+    with pytest.raises(UserError, match="must be at least 0, and at least 1"):
+        Plan.from_json(json.dumps(content))
 
 
 async def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
@@ -192,6 +233,8 @@ async def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monk
     clock.now_s += FULL_FOR_S
     assert await answer(group.write(WANTED, "")) == FULL
     assert replicas.asked == 2
+    assert await answer(group.write(replace(WANTED, replayed=(0,)), "")) == FULL
+    assert replicas.asked == 3, "a text that goes on is asked for at once: replicas do not refuse it"
 
 
 async def test_where_one_kind_has_no_place_another_writes() -> None:
@@ -228,6 +271,29 @@ async def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears
     assert (absent.writing, INBOX.streams) == (0, {})
 
 
+async def test_where_one_replica_hangs_and_another_does_not_that_one_writes() -> None:
+    class EachSecondHangs(Absent):
+        asked = 0
+
+        def remote(self, *told: object) -> asyncio.Future[object]:
+            self.asked += 1
+            if self.asked % 2 == 0:
+                inbox.streams[cast(int, told[2])].put(END)
+            return super().remote()
+
+    inbox = TokenInbox()
+    await inbox.open(Wire("127.0.0.1"))
+    outlet = await TokenOutlets(Wire("127.0.0.1"), "cpu").to(inbox.address)
+    await until(lambda: inbox.has_alive("cpu"))
+    group, other = (ReplicaGroup(kind, EachSecondHangs(), inbox, 1.0, count=2) for kind in ("cpu", "t4"))
+    async with asyncio.timeout(2.5):
+        for _ in range(3):
+            assert isinstance(await answer(written_by_any([group], WANTED, "")), list)
+    assert await answer(written_by_any([other], WANTED, "")) == NoReplica(1.0), "that is of another kind"
+    outlet.hang_up()
+    inbox.close()
+
+
 def test_new_replicas_start_beside_the_old_ones_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """They end after fronts, which give texts up."""
     from isobatch.deployments.decoding import app
@@ -246,6 +312,7 @@ def test_new_replicas_start_beside_the_old_ones_where_there_is_room(monkeypatch:
 
     assert [options(cpus)["decoder"]["max_surge_percent"] for cpus in (2.0, 1.0)] == [100, 0]
     assert [options(2.0)[name]["graceful_shutdown_timeout_s"] for name in ("front", "decoder")] == [50.0, 100.0]
+    assert options(2.0)["decoder"]["health_check_timeout_s"] == HANGS_S / 3
 
 
 async def test_a_replica_of_a_network_with_other_tokens_refuses_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +330,10 @@ async def test_a_replica_of_a_network_with_other_tokens_refuses_a_text(monkeypat
     assert await answer(other.write(WANTED, "")) == NoReplica(1.0) == pickle.loads(pickle.dumps(NoReplica(1.0)))  # noqa: S301
     (written,) = cast(list[NewTokens], await answer(same.write(WANTED, "")))
     assert len(written.tokens) == 1
+    await made.check_health()
+    monkeypatch.setattr(TokenOutlets, "hangs", True)
+    with pytest.raises(RuntimeError, match="decoding has ended, or hangs"):
+        await made.check_health()
     made._loop.end()
     inbox.close()
 

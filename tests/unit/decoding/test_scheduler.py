@@ -304,6 +304,17 @@ def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
     assert running.open(TextRequest((1,), 9), age_s=0.4) == 2
 
 
+def test_a_text_that_goes_on_is_never_refused() -> None:
+    """Its client has read a part, and new texts would take each place before it comes again."""
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, max_waiting=2, ttft_s=1.0, tpot_s=1e9))
+    new, continued = TextRequest((1,), 9), TextRequest((1, 7), 8, replayed=(5,))
+    open_texts(running, 2, new)
+    assert isinstance(running.open(new), ReplicaFull)
+    names = [running.open(continued, age_s=100.0) for _ in range(3)]
+    assert [each.name for each in running.scheduler.waiting] == [1, 2, *names]
+    assert run_out(running) == {1: 9, 2: 9, **dict.fromkeys(names, 8)}
+
+
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
     running.scheduler.pace.tokens_written(tokens=35, took_s=1.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from isobatch.deployments.decoding import loop
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox, TokenOutlets, TokenStream, WrittenTokens
 from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.decoding.sequences import Finish
@@ -80,6 +81,52 @@ async def test_a_text_that_has_its_end_does_not_fail_any_more() -> None:
     assert (text.tokens, text.finish) == ((1, 2, 3), Finish.STOP)
     with pytest.raises(ConnectionError, match="the replica has gone"):
         await begun.get()
+
+
+async def test_texts_of_a_replica_that_has_gone_fail_at_once_and_others_go_on() -> None:
+    inbox = TokenInbox()
+    await inbox.open(HERE)
+    gone, other = [await TokenOutlets(HERE).to(inbox.address) for _ in range(2)]
+    with inbox.stream() as first, inbox.stream() as second, inbox.stream() as ended:
+        for outlet, stream in ((gone, first), (other, second), (gone, ended)):
+            outlet.put(stream.name, FIRST)
+            await stream.get()
+        gone.put(ended.name, LAST)
+        await sleep(0)
+        gone.hang_up()
+        async with timeout(5.0):
+            with pytest.raises(ConnectionError, match="the replica has gone"):
+                await first.get()
+        assert (await ended.get()).finish
+        other.put(second.name, LAST)
+        assert (await second.get()).finish
+    inbox.close()
+
+
+async def test_a_replica_that_hangs_is_given_up_and_one_that_writes_nothing_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "BEAT_S", 0.01)
+    monkeypatch.setattr(loop, "HANGS_S", 0.3)
+    inbox, ends, waits = TokenInbox(), [TokenOutlets(HERE) for _ in range(2)], Event()
+    await inbox.open(HERE)
+    waits.set()
+    launches = [waits, Event()]  # that of the second never ends
+    beating = [create_task(each.beat(launch.wait)) for each, launch in zip(ends, launches, strict=True)]
+    with inbox.stream() as idle, inbox.stream() as hanging:
+        for each, stream in zip(ends, (idle, hanging), strict=True):
+            (await each.to(inbox.address)).put(stream.name, FIRST)
+            await stream.get()
+        async with timeout(5.0):
+            with pytest.raises(ConnectionError, match="the replica has gone"):
+                await hanging.get()
+        with pytest.raises(TimeoutError):
+            async with timeout(0.4):
+                await idle.get()
+        assert [each.hangs for each in ends] == [False, True]
+    for task in beating:
+        task.cancel()
+    inbox.close()
 
 
 async def test_a_front_whose_node_is_lost_holds_up_no_text_of_another_front() -> None:

@@ -1,13 +1,16 @@
 """The Ray internals that ray_facts uses, checked in the installed Ray: each failure names the function to mend."""
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,10 +69,11 @@ INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
     ("ray.serve.handle", "DeploymentHandle.broadcast", ("method_name",), "ray_facts.ask_all"),
     (
         "ray.serve.handle",
-        "DeploymentBroadcastResponse.results_async",
-        ("timeout_s", "return_exceptions"),
+        "DeploymentBroadcastResponse._fetch_replica_results_async",
+        (),
         "ray_facts.ask_all",
     ),
+    ("ray.serve._private.replica_result", "ReplicaResult.get_async", (), "ray_facts.ask_all"),
     ("ray.serve.exceptions", "DeploymentUnavailableError", (), "ray_facts.ask_all"),
     ("ray.serve", "delete", ("name", "_blocking"), "ray_facts.delete_soon"),
     ("ray.serve", "RunTarget", ("route_prefix", "external_scaler_enabled"), "deployer.fleet.ServeFleet.want"),
@@ -163,6 +167,28 @@ def test_no_other_module_uses_rays_internals() -> None:
     files = [path for folder in ("deployments", "cluster") for path in (ROOT / folder).rglob("*.py")]
     found = [path.name for path in files if PRIVATE.search(path.read_text()) and path.name != "ray_facts.py"]
     assert not found, "such a call belongs into deployments/ray_facts.py, with a test of its own here"
+
+
+async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_facts, "_REPLICA_ANSWERS_WITHIN_S", 0.1)
+
+    async def fail() -> None:
+        raise ConnectionError
+
+    async def results() -> list[Any]:
+        asked = partial(asyncio.sleep, 0, 7), asyncio.Event().wait, fail, partial(asyncio.sleep, 0, 8)
+        return [SimpleNamespace(get_async=each) for each in asked]
+
+    async def hang() -> list[Any]:
+        return [await asyncio.Event().wait()]
+
+    found = [
+        await ray_facts.ask_all(
+            SimpleNamespace(broadcast=lambda _, each=each: SimpleNamespace(_fetch_replica_results_async=each)), "state"
+        )
+        for each in (results, hang)
+    ]
+    assert found == [[7, 8], []]
 
 
 def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

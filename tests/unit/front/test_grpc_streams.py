@@ -84,6 +84,22 @@ async def test_streams_are_refused_no_faster_than_answered(monkeypatch: pytest.M
         assert time.monotonic() - began_s > 32 / 4 * rpc.PUSH_BACK_S
 
 
+async def test_a_stream_in_which_nothing_is_sent_ends(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "IDLE_S", 1)
+    async with front_at(free_port) as (channel, _):
+        unanswered = channel.stream_stream(STREAM)()
+        await unanswered.write(REQUEST)
+        refused = await refusal(everything(unanswered))
+        assert "or nothing was sent for 300 seconds" in (refused.details() or "")
+        held.set()
+        answered = channel.stream_stream(STREAM)()
+        await answered.write(REQUEST)
+        assert await answered.read()
+        assert (await refusal(answered.read())).code().name == "CANCELLED"
+
+
 async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "STREAMS_OF_ONE_ADDRESS", 2)
     async with front_at(free_port) as (channel, _):

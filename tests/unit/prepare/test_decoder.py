@@ -128,6 +128,17 @@ def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:
         ramp_report(llm_demo_directory(), prompts, 500, "float32", 0.01, "cpu")
 
 
+def test_prompts_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    data, out = tmp_path / "data.csv", tmp_path / "out"
+    prompts = [f"{number}+{1 if number < 30 else 10**40}=" for number in range(36)]
+    data.write_text("text\n" + "\n".join(prompts))
+    told = done("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 24).output
+    assert "6 of 36 prompts are left out: others leave room for 24 tokens (--max-tokens): the model reads 64" in told
+    data.write_text("text\n" + "\n".join(prompts[:30]))
+    told = done("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 24, "--force").output
+    assert "left out" not in told
+
+
 def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
     made, out = tmp_path / "t5", tmp_path / "out"
     recipe = SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)
