@@ -205,7 +205,9 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
 LEAST_RISES = 0.1  # seconds by which the least lag of a replica rises in a second, as its clock may be reset
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 BEAT_S = 1.0  # between two signs of life of a replica, which come between its launches
-HANGS_S = 30.0  # a replica without a sign of life for longer hangs: texts go on elsewhere, and Serve replaces it
+# A replica without a sign of life for longer hangs: texts go on elsewhere, and Serve replaces it. A launch of a large
+# network with 256 tokens of prompts may take half of this time on a slow processor.
+HANGS_S = 60.0
 
 
 class WrittenTokens(Message, frozen=True):
