@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import typer.main
 from rich.markup import render
 from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
+from isobatch.cluster.cli import app, main
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,3 +78,26 @@ def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
     for parameter in COMMAND.commands[name].params:  # type: ignore[attr-defined]
         told = getattr(parameter, "help", None) or ""
         assert render(told).plain == told, parameter.name
+
+
+def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of files may be any bytes."""
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, "utf-8"))
+    monkeypatch.setattr(sys, "argv", ["isobatch", "dashboards", "--out", f"{tmp_path}/caf\udce9"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    assert (ended.value.code, f"wrote {tmp_path}/caf\\udce9/alerts.yaml" in written.getvalue().decode()) == (0, True)
+
+
+def test_a_current_folder_that_is_gone_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "argv", ["isobatch", "--version"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "error: the current folder is gone" in capsys.readouterr().err
