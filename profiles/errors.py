@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> Any:
     """The YAML in a file that the user named. A field that a mapping has twice is an error: PyYAML would drop one."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_mapping_node(self, anchor: Any) -> Any:
             node, names = super().compose_mapping_node(anchor), set[str]()
             for key, _ in node.value:

@@ -30,6 +30,7 @@ WORDS = ("counts", "numbers")  # names of files that exist if words are answered
 TRUNCATED = "truncated.npy"
 
 Floats = NDArray[np.float32]
+Mapped = np.memmap[Any, np.dtype[np.float32]]
 Indices = NDArray[np.int64]
 
 
@@ -124,10 +125,10 @@ def _compute(
     np.save(folder / TRUNCATED, truncated)
 
 
-def _mapped(path: Path, shape: tuple[int, int]) -> Floats:
+def _mapped(path: Path, shape: tuple[int, int]) -> Mapped:
     """A new file as an array. It takes its room on the disk at once: without room, the first number that is written
     would end the process (SIGBUS)."""
-    array: Floats = open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    array: Mapped = open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
