@@ -133,7 +133,7 @@ def _records(part: Path) -> Iterator[Outputs]:
 
 
 def _write_lines(part: Path, out: Path, _: str) -> None:
-    with out.open("w") as file:
+    with out.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(part))
 
 
@@ -143,7 +143,7 @@ def _write_csv(part: Path, out: Path, separator: str) -> None:
     count = Counter(names.values())
     unlike = {label: name if count[name] == 1 else f"{name} ({label})" for label, name in names.items()}
     columns = list(dict.fromkeys(name for record in _records(part) for name in _flat(record, unlike, separator)))
-    with out.open("w", newline="") as file:
+    with out.open("w", encoding="utf-8", newline="") as file:
         if columns:
             table = csv.DictWriter(file, columns, restval="")
             table.writeheader()

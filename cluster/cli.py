@@ -2,6 +2,7 @@
 
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -61,14 +62,25 @@ for command in (
 def main() -> None:
     """Run a command. An error that the user can mend, such as a full disk, is one line, and the exit code is 2.
 
-    Modules of the user's own, such as a backend or a policy, are found in the current directory too, as by Ray.
+    Modules of the user's own, such as a backend or a policy, are found in the current directory too, as by Ray. Letters
+    that the output's encoding lacks, such as a byte of a file's name that is no UTF-8, are written as escapes.
     """
-    sys.path.append(str(Path.cwd()))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
+        sys.path.append(_current_folder())
         app()
     except (UserError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(_message(error))}", highlight=False)
         sys.exit(2)
+
+
+def _current_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise UserError(f"the current folder is gone ({error.strerror}): cd to another") from error
 
 
 def _message(error: Exception) -> str:

@@ -27,7 +27,11 @@ DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # 
 
 def cache_directory() -> Path:
     """The folder for files that can be made again: on Linux ~/.cache/isobatch, or isobatch under XDG_CACHE_HOME."""
-    folder = user_cache_path("isobatch", appauthor=False)
+    try:
+        folder = user_cache_path("isobatch", appauthor=False)
+    except RuntimeError as error:
+        problem = "this user has no home, in which there could be a cache"
+        raise UserError(f"{problem}: XDG_CACHE_HOME=DIR names a place") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".try-", dir=folder):

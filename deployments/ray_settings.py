@@ -53,6 +53,8 @@ SETTINGS = {
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "isobatch.deployments.ray_settings.import_serve",
     # Ray's own ports accept code to run, so callers must send the token in ~/.ray.
     "RAY_AUTH_MODE": "token",
+    # Serve's calls between processes would go to the proxy that `http_proxy` names, which cannot forward them.
+    "no_grpc_proxy": "0.0.0.0/0,::/0",
 }
 
 # Settings only for a Ray of our own, not for a cluster: there, load balancers need seconds to remove a front, and
@@ -62,7 +64,7 @@ _OF_ONE_MACHINE = (
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR",
 )
-_OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
+_OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD", "no_grpc_proxy")
 
 # The settings that must be the same on all nodes of a cluster.
 NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}

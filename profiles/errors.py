@@ -54,17 +54,27 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     if len(content) > most_bytes:
         raise UserError(f"{path} has more than {most_bytes:,} bytes, the most that are read of such a file")
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # some programs begin a file with a byte order mark
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file (UTF-8)") from None
 
 
 def read_yaml(path: Path) -> Any:
+    """The YAML in a file that the user named. A field that a mapping has twice is an error: PyYAML would drop one."""
     import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node, names = super().compose_mapping_node(anchor), set[str]()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in names - {"<<"}:
+                    raise ValueError(f"line {key.start_mark.line + 1}: {key.value} is there twice: keep one of them")
+                names.add(str(key.value))
+            return node
 
     text = read_text(path, MOST_YAML_BYTES)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
 

@@ -1,6 +1,7 @@
 """Profiles on disk: one JSON file per network that a person can read, edit and compare."""
 
 import json
+import os
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -202,13 +203,16 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all of a text or nothing: a crash leaves the old file. The file ends with one line break."""
+    """Write all of a text or nothing: a crash leaves the old file. The file ends with one line break.
+
+    Of several processes that write to it at the same time, the last one's text stays.
+    """
     text = text.removesuffix("\n") + "\n"
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
         path.write_text(text)
         return
     path = path.resolve()  # a link stays one
-    beside = path.with_suffix(path.suffix + ".part")
+    beside = path.with_suffix(f"{path.suffix}.{os.getpid()}.part")
     try:
         with naming_target(beside, path):
             beside.write_text(text)

@@ -19,6 +19,7 @@ from isobatch.cluster.commands.shared_options import (
     with_options,
 )
 from isobatch.deployments.named import DEMO_NAME, known_backend
+from isobatch.profiles.errors import naming_target
 
 LENGTH = 32  # tokens: the default of --length
 MAX_ROWS = 1000  # the default of --max-rows
@@ -72,7 +73,8 @@ def bench(
         made, notes = setup.make(request, status.update)
         rows = list(made.compare(slos, seconds, rounds=1, progress=status.update))
     model, (table,), gains = made.profile.model, made.profile.tables, made.gains(slos)
-    compare.write(rows, model, table, out, gains)
+    with naming_target(out, out):
+        compare.write(rows, model, table, out, gains)
     if as_json:
         print(out.read_text(), end="")
         return

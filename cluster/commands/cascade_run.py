@@ -24,7 +24,7 @@ from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.ramps import ExitRules, Ramps, check_answers
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
-from isobatch.deployments.prepare.data import naming_rows
+from isobatch.deployments.prepare.data import name_of, naming_rows
 from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Sample, draw
 from isobatch.deployments.progress import busy, show
@@ -72,7 +72,7 @@ def run(options: CascadeOptions, reading: ReadingOptions) -> None:
     chosen = _chosen(console, trial, options.levels)
     with busy("simulating plans"):
         taken = trial.with_simulated_plan(chosen)
-    notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": options.seed}
+    notes: dict[str, str | int | float] = {"data": name_of(data), "rows": len(sample), "seed": options.seed}
     _write(console, options.out, taken, policy, notes, options.force)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import write_whole
 
 LONGEST_PATH_BYTES = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
 OTHERS_RIGHTS = 0o077  # the rights of other users in a folder's mode
@@ -172,7 +173,7 @@ def kubernetes(
     content = serve_file(file, {})
     text = as_yaml(objects(content, image, storage_class, labels(nodes or ())))
     if out:
-        out.write_text(text)
+        write_whole(out, text)
     else:
         print(text, end="")
     for here, there in files(content).items():

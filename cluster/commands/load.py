@@ -25,7 +25,7 @@ from isobatch.cluster.load.generator import LoadGenerator, LoadRecord, run_notin
 from isobatch.cluster.load.prompts import PATH, PromptLoad, prompts_in
 from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
 from isobatch.deployments.prepare.sample import sampled
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, naming_target
 from isobatch.profiles.lengths import read_lengths, text_of
 
 DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
@@ -139,11 +139,12 @@ def load(
         record = source.record(run(source))
     record = _ended_requests(record) if source.interrupted else replace(record, duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
-    report.draw(record, slo_ms, out.with_suffix(".png"))
+    with naming_target(picture := out.with_suffix(".png"), picture):
+        report.draw(record, slo_ms, picture)
     console.print(report.table(summary, slo_ms))
     if summary.lateness.warning:
         console.print(summary.lateness.warning, style="yellow")
-    return _finish(summary, source, out, f"written to {out}; the picture is {out.with_suffix('.png')}", console)
+    return _finish(summary, source, out, f"written to {out}; the picture is {picture}", console)
 
 
 def _header_lines(headers: dict[str, str]) -> str:

@@ -24,7 +24,7 @@ from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of, locked
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import SCORES, Outputs, are_scores, task_of, top_of
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, naming_target
 
 SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
 Listed = str | int  # the labels to list, as in a request
@@ -34,7 +34,7 @@ Listed = str | int  # the labels to list, as in a request
 class _Source:
     name: str
     channels: int | None  # of images; None: it reads texts
-    words: bool  # the words of a text get a label each
+    parts: bool  # the words of a text, or the pixels or points of a picture, get an answer each
     at_once: int  # rows
     answerer: Callable[[], Answerer]
 
@@ -74,11 +74,11 @@ def predict(
     console = Console(soft_wrap=True, markup=False, highlight=False)
     headers = key_headers(api_key_variable)
     source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
-    if source.words and out.suffix == ".csv":
+    if source.parts and out.suffix == ".csv":
         raise UserError(f"--out {out}: the network gives many labels to each row: write .jsonl or .parquet")
-    part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.words)
+    part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.parts)
     job = {"file": data.name, "network": source.name, "scores": scores, "full": full, "dtype": dtype}
-    with locked(out, f"another isobatch predict writes {out}"):
+    with locked(out, f"another isobatch predict writes {out}"), naming_target(part, out):
         if force:
             part.unlink(missing_ok=True)
         try:
@@ -114,8 +114,8 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
         return answer
 
     task = checkpoint.task_at(folder)
-    words = task.by_token or task.by_map
-    return _Source(content_of(folder), checkpoint.channels_of(folder), words, AT_ONCE, answerer)
+    parts = task.by_token or task.by_map
+    return _Source(content_of(folder), checkpoint.channels_of(folder), parts, AT_ONCE, answerer)
 
 
 def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:
@@ -125,4 +125,4 @@ def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _So
     def answer(values: Sequence[Any]) -> list[Outputs]:
         return list(outputs_from(at, values, headers, scores=listed))
 
-    return _Source(accepts.model, accepts.channels, accepts.words, SERVED_AT_ONCE, lambda: answer)
+    return _Source(accepts.model, accepts.channels, accepts.parts, SERVED_AT_ONCE, lambda: answer)

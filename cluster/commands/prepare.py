@@ -25,7 +25,7 @@ from isobatch.cluster.commands.shared_options import (
 )
 from isobatch.deployments.folders import hash_of, replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
-from isobatch.deployments.prepare.data import naming_rows
+from isobatch.deployments.prepare.data import name_of, naming_rows
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import LABELS
@@ -210,7 +210,7 @@ def _prepare_classifier(
         policy, options.ramp, dtype, loss, options.confidence, metric, options.seed,
         tolerance=options.tolerance,
     )  # fmt: skip
-    named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
+    named: dict[str, str | int | float] = {"checkpoint": name_of(Path(options.model)), "data": name_of(data)}
     notes = named | {"rows": len(sample)}
     if data.is_file() and sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
         notes["data_hash"] = hash_of([data])
@@ -228,7 +228,8 @@ def _prepare_classifier(
     remarks = cut, report.copies(sample), report.advice(rules), report.outdone(rules), *of_classes, rare
     for sentence in filter(None, remarks):
         console.print(sentence, style="yellow", highlight=False)
-    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+    picture = f"the picture is {out / pipeline.PICTURE}"
+    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; {picture}", soft_wrap=True)
 
 
 def _metric_of(options: ClassifierPrepareOptions, task: "Task") -> Metric:
@@ -271,7 +272,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     values = (row.value for row in options.rows(console, data, channels=None, pairs=False))
     prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
     report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, dtype, loss, options.device)
-    notes = {"checkpoint": Path(options.model).name, "data": data.name}
+    notes = {"checkpoint": name_of(Path(options.model)), "data": name_of(data)}
     rules = report.rules.model_copy(update={"dtype": dtype, "notes": notes})
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
     with replacing(options.out) as draft:

@@ -26,7 +26,7 @@ from isobatch.deployments.models.ramps import made_from
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
 from isobatch.deployments.precision import own_precisions
-from isobatch.deployments.prepare.data import Row, naming_rows
+from isobatch.deployments.prepare.data import Row, name_of, naming_rows
 from isobatch.deployments.prepare.sample import not_trained_on, sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
@@ -123,7 +123,7 @@ def _notes_on(counted: CountedExits, inputs: int, origin: str, lengths: Lengths 
     if not lengths:
         return (f"{over} of {origin}",)
     span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
-    return f"{over} of {origin}", f"lengths: {lengths.mean} tokens on average in {data.name}, {span}"
+    return f"{over} of {origin}", f"lengths: {lengths.mean} tokens on average in {name_of(data)}, {span}"
 
 
 def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[LatencyTable, str]], BaseException | None]:
@@ -164,7 +164,7 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
     rows: Iterable[Row] = options.rows_for(source, console, data)
-    notes, origin = made_from(source, data), data.name
+    notes, origin = made_from(source, data), name_of(data)
     if notes:
         if not all(isinstance(notes.get(name), int) for name in ("rows", "seed")):
             raise UserError(f"{source / RULES}: notes: rows and seed must be whole numbers, as prepare wrote them")

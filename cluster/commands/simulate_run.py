@@ -38,7 +38,7 @@ from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.profiles.devices import as_text
-from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.errors import UserError, naming_target, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
 
@@ -162,7 +162,7 @@ def rehearse_inputs(options: ClassifierSimulationOptions, content: ServeFile) ->
         raise UserError(NO_INPUTS)
     for table in tables(report, world.slo_s):
         console.print(table)
-    draw(report, world.slo_s, options.out, changes_s)
+    _draw(report, world.slo_s, options.out, changes_s)
     console.print(f"drawn in {options.out}")
 
 
@@ -184,8 +184,13 @@ def rehearse_fleet(options: ClassifierSimulationOptions, content: ServeFile, arb
         console.print(table)
     for name, report in reports.items():
         picture = options.out.with_stem(f"{options.out.stem}-{name}")
-        draw(report, members[name].world.slo_s, picture, changes_s.get(name, ()))
+        _draw(report, members[name].world.slo_s, picture, changes_s.get(name, ()))
         console.print(f"drawn in {picture}")
+
+
+def _draw(report: Report, slo_s: float, picture: Path, changes_s: Sequence[float]) -> None:
+    with naming_target(picture, picture):
+        draw(report, slo_s, picture, changes_s)
 
 
 def loads_of(options: ClassifierSimulationOptions, names: Sequence[str]) -> dict[str, ClassifierSimulationOptions]:

@@ -6,11 +6,13 @@ client sends its next request as soon as the last is answered, which shows a ser
 """
 
 import asyncio
+import resource
 import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from errno import EMFILE
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -130,6 +132,7 @@ ROW = np.dtype([(name, float) for name in ("due_s", "reached_s", "sent_s", "ende
 UNSENT = np.array((*[np.nan] * 5, BROKEN), ROW)  # a row of LoadRecord
 SLOTS = 2**16  # initial capacity for the requests of a closed loop; doubled when it is used up
 FIRST_CONNECTIONS = 32  # opened before the load begins
+OTHER_FILES = 64  # besides connections
 
 
 @dataclass(frozen=True)
@@ -227,9 +230,13 @@ class LoadGenerator:
         return replace(self.so_far(), duration_s=seconds)
 
     async def _connect(self, count: int) -> None:
+        _allow_files(max(count, self._most) + OTHER_FILES)
         try:
             await asyncio.gather(*(self._one_more() for _ in range(count)))
         except OSError as error:
+            if error.errno == EMFILE:
+                problem = f"{count} connections are more files than this process may open"
+                raise UserError(f"{problem}: raise the limit (ulimit -n), or give fewer --clients") from error
             raise UserError(f"nobody answers at {self._place[0]}:{self._place[1]}: {error}") from error
 
     async def _one_more(self) -> None:
@@ -305,3 +312,11 @@ class LoadGenerator:
             self._ask(connection, self._queue.popleft())
         else:
             self._idle.append(connection)
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open this many files, as far as its hard limit allows: the usual soft one is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -103,7 +103,8 @@ class PromptLoad(LoadGenerator):
 
 def prompts_in(path: Path) -> list[str]:
     try:
-        prompts = [line for line in read_text(path).splitlines() if line]
+        # Not splitlines, which also divides at signs that a text may hold, such as U+2028.
+        prompts = [line for each in read_text(path).split("\n") if (line := each.removesuffix("\r"))]
     except UserError as error:
         raise UserError(f"{error}: --prompts is a file of texts, a prompt in each line") from error
     if not prompts:

@@ -1,6 +1,7 @@
 """The bodies of requests: the user's own inputs, or made-up ones of the kind that the server accepts."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from isobatch.cluster.client import json_at, stats_at
+from isobatch.cluster.client import as_json, json_at, stats_at
 from isobatch.profiles.errors import UserError
 
 MADE_UP = 256  # images; fewer if they are large
@@ -56,13 +57,13 @@ def _has_statistics(url: str, headers: Mapping[str, str]) -> bool:
 
 
 def bodies_of(values: Iterable[Any]) -> list[bytes]:
-    listed = (value.tolist() if hasattr(value, "tolist") else value for value in values)
-    return [json.dumps({"inputs": [value]}).encode() for value in listed]
+    return [json.dumps({"inputs": [as_json(value)]}).encode() for value in values]
 
 
 def bodies_in(path: Path) -> list[bytes]:
     try:
-        lines = [line for each in path.read_bytes().splitlines() if (line := each.strip())]
+        content = path.read_bytes().removeprefix(BOM_UTF8)
+        lines = [line for each in content.splitlines() if (line := each.strip())]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if not lines:
@@ -77,7 +78,7 @@ class AcceptedInputs:
     texts: bool
     shape: tuple[int, ...] = ()  # of an image; -1: the server does not name this size
     model: str = ""  # the name of the network
-    words: bool = False  # the words of a text get a label each
+    parts: bool = False  # the words of a text, or the pixels or points of a picture, get an answer each
 
     @property
     def shape_is_known(self) -> bool:
@@ -101,8 +102,9 @@ def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
     try:
         name = json_at(f"{base}/readyz", headers)["model"]
         about = json_at(f"{base}/v2/models/{quote(name)}", headers)
-        tensor, words = about["inputs"][0], any(each["name"] == "words" for each in about.get("outputs", ()))
-        return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])), name, words)
+        # Of one answer to an input, the probabilities of labels are inputs x labels.
+        tensor, parts = about["inputs"][0], any(len(each["shape"]) > 2 for each in about.get("outputs", ()))
+        return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])), name, parts)
     except UserError:
         raise
     except (HTTPError, ValueError, LookupError, TypeError) as error:

@@ -164,6 +164,9 @@ def check_place(host: str, port: int) -> None:
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
             "stop it with 'ray stop', or deploy onto it with 'isobatch deploy FILE.yaml'"
         )
+    if host == "::1":
+        never = "HAProxy reaches fronts at the address of Ray's node, which is never ::1"
+        raise UserError(f"host ::1: {never}: listen on 127.0.0.1")
     check_port(host, port, "--port")
 
 

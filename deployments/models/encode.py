@@ -26,6 +26,7 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of a part of a JPEG 
 ANSWERED_TOKENS = "asked"
 # Characters of a text that are tokenized, per token that the network reads: words of natural texts are shorter.
 CHARACTERS_PER_TOKEN = 64
+HALF = "\\ud800"  # of a surrogate pair, as JSON writes it
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,19 @@ class TextEncoder:
         first, second = zip(*(self._text_pair(value) for value in inputs), strict=True)
         if len({text is None for text in second}) > 1:
             raise UserError("single texts and pairs of texts cannot stand in one request")
-        return self.tokenizer(
-            list(first),
-            None if second[0] is None else list(second),
-            truncation=True,
-            max_length=self.longest,
-            return_attention_mask=False,
-            **({} if self.types else {"return_token_type_ids": False}),
-        )
+        try:
+            return self.tokenizer(
+                list(first),
+                None if second[0] is None else list(second),
+                truncation=True,
+                max_length=self.longest,
+                return_attention_mask=False,
+                **({} if self.types else {"return_token_type_ids": False}),
+            )
+        except TypeError as error:  # what the tokenizer says of such a text
+            raise UserError(
+                f"a text has half of a character, such as {HALF}: was it cut in the middle of one?"
+            ) from error
 
     def encoded(self, tokens: Any, inputs: Sequence[Any]) -> Encoded:
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}

@@ -1,6 +1,6 @@
 """Answers a list of inputs with a network, without any server."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,14 +47,17 @@ class _Part:
     places: NDArray[np.int64]
 
 
-def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
+def predict(model: ServedModel, inputs: Iterable[Any], exits: bool = True) -> list[PredictedAnswer]:
     """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
     if isinstance(inputs, str):  # a string is a sequence too, but of letters
         raise UserError("predict takes a list of inputs, this is one text: predict([text])")
+    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | Mapping):
+        raise UserError(f"predict takes a list of inputs, got {type(inputs).__name__}")
+    inputs = list(inputs)
     ramps = model.ramp_blocks if exits else ()
     answers = list[PredictedAnswer]()
     for start in range(0, len(inputs), AT_ONCE):
-        some = list(inputs[start : start + AT_ONCE])
+        some = inputs[start : start + AT_ONCE]
         try:
             answers += _answers(model, some, ramps)
         except WrongInputError as error:  # which names the place in a batch

@@ -82,6 +82,15 @@ def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = Non
             yield from _picked(path, columns, channels, pairs)
 
 
+def name_of(path: Path) -> str:
+    r"""A file's name as JSON can hold it: bytes that are no UTF-8 are escaped.
+
+    >>> name_of(Path("reviews/caf\udce9.csv"))
+    'caf\\udce9.csv'
+    """
+    return path.name.encode(errors="backslashreplace").decode()
+
+
 @contextmanager
 def naming_rows(path: Path, among: Sequence[Row]) -> Iterator[None]:
     """Errors name an input that the network cannot read by its row in the file."""

@@ -1,6 +1,7 @@
 """The features that ramps are trained on: every block's pooled state and the head's logits, cached on disk."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -29,6 +30,7 @@ WORDS = ("counts", "numbers")  # names of files that exist if words are answered
 TRUNCATED = "truncated.npy"
 
 Floats = NDArray[np.float32]
+Mapped = np.memmap[Any, np.dtype[np.float32]]
 Indices = NDArray[np.int64]
 
 
@@ -107,10 +109,7 @@ def _compute(
     for name, numbers in zip(WORDS, words or (), strict=False):
         np.save(folder / f"{name}.npy", numbers)
     names = [f"block-{block}" for block in range(model.num_blocks - 1)] + ["logits"]
-    maps = [
-        open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)
-        for name, shape in zip(names, shapes, strict=True)
-    ]
+    maps = [_mapped(folder / f"{name}.npy", shape) for name, shape in zip(names, shapes, strict=True)]
     truncated = 0
     for chosen in show(list(_batches(values)), "features"):
         batch = model.encode([values[index] for index in chosen])
@@ -124,6 +123,15 @@ def _compute(
     for array in maps:
         array.flush()
     np.save(folder / TRUNCATED, truncated)
+
+
+def _mapped(path: Path, shape: tuple[int, int]) -> Mapped:
+    """A new file as an array. It takes its room on the disk at once: without room, the first number that is written
+    would end the process (SIGBUS)."""
+    array: Mapped = open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:

@@ -75,7 +75,7 @@ def serving(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
     temporary(folder).mkdir()
-    environment |= bound_to_us(temporary(folder))
+    environment |= bound_to_us(temporary(folder)) | {"http_proxy": "http://127.0.0.1:1"}  # which nothing here may use
     with subprocess.Popen(
         [*SERVE, str(file), "--port", str(port), "--grpc-port", "0", *options],
         cwd=at,

@@ -1,13 +1,17 @@
 """A whole file is answered as the network answers each input, and an interrupted run goes on where it stopped."""
 
 import csv
+import errno
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -15,16 +19,22 @@ from typer.testing import CliRunner
 from isobatch import load
 from isobatch.cluster.bulk import ROWS_PER_GROUP, answer_rows, finish, kept_in, part_of
 from isobatch.cluster.cli import app
-from isobatch.cluster.client import outputs_from
+from isobatch.cluster.client import as_json, json_at, outputs_from
+from isobatch.cluster.load import request_bodies
 from isobatch.deployments.folders import content_of, locked
+from isobatch.deployments.models.encode import ImageEncoder
 from isobatch.deployments.models.predict import BATCH, predict
 from isobatch.deployments.models.ramps import save_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.prepare.data import Row
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 from tests.helpers.command_lines import material
 from tests.helpers.commands import ran
+from tests.helpers.documented import served
+from tests.helpers.tiny_labels import label_network
 from tests.helpers.tiny_networks import network
+from tests.helpers.tiny_pixels import pixel_network
+from tests.helpers.tiny_words import word_network
 
 ROWS = 120  # of the material
 DATA = Path("others.csv")
@@ -224,18 +234,39 @@ def test_a_file_of_another_program_is_not_continued(tmp_path: Path, content: byt
     assert part.read_bytes() == content
 
 
+def test_a_full_disk_is_named_by_the_file_that_was_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # writing to an open file names none
+
+    monkeypatch.setattr("isobatch.cluster.commands.predict.finish", full)
+    failed = run("--model", "my-bert", "--device", "cpu", "--out", "d.csv").exception
+    assert (failed.errno, failed.filename) == (errno.ENOSPC, "d.csv")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert "120 rows are answered in d.csv" in answered("--out", "d.csv")
+
+
 def test_two_commands_do_not_write_one_file(here: Path) -> None:
     with locked(Path("a.csv")):
         assert "another isobatch predict writes a.csv" in str(run("--model", "my-bert", "--out", "a.csv").exception)
     answered("--out", "a.csv")
 
 
+MOST_BYTES = 400
+
+
 class Refusing(BaseHTTPRequestHandler):
-    """A server that cannot read the input "wrong"."""
+    """A server that cannot read the input "wrong", nor bodies that are too large."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[1]")
 
     def do_POST(self) -> None:
-        inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
-        self.send_response(422 if "wrong" in inputs else 200)
+        size = int(self.headers["Content-Length"])
+        inputs = json.loads(self.rfile.read(size))["inputs"]
+        self.send_response(413 if size > MOST_BYTES else 422 if "wrong" in inputs else 200)
         self.end_headers()
         self.wfile.write(json.dumps({"outputs": [{"label": 0}] * len(inputs)}).encode())
 
@@ -243,11 +274,50 @@ class Refusing(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_input_that_a_server_refuses_is_named_by_its_row(tmp_path: Path) -> None:
-    rows = [Row(number, "wrong" if number == 41 else f"right {number}", None) for number in range(1, 61)]
+@pytest.fixture
+def refusing() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(UserError, match=r"^others\.csv: row 41: the input is refused: .* with status 422"):
-            answer_rows(DATA, rows, lambda some: list(outputs_from(url, some, {})), tmp_path / "a.part", {}, 60)
+        yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
+
+
+def test_an_input_that_a_server_refuses_is_named_by_its_row(refusing: str, tmp_path: Path) -> None:
+    rows = [Row(number, "wrong" if number == 41 else f"right {number}", None) for number in range(1, 61)]
+    with pytest.raises(UserError, match=r"^others\.csv: row 41: the input is refused: .* with status 422"):
+        answer_rows(DATA, rows, lambda some: list(outputs_from(refusing, some, {})), tmp_path / "a.part", {}, 60)
+
+
+def test_inputs_that_are_too_large_together_are_sent_apart(refusing: str) -> None:
+    assert len(list(outputs_from(refusing, ["a text of 30 characters, or so"] * 60, {}))) == 60
+    with pytest.raises(WrongInputError, match="with status 413") as refusal:
+        list(outputs_from(refusing, ["short", "long" * MOST_BYTES, "short"], {}))
+    assert refusal.value.value == "long" * MOST_BYTES
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((5, 7, 3), 3), ((5, 7), 3), ((5, 7), 1)])
+def test_a_picture_is_sent_in_few_bytes_and_read_as_its_numbers(shape: tuple[int, ...], channels: int) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    read = ImageEncoder(lambda images, **_: {"pixel_values": images[None]}, channels)
+    as_sent, as_numbers = (read([value]).arrays["pixel_values"] for value in (as_json(picture), picture.tolist()))
+    np.testing.assert_array_equal(as_sent, as_numbers)
+    photo = np.full((480, 640, 3), 200, np.uint8)
+    assert len(json.dumps(as_json(photo))) < photo.size / 100
+    assert as_json(picture / 2) == (picture / 2).tolist()
+
+
+def test_a_server_on_this_machine_is_reached_without_the_proxy(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request._opener", None)  # of an earlier test, with its environment
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert json_at(refusing, {}) == [1]
+
+
+@pytest.mark.parametrize(("network", "parts"), [(word_network, True), (pixel_network, True), (label_network, False)])
+def test_a_server_shows_whether_an_answer_has_parts(
+    network: Callable[[], Path], parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not fit into a row of a table."""
+    with served(model=str(network()), device="cpu") as client:
+        monkeypatch.setattr(request_bodies, "json_at", lambda url, _: client.get(urlsplit(url).path).json())
+        assert request_bodies.accepted_at("http://a.example/predict", {}).parts == parts

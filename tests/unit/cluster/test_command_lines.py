@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer.main
 from rich.markup import render
 from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
+from isobatch.cluster.cli import app, main
 from isobatch.cluster.commands.shared_options import OldName, with_options
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
@@ -106,3 +107,26 @@ def test_an_option_by_its_old_name_works_and_a_sentence_gives_the_new_one() -> N
     assert values == [5.0, 7.0, 60.0]
     assert runner.invoke(timed, ["--budget", "0"]).exit_code == 2, "it has the limits of the new one"
     assert "--budget" not in runner.invoke(timed, ["--help"]).output
+
+
+def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of files may be any bytes."""
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, "utf-8"))
+    monkeypatch.setattr(sys, "argv", ["isobatch", "dashboards", "--out", f"{tmp_path}/caf\udce9"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    assert (ended.value.code, f"wrote {tmp_path}/caf\\udce9/alerts.yaml" in written.getvalue().decode()) == (0, True)
+
+
+def test_a_current_folder_that_is_gone_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "argv", ["isobatch", "--version"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "error: the current folder is gone" in capsys.readouterr().err

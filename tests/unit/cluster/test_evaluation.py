@@ -55,6 +55,13 @@ def test_predict_answers_as_the_network_does(place: Path) -> None:
     assert exits.labels[np.argsort(exits.rows)].tolist() == [each.label for each in answers]
     with pytest.raises(UserError, match="this is one text"):
         model.predict("a good film")
+    for wrong in (None, b"a good film", {"a good film": 1}):
+        with pytest.raises(UserError, match=f"predict takes a list of inputs, got {type(wrong).__name__}"):
+            model.predict(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"has half of a character, such as .ud800: was it cut in the middle of one"):
+        model.predict(["a good \ud83d"])
+    lines = (line for line in ["a good film", "a dull film"])
+    assert len(model.predict(lines)) == 2  # type: ignore[arg-type]
     assert model.predict([]) == []
 
 

@@ -141,3 +141,13 @@ def test_what_is_wrong_is_one_sentence(file: Path, replaced: str, by: str, more:
     file.write_text(file.read_text().replace(replaced, by))
     done = run(file, *more)
     assert sentence in str(done.exception)
+
+
+def test_a_file_is_written_whole(file: Path) -> None:
+    """The one before is replaced, not written over."""
+    out, before = file.with_name("cluster.yaml"), file.with_name("before.yaml")
+    out.write_text("before")
+    before.hardlink_to(out)
+    assert run(file, "--out", str(out)).exit_code == 0
+    assert before.read_text() == "before"
+    assert out.read_text() == run(file).stdout

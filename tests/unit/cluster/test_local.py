@@ -91,6 +91,8 @@ def test_a_taken_port_is_named() -> None:
     check_place(host, port)
     with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
         check_place("192.0.2.77", 8000)  # which is not ours
+    with pytest.raises(UserError, match=r"host ::1: .* which is never ::1: listen on 127\.0\.0\.1"):
+        check_place("::1", port)
 
 
 def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:

@@ -68,6 +68,17 @@ def test_the_demos_are_named_in_a_file_too_unless_a_directory_has_the_name(tmp_p
     assert serve_file(file, {})["applications"][0]["args"] == {"model": str(tmp_path / "demo")}
 
 
+def test_a_field_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """YAML's reader would take the last one, and say nothing of the other."""
+    file = tmp_path / "serve.yaml"
+    common = f"import_path: {APPLICATION}, args: {{device: cpu"
+    file.write_text(f"applications:\n  - {{{common}, slo_ms: 50,\n     slo_ms: 100}}}}\n")
+    with pytest.raises(UserError, match=r"serve\.yaml cannot be read as YAML: line 3: slo_ms is there twice: keep one"):
+        serve_file(file, {})
+    file.write_text(f"applications:\n  - &one {{name: a, {common}}}}}\n  - {{<<: *one, name: b, route_prefix: /b}}\n")
+    assert [each["name"] for each in serve_file(file, {})["applications"]] == ["a", "b"]
+
+
 def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"problem_type": "regression"}')
     with pytest.raises(UserError, match="regression with 2 outputs: only heads that give labels or one number are"):

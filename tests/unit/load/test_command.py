@@ -1,6 +1,7 @@
 """`isobatch load` as a user types it: its requests, its output, and its exit code."""
 
 import asyncio
+import errno
 import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -177,6 +178,17 @@ def test_own_inputs_are_sent(serve: Serve, load: Load, tmp_path: Path, capsys: p
     (tmp_path / "reviews.csv").write_text("text,verdict\ngood,1\n")
     assert load(served.url, "--data", tmp_path / "reviews.csv", "--label-column", "verdict") == 0
     assert "label from 'verdict'" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_named_by_the_picture(
+    serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "draw", full)
+    assert load(serve("BYTES").url, draws=True) == 2
+    assert "load.png: No space left on device: free some of the disk" in capsys.readouterr().err
 
 
 def test_the_servers_slo_holds_if_none_is_given(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import resource
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 from experiments.replan.timeline import PersistentLoad
 from isobatch.cluster.load.generator import BROKEN, LoadGenerator, LoadRecord, run_noting_polls
 from isobatch.cluster.load.report import Summary, summary, write
+from isobatch.profiles.errors import UserError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Found = TypeVar("Found")
@@ -186,3 +190,20 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     write(summary(record([0.0], 1.0), 100), path)
     assert before.read_text() == "before"
     assert json.loads(path.read_text())["requests"] == 1
+
+
+def test_connections_may_be_more_files_than_the_soft_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, opened = resource.getrlimit(resource.RLIMIT_NOFILE), len(list(Path("/proc/self/fd").iterdir()))
+    with socket.create_server(("127.0.0.1", 0), backlog=99) as server:
+        load, none = LoadGenerator(f"http://127.0.0.1:{server.getsockname()[1]}", [b""]), np.array([])
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, before[1]))
+            with monkeypatch.context() as limited:
+                limited.setattr(resource, "setrlimit", lambda *_: None)
+                with pytest.raises(
+                    UserError, match=r"32 connections are more files than .* raise the limit \(ulimit -n"
+                ):
+                    asyncio.run(load.at(none))
+            asyncio.run(load.at(none))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)

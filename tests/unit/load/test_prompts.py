@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from isobatch.cluster.load.prompts import PromptLoad, WrittenText, summed
+from isobatch.cluster.load.prompts import PromptLoad, WrittenText, prompts_in, summed
 from isobatch.cluster.load.report import is_failure
+from isobatch.cluster.load.request_bodies import bodies_in
 
 TOKENS, GAP_S = 4, 0.05
 
@@ -85,3 +87,11 @@ async def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(max_to
     head, _, body = sent[0].partition(b"\r\n\r\n")
     assert b"POST /v1/completions" in head
     assert json.loads(body) == {"prompt": "1+1=", "max_tokens": max_tokens, "stream": True}
+
+
+def test_a_prompt_is_a_line_whatever_program_wrote_the_file(tmp_path: Path) -> None:
+    """With a byte order mark and \r\n as on Windows, and with signs at which Python would divide a line, too."""
+    (tmp_path / "prompts.txt").write_bytes("\ufeffone\u2028and the same\x0c\r\n\r\ntwo".encode())
+    assert prompts_in(tmp_path / "prompts.txt") == ["one\u2028and the same\x0c", "two"]
+    (tmp_path / "bodies.jsonl").write_bytes('\ufeff{"inputs": "a"}\r\n\r\n{"inputs": "b"}'.encode())
+    assert bodies_in(tmp_path / "bodies.jsonl") == [b'{"inputs": "a"}', b'{"inputs": "b"}']

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import pwd
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from isobatch.cluster.cli import app
+from isobatch.cluster.cli import app, main
+from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.features import features
+from isobatch.profiles.files import load
 from tests.helpers.tiny_labels import label_network
 from tests.helpers.tiny_pixels import pixel_network
 from tests.helpers.tiny_words import word_network
@@ -126,6 +132,51 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     monkeypatch.setattr(pipeline, "draw_exits", full)
     assert "exits.png: No space left on device" in refusal(*asked, "--out", tmp_path / "made" / "out")
     assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_a_user_without_a_home_needs_another_place_for_the_cache(
+    refusal: Refusal, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for variable in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    assert refusal(*asked).endswith("in which there could be a cache: XDG_CACHE_HOME=DIR names a place")
+    assert not (tmp_path / "~").exists()
+
+
+def test_the_name_of_the_data_may_be_any_bytes(
+    run: Run, asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = reviews(tmp_path / "caf\udce9.csv")
+    assert run(*asked, "--data", data) == 0
+    out = tmp_path / "out"
+    assert read_rules(out / "exits.json").notes["data"] == "caf\\udce9.csv"
+    few = ("--lengths", "6", "--largest", "2", "--budget", "0.1", "--device", "cpu", "--out", f"{tmp_path}/p.json")
+    monkeypatch.setattr(sys, "argv", ["isobatch", "profile", str(out), "--data", str(data), *few])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert any("caf\\udce9.csv" in note for note in load(tmp_path / "p.json").notes)
+
+
+def test_features_take_their_room_before_they_are_computed(
+    run: Run, asked: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room on the disk, writing to a page of a mapped file would end the process (SIGBUS)."""
+    files, sparse, compute = set[Path](), set[Path](), TorchModel.features
+
+    def noted(model: TorchModel, batch: Any) -> Any:
+        files.update((cache_directory() / "features").glob(".*/*.npy"))
+        sparse.update(each for each in files if each.stat().st_blocks * 512 < each.stat().st_size)
+        return compute(model, batch)
+
+    monkeypatch.setattr(TorchModel, "features", noted)
+    assert run(*asked) == 0
+    assert files
+    assert not sparse
 
 
 ONE_LABEL = "--metric mcc is for networks that give an input one label; for this one: "

@@ -1,4 +1,7 @@
 import os
+import subprocess
+import sys
+from codecs import BOM_UTF8
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +23,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     save(PROFILE, tmp_path / "profile.json")
     assert load(tmp_path / "profile.json") == PROFILE
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_a_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    save(PROFILE, path)
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert load(path) == PROFILE
 
 
 @pytest.mark.parametrize(
@@ -167,3 +177,12 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert os.read(reader, 99) == b"a text\n"
     os.close(reader)
+
+
+def test_processes_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path, script = tmp_path / "plan.json", "for _ in range(300): write_whole(Path(sys.argv[1]), sys.argv[2] * 9999)"
+    imports = "import sys; from pathlib import Path; from isobatch.profiles.files import write_whole\n"
+    writers = [subprocess.Popen([sys.executable, "-c", imports + script, path, letter]) for letter in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert path.read_text() in {letter * 9999 + "\n" for letter in "abc"}
+    assert list(tmp_path.iterdir()) == [path]
