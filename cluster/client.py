@@ -37,7 +37,7 @@ class _RefusedError(UserError):
 def as_json(value: Any) -> Any:
     """An input as requests hold it: a picture as a PNG in base64, which takes a fraction of the bytes of its numbers in
     JSON, another array as nested lists."""
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] in ((), (3,)):
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim > 1 and value.shape[2:] in ((), (3,)):
         from PIL import Image
 
         picture = BytesIO()

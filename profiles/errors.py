@@ -67,9 +67,12 @@ def read_yaml(path: Path) -> Any:
         def compose_mapping_node(self, anchor: Any) -> Any:
             node, names = super().compose_mapping_node(anchor), set[str]()
             for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in names - {"<<"}:
-                    raise ValueError(f"line {key.start_mark.line + 1}: {key.value} is there twice: keep one of them")
-                names.add(str(key.value))
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in names:
+                        raise ValueError(
+                            f"line {key.start_mark.line + 1}: {key.value} is there twice: keep one of them"
+                        )
+                    names.add(key.value)
             return node
 
     text = read_text(path, MOST_YAML_BYTES)

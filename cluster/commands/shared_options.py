@@ -228,6 +228,8 @@ def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Co
             for name, old in old_names.items():
                 if (value := values.pop(old.name)) is not None:
                     Console(stderr=True, soft_wrap=True).print(f"{flag(old.name)} is now {flag(name)}: {old.why}")
+                    if values[name] != options[name].default:
+                        raise UserError(f"{flag(name)} and {flag(old.name)} are the same: give only {flag(name)}")
                     values[name] = value
             objects = {
                 name: kind(**{each.name: values[each.name] for each in fields(kind)}) for name, kind in classes.items()

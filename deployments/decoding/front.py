@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.decoding.anatomy import DecoderShape
@@ -378,7 +377,7 @@ async def written_by_any(
                 refusals.append(full)
                 if isinstance(full, NoReplica) and not group.is_alive:
                     break
-    raise min(refusals, key=attrgetter("retry_after_s"))
+    raise min(refusals, key=lambda full: (isinstance(full, NoReplica), full.retry_after_s))
 
 
 SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")

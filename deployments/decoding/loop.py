@@ -206,8 +206,8 @@ LEAST_RISES = 0.1  # seconds by which the least lag of a replica rises in a seco
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 BEAT_S = 1.0  # between two signs of life of a replica, which come between its launches
 # A replica without a sign of life for longer hangs: texts go on elsewhere, and Serve replaces it. A launch of a large
-# network with 256 tokens of prompts may take half of this time on a slow processor.
-HANGS_S = 60.0
+# network with 1,024 tokens of prompts may take most of this time on a slow processor.
+HANGS_S = 120.0
 
 
 class WrittenTokens(Message, frozen=True):
@@ -251,9 +251,9 @@ class TokenInbox:
             await asyncio.sleep(BEAT_S)
             for end in self._ends:
                 end.missed += 1
-                if end.missed * BEAT_S > HANGS_S:
+                if end.hangs:
                     log.warning("a replica hangs: its texts go on elsewhere")
-                    end.hang_up()
+                    end.abort()
 
     def has_alive(self, kind: str) -> bool:
         """Whether a replica on this kind of device gave a sign of life just now."""
@@ -291,6 +291,14 @@ class _ReplicaEnd(AuthorizedConnection):
         self.missed = 0  # beats since the last message
         self.kind = ""
 
+    @property
+    def hangs(self) -> bool:
+        return self.missed * BEAT_S > HANGS_S
+
+    def abort(self) -> None:
+        """Close the connection at once: a peer that hangs reads nothing any more."""
+        self._transport.abort()
+
     def authorized_as(self, caller: str) -> None:
         self.kind = caller
 
@@ -298,9 +306,11 @@ class _ReplicaEnd(AuthorizedConnection):
         """Its texts fail at once: Ray may notice much later that a process or a node has gone."""
         super().lost(error)
         self._inbox.least_s.pop(self, None)
+        # A text may be the reason that a replica hangs: it must not go on to all others.
+        failed, why = (DecodingError, "the replica hangs") if self.hangs else (ConnectionError, "the replica has gone")
         for stream in self._inbox.streams.values():
             if stream.writer is self:
-                stream.fail(ConnectionError("the replica has gone"))
+                stream.fail(failed(why))
 
     def on_authorized_message(self, message: WrittenTokens) -> None:
         self.missed, now_s, known = 0, time.time(), self._inbox.least_s

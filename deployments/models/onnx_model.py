@@ -4,7 +4,7 @@ A block range is exported once per machine, cached on disk, and shared by all re
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -160,6 +160,7 @@ class OnnxModel(TorchModel):
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner
         source = GraphSource(fingerprint, inner.device, inner.dtype, int8)
+        self._records, self._warms_up = records, False
         self._bands = 1 if records else BANDS  # a recording has one shape
         self.exported = ExportedRanges(inner.compute, source, cache or cache_directory() / "onnx", records)
 
@@ -179,6 +180,14 @@ class OnnxModel(TorchModel):
             self.exported.make(block_range, inputs)
         self.anatomy.release()  # sessions have weights of their own
 
+    def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
+        """Also export the block ranges of these launches, which a plan will have, in the background."""
+        self._warms_up = True
+        try:
+            super().warm_up(start, stops, ramps, example)
+        finally:
+            self._warms_up = False
+
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Export all blocks first, so that the features do not depend on how far exporting has come."""
         self.prepare([BlockRange(block, block + 1) for block in range(self.num_blocks)], batch)
@@ -188,7 +197,7 @@ class OnnxModel(TorchModel):
         inputs = graph_inputs(arrays, spans)
         if session := self.exported.get(block_range):
             return range_output(session.run(inputs), block_range)
-        if not self.exported.holds(block_range):
+        if self._warms_up or self._records or not self.exported.holds(block_range):
             self.exported.request(block_range, inputs)
         return self._piecewise(block_range, arrays, spans)
 

@@ -107,6 +107,8 @@ def test_an_option_by_its_old_name_works_and_a_sentence_gives_the_new_one() -> N
     assert values == [5.0, 7.0, 60.0]
     assert runner.invoke(timed, ["--budget", "0"]).exit_code == 2, "it has the limits of the new one"
     assert "--budget" not in runner.invoke(timed, ["--help"]).output
+    both = runner.invoke(timed, ["--timing-s", "5", "--budget", "6"]).exception
+    assert str(both) == "--timing-s and --budget are the same: give only --timing-s"
 
 
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ async def test_a_replica_that_hangs_is_given_up_and_one_that_writes_nothing_is_n
             (await each.to(inbox.address)).put(stream.name, FIRST)
             await stream.get()
         async with timeout(5.0):
-            with pytest.raises(ConnectionError, match="the replica has gone"):
+            with pytest.raises(loop.DecodingError, match="the replica hangs"):  # it may be the text's fault
                 await hanging.get()
         with pytest.raises(TimeoutError):
             async with timeout(0.4):

@@ -87,6 +87,9 @@ def test_ready_ranges_that_make_up_a_longer_one_run_in_its_place(cache: Path) ->
     served.prepare([BlockRange(start, stop) for start, stop in pairwise(stops)], batch)
     assert_same(exact.run(batch, exact.num_blocks, ()), served.run(batch, exact.num_blocks, ()))
     assert not served.exported.requested
+    served.warm_up(0, [exact.num_blocks], (), batch)
+    assert [*served.exported.requested] == [BlockRange(0, exact.num_blocks)], "a plan's own ranges are exported"
+    served.exported.requested[BlockRange(0, exact.num_blocks)].result()
 
 
 def test_all_that_a_session_gives_passes_into_torchs_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
