@@ -187,12 +187,11 @@ def test_what_the_planner_promises_is_sustained() -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_answers_with_few_inputs_take_what_the_planner_says(seed: int) -> None:
-    """One in a hundred goes as far, and meets as many others, as the planner counts on. Where splits take turns, it
-    also finds its replica busy with newcomers."""
+    """One in a hundred goes as far, and meets as many others, as the planner counts on."""
     problem = playable(seed)
     world, asked = problem
     plan = search(world, replace(asked, slo_s=None), gap=0.05)
-    score, most = evaluate(plan, world), 3 if plan.placements[0].local else 2
+    score, most = evaluate(plan, world), 2
     for load in (0.01, 0.1, 0.4):
         rate = load * score.goodput_per_s
         slowest_s = run(World(plan, world, 1000.0), rate, 1500, seed).tally.quantile_s(0.99)
@@ -206,14 +205,6 @@ def test_a_run_that_is_too_short_to_show_an_overload_decides_nothing() -> None:
     short, long = (sustained_per_s(plan, one, SLO_S, inputs=100, slos=slos) for slos in (10, 100))
     assert long < 0.99 * short
     assert long < 1.01 * evaluate(plan, one).goodput_per_s
-
-
-def test_a_device_with_short_launches_does_not_wait_for_orders_under_load() -> None:
-    """Orders take half as long as launches, and are sent while the launch before computes."""
-    ways = {way: replace(link, turn_s=0.001) for way, link in FAST.links.items()}
-    plan = Plan((Placement("fast", 1, (Split(0, 2, 8), Split(2, 4, 8)), local=True),))
-    at_once, later = (sustained_per_s(plan, replace(FAST, links=links), SLO_S) for links in (FAST.links, ways))
-    assert later > 0.97 * at_once
 
 
 def test_a_lone_input_waits_for_an_order_at_each_split_of_a_local_placement() -> None:
