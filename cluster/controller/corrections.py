@@ -33,7 +33,7 @@ MOST_BETWEEN_S = 0.05  # a longer wait between two launches has other causes tha
 class Corrections:
     """`factors[kind][k]`: how many times longer block k takes on this kind than the table says.
 
-    `between_s[kind]`: how many seconds longer a device waits before a launch than for its order.
+    `between_s[kind]`: how many seconds longer a device waits before a launch than plans assume.
 
     >>> Corrections({"v100": (1.0, 1.0, 1.25)}).as_json
     {'v100': {'2': 1.25}}
@@ -94,7 +94,7 @@ def busy_shares(observed: Observed, plan: Plan) -> dict[str, float]:
 
 
 def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Problem) -> dict[str, tuple[int, float]]:
-    """By kind: launches that followed another one, and the wait of their devices beyond that for orders."""
+    """By kind: launches that followed another one, and the wait of their devices beyond what plans assume."""
     waits = dict[str, tuple[int, float]]()
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]

@@ -86,7 +86,7 @@ class ExportedRanges:
     """The block ranges that are ready to run. Requested ranges are exported on a background thread."""
 
     def __init__(self, compute: Compute, source: GraphSource, cache: Path, records: bool = False) -> None:
-        self._compute, self.source, self.cache, self._records = compute, source, cache, records
+        self._compute, self.source, self.cache, self.records = compute, source, cache, records
         self._ready: dict[BlockRange, Session] = {}
         self.requested: dict[BlockRange, Future[None]] = {}  # those that were needed before they were exported
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
@@ -115,7 +115,7 @@ class ExportedRanges:
                 self.requested.pop(first, None)
                 del self._ready[first]
             with EXCLUSIVE:
-                self._ready[block_range] = Session(self._file(block_range, inputs), self.source.device, self._records)
+                self._ready[block_range] = Session(self._file(block_range, inputs), self.source.device, self.records)
 
     def request(self, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         """Export a block range in the background, once. Torch runs the range until then, or for good if this fails."""
@@ -160,7 +160,7 @@ class OnnxModel(TorchModel):
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner
         source = GraphSource(fingerprint, inner.device, inner.dtype, int8)
-        self._records, self._warms_up = records, False
+        self._warms_up = False
         self._bands = 1 if records else BANDS  # a recording has one shape
         self.exported = ExportedRanges(inner.compute, source, cache or cache_directory() / "onnx", records)
 
@@ -197,7 +197,7 @@ class OnnxModel(TorchModel):
         inputs = graph_inputs(arrays, spans)
         if session := self.exported.get(block_range):
             return range_output(session.run(inputs), block_range)
-        if self._warms_up or self._records or not self.exported.holds(block_range):
+        if self._warms_up or self.exported.records or not self.exported.holds(block_range):
             self.exported.request(block_range, inputs)
         return self._piecewise(block_range, arrays, spans)
 

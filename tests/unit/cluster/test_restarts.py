@@ -10,7 +10,6 @@ import pytest
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.record import KEEP_EVENTS, Event, Events
 from isobatch.optimizer import Plan, evaluate
-from isobatch.profiles.devices import Device
 from isobatch.profiles.journal import SCHEMA_VERSION
 from tests.helpers.fluid_application import (
     HARD,
@@ -204,10 +203,8 @@ def test_a_restart_after_another_configuration_began_while_ramps_were_open_close
 
 
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):
-    """The application is deployed anew, and the plan that runs sends survivors over what is slow now. Devices have no
-    room for survivors that stay."""
-    small = (Device("v100", 4, 40_000, 1.0),)
-    asked = replace(question(MEDIUM), fleet=small, one_machine=False)
+    """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
+    asked = replace(question(MEDIUM), one_machine=False)
     app = Fluid(asked)
     before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
@@ -226,5 +223,5 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     (moved, *_) = moves(run(app, after, 900))
     assert moved.what == "rolled out"
     kept, given_up = (evaluate(plan, app.facts()).goodput_per_s for plan in (app.running, first))
-    assert kept > 4 * given_up
+    assert kept > 5 * given_up
     assert after.spent.looks > looked, "what the controller did is counted on"
