@@ -14,6 +14,7 @@ from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
 from isobatch.deployments.decoding.sequences import Finish, Splits, TextRequest, TokenPrediction
 from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from isobatch.deployments.transport.connection import frame
 from isobatch.profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_SHARE
 from isobatch.profiles.devices import known_kind
@@ -240,12 +242,17 @@ TEXTS, TOKENS = 32, 64  # streamed side by side, and tokens of each
 PATH = "/v1/completions"
 
 
-class _NoSeries:
-    """Takes metrics, and exports none."""
+class _NotExported:
+    """In place of Ray's metric classes, which need a running Ray."""
 
-    def more(self, name: str, more: float, **labels: str) -> None: ...
+    def __init__(self, *description: Any) -> None: ...
 
-    def value(self, name: str, value: float) -> None: ...
+    def inc(self, more: float, labels: Any) -> None: ...
+
+    def observe(self, value: float) -> None: ...
+
+
+_NO_RAY = SimpleNamespace(Counter=_NotExported, Gauge=_NotExported, Histogram=_NotExported)
 
 
 def front_s_per_token(folder: Path, shape: DecoderShape) -> float:
@@ -265,9 +272,8 @@ async def _measured_s(folder: Path, shape: DecoderShape, tokens: int) -> float:
     async def state() -> dict[str, Any]:
         return {}
 
-    series: Any = _NoSeries()
     texts = TextTokens(load_tokenizer(folder), shape.context(None))
-    meter = ClientMeter(series, time.perf_counter, 1.0, 1.0)
+    meter = ClientMeter(MetricSeries(TEXT_FRONT, _NO_RAY), time.perf_counter, 1.0, 1.0)
     front = DecoderFront(DecoderConfig(model=str(folder)), "timed", shape, texts, frozenset(), write, meter, state)
     api = create_decoder_api(front)
     body = json.dumps({"prompt": [0], "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
@@ -295,11 +301,15 @@ async def _stream(api: Any, body: bytes) -> None:
         await asyncio.Event().wait()  # the client listens until the end
         return {"type": "http.disconnect"}
 
+    status = 0
+
     async def send(message: dict[str, Any]) -> None:
-        if message.get("status", 200) != 200:
-            raise RuntimeError(f"the front answered {message['status']}")
+        nonlocal status
+        status = message.get("status", status)
 
     await api(scope, receive, send)
+    if status != 200:
+        raise RuntimeError(f"This is a bug: the front that is timed answered with status {status}.")
 
 
 KERNELS = 10  # of one block

@@ -1,16 +1,26 @@
 """Prices of a decoder's launches: found again where they are known, and measured with the real engine."""
 
+import logging
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from isobatch.cluster.profiling.launch_prices import SETTINGS, TimedLaunch, estimated_table, fitted, measured
+from isobatch.cluster.profiling.launch_prices import (
+    SETTINGS,
+    TimedLaunch,
+    estimated_table,
+    fitted,
+    front_s_per_token,
+    measured,
+)
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5
+from tests.helpers.tiny_tokenizers import save_tokenizer
 
 WORKLOAD = DecodingWorkload(((1, 0.5),), (6, 3), (5, 8))
 
@@ -62,6 +72,15 @@ def test_the_time_ends_by_another_clock_than_launches_are_timed_by() -> None:
     clock, stopwatch = count(), count()
     found = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)
     assert 30 <= found.launches < 300
+
+
+def test_the_front_is_timed_while_it_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, [f"word{number}" for number in range(model.config.vocab_size - 5)])  # and five of its own
+    with caplog.at_level(logging.WARNING):
+        assert 0 < front_s_per_token(tmp_path, anatomy_of(model).shape) < 0.01
+    assert not caplog.records, "no request has failed"
 
 
 def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
