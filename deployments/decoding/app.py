@@ -25,11 +25,12 @@ from isobatch.deployments.decoding.engine_setup import (
     load_tokenizer,
     stop_tokens,
 )
-from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
+from isobatch.deployments.decoding.front import DecoderFront
 from isobatch.deployments.decoding.loop import HANGS_S, TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
+from isobatch.deployments.decoding.replica_group import ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens

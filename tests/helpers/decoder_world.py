@@ -11,11 +11,12 @@ from experiments.demos.sums import tokenizer
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.front import DecoderFront, summed
+from isobatch.deployments.decoding.front import DecoderFront
 from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import EngineLoop
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.replica import ReplicaState
+from isobatch.deployments.decoding.replica_group import summed
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens

@@ -19,8 +19,9 @@ from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.front import ReplicaState, summed
 from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.decoding.replica import ReplicaState
+from isobatch.deployments.decoding.replica_group import summed
 from isobatch.deployments.front.http import create_api as create_front
 from isobatch.deployments.front.service import Service
 from isobatch.optimizer.plan import Promise, SimulatedTimes

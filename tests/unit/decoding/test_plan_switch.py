@@ -18,11 +18,11 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding import front, replica
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import language_of
-from isobatch.deployments.decoding.front import FULL_FOR_S, MOST_ASKED, NoReplica, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import HANGS_S, TokenAddress, TokenInbox, TokenOutlets
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from isobatch.deployments.decoding.replica import DecoderReplica, PlanSwitch
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.replica_group import FULL_FOR_S, MOST_ASKED, ReplicaGroup, written_by_any
+from isobatch.deployments.decoding.scheduler import NewTokens, NoReplica, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.deployer.steps import Moved, Undone

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.front import summed
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.replica import ReplicaState
+from isobatch.deployments.decoding.replica_group import summed
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
 from isobatch.deployments.decoding.sequences import UNDEFINED, LaunchFailedError, Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
