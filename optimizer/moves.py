@@ -14,23 +14,34 @@ Changes = dict[Split, tuple[Split, ...]]  # the splits that replace a split
 
 
 def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
-    """Plans with another batch size, cut, ramp or replica, one at a time, within devices, cuts and batch limits."""
+    """Plans with another batch size, cut, ramp, replica, or way of survivors, one at a time, within devices, cuts and
+    batch limits."""
     pipelines = plan.pipelines
     for index, pipeline in enumerate(pipelines):
-        changes = chain(
-            _batches(pipeline, facts, objective), _cuts(pipeline, facts), _merged(pipeline, facts),
-            _parted(pipeline, facts), _ramps(pipeline, facts),
-        )  # fmt: skip
-        for change in changes:
-            placements = (
-                replace(each, splits=tuple(new for split in each.splits for new in change.get(split, (split,))))
-                for each in pipeline.placements
-            )
-            other = replace(pipeline, placements=tuple(placements))
+        for other in _changed(pipeline, facts, objective):
             moved = joined([*pipelines[:index], other, *pipelines[index + 1 :]])
             if _allowed(other, facts, objective) and not evaluate(moved, facts).broken:
                 yield moved
     yield from _replicas(pipelines, facts.lanes(plan))
+
+
+def _changed(pipeline: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
+    changes = chain(
+        _batches(pipeline, facts, objective), _cuts(pipeline, facts), _merged(pipeline, facts),
+        _parted(pipeline, facts), _ramps(pipeline, facts),
+    )  # fmt: skip
+    for change in changes:
+        placements = (
+            replace(each, splits=tuple(new for split in each.splits for new in change.get(split, (split,))))
+            for each in pipeline.placements
+        )
+        yield replace(pipeline, placements=tuple(placements))
+    for placement in pipeline.placements:
+        if placement.replicas > 1 and len(placement.splits) > 1:
+            other = replace(placement, local=not placement.local)
+            yield replace(
+                pipeline, placements=tuple(other if each is placement else each for each in pipeline.placements)
+            )
 
 
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:

@@ -85,7 +85,7 @@ class Problem:
         return [numbers.setdefault(pipeline.shape, len(numbers)) for pipeline in plan.pipelines]
 
     def turn_s(self, kind: str) -> float:
-        """How long a replica of a local placement pauses between two launches."""
+        """How long an order takes to a replica of a local placement once the launch before has ended."""
         link = self.links.get((kind, kind))
         return link.turn_s if link else 0.0
 

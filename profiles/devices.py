@@ -62,7 +62,7 @@ class Link:
     target: str
     bytes_per_s: float
     latency_s: float
-    turn_s: float = 0.0  # the pause of a replica between two launches when nothing is transferred
+    turn_s: float = 0.0  # from the end of a launch until the next order is there, when nothing is transferred
     one_machine: bool = False  # where it was measured: inside one machine, or between two
 
     def __post_init__(self) -> None:

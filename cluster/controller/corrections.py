@@ -99,9 +99,11 @@ def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Pro
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]
         if followed := sum(took.followed for took in of_kind):
-            take_turns = all(each.local and len(each.splits) > 1 for each in plan.all_placements if each.kind == kind)
-            stands_s = sum(took.between_s for took in of_kind) / followed - (facts.turn_s(kind) if take_turns else 0.0)
-            waits[kind] = followed, max(0.0, stands_s)
+            assumed_s = 0.0  # orders come while the launch before runs, which may be shorter than their way
+            if all(each.local and len(each.splits) > 1 for each in plan.all_placements if each.kind == kind):
+                launch_s = sum(took.seconds for took in of_kind) / sum(took.times for took in of_kind)
+                assumed_s = max(0.0, facts.turn_s(kind) - launch_s)
+            waits[kind] = followed, max(0.0, sum(took.between_s for took in of_kind) / followed - assumed_s)
     return waits
 
 

@@ -35,7 +35,7 @@ class _Post:
     # By the block before a launch, and whether it has ramps.
     parts: dict[tuple[int, bool], tuple[LaunchPart, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
-    turn_s: float = 0.0  # the idle time of a replica before a launch
+    turn_s: float = 0.0  # the time from the end of a launch until its replica has an order that was not sent ahead
 
 
 def group_names(plan: Plan, facts: Problem) -> list[str]:
@@ -70,7 +70,7 @@ class TableDevices:
         self._largest = max(split.batch_size for each in plan.all_placements for split in each.splits)
 
     def _post(self, pipeline: Plan, placement: Placement) -> _Post:
-        """Where splits take turns, a replica waits for the front's next order; host costs simulate that wait."""
+        """Where splits take turns, an order takes its time to its replica; host costs simulate that time."""
         waits = placement.local and len(placement.splits) > 1 and not self._host
         return _Post(pipeline, placement, turn_s=self.facts.turn_s(placement.kind) if waits else 0.0)
 
@@ -91,7 +91,7 @@ class TableDevices:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
-        starts_s = max(arrives_s, self._free_s.get(replica, 0.0)) + post.turn_s
+        starts_s = max(arrives_s, now_s + post.turn_s, self._free_s.get(replica, 0.0))
         slower, ends_s = self._random.lognormal(0.0, self._jitter) if self._jitter else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)

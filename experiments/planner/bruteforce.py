@@ -139,7 +139,7 @@ def _local(
     if not fits.any():
         return inf
     batch, turns_s = parts.batch[fits], facts.turn_s(device.kind) * reach / parts.batch[fits]
-    load, first = (parts.load_s[fits] + turns_s).sum(axis=1), batch[:, 0]
+    load, first = np.maximum(parts.load_s[fits], turns_s).sum(axis=1), batch[:, 0]
     round_s = (batch[:, reach > 0] / reach[reach > 0]).max(axis=1) * load
     counts = np.arange(1.0, device.count + 1)[:, None]
     values = _values(counts / load, counts * device.price_per_hour, round_s, first - 1, first, objective)

@@ -55,16 +55,23 @@ def works(plan: Plan, facts: Problem) -> Iterator[Work]:
         source = None if before is None or stays else before.kind
         full = replace(work(split, facts, placement.kind, source, reach), stays=stays)
         alone = work(replace(split, batch_size=1), facts, placement.kind, source, reach)
-        full = replace(full, alone_s=min(alone.felt_s + alone.transfer_s, full.felt_s + full.transfer_s))
+        alone_s = min(alone.felt_s + alone.transfer_s, full.felt_s + full.transfer_s)
+        full = replace(full, alone_s=alone_s)
         yield _turning(full, facts) if placement.local and len(placement.splits) > 1 else full
         reach, before = full.survivors, placement
 
 
 def _turning(work: Work, facts: Problem) -> Work:
-    """Add the pause of a replica whose splits take turns: after a launch it waits for its next order from the front."""
+    """The work of a split that takes turns with others on its replicas.
+
+    The next order is sent when a launch ends, while the replica runs another one. So launches that are shorter than the
+    order's way wait for it, and those of a lone input always do.
+    """
     turn_s = facts.turn_s(work.kind)
-    waits_s = turn_s if work.felt_s else 0.0
-    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + waits_s, alone_s=work.alone_s + waits_s)
+    launch_s, felt_s = max(work.launch_s, turn_s), max(work.felt_s, turn_s)
+    if not work.felt_s:  # no input comes to this split
+        return replace(work, launch_s=launch_s)
+    return replace(work, launch_s=launch_s, felt_s=felt_s, alone_s=work.alone_s + turn_s)
 
 
 def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:

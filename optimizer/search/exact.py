@@ -43,14 +43,18 @@ def search(
 def _best(pipelines: Search, below: float, gap: float, prove: bool) -> tuple[ValuedPlan | None, float]:
     """The better of local placements and pipelines with hand-overs, and a bound on both.
 
-    On a single kind, local placements come first, because they are searched quickly and are usually good.
+    On a single kind, local placements come first, because they are searched quickly and are usually good. Among several
+    devices a pipeline with hand-overs wins within `gap`: any device fills its batches, where a local placement fills
+    those of each device by itself, which the estimates do not count.
     """
     if not prove:
         return pipelines.best(below, gap, prove)
-    first = pipelines.local(below) if len(pipelines.facts.devices) == 1 else None
-    best, bound = pipelines.best(first.value if first else below, gap)
+    devices = pipelines.facts.devices
+    nearly = 1 + max(gap, 2 * SAME) if sum(device.count for device in devices) > 1 else 1.0
+    first = pipelines.local(below) if len(devices) == 1 else None
+    best, bound = pipelines.best(min(below, nearly * first.value) if first else below, gap)
     best = best or first
-    last = pipelines.local(best.value if best else below) if first is None else None
+    last = pipelines.local(best.value / nearly if best else below) if first is None else None
     return last or best, min(bound, last.value if last else bound, first.value if first else bound)
 
 

@@ -165,7 +165,7 @@ class Builder:
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
         turn_s = np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
-        quiet, reach = self._quiet_s(start) + turn_s, self._survival[start]
+        quiet, reach = np.maximum(self._quiet_s(start), turn_s), self._survival[start]
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
         possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
         occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]

@@ -328,5 +328,5 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
     plan(*FAST, devices=few, applications=needs)
     after = read_plan(folder / "reviews-plan.json")
     assert (before["v100"], after.devices()["v100"]) == (1, 2)
-    with pytest.raises(UserError, match=r"^queries needs 5000 per second, its plan sustains \d+.* as simulated: "):
-        plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 5000}])
+    with pytest.raises(UserError, match=r"^queries needs 6500 per second, its plan sustains \d+.* as simulated: "):
+        plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 6500}])

@@ -59,14 +59,18 @@ def test_a_local_placement_hands_nothing_over_and_answers_within_a_round() -> No
     assert score.latency_s == pytest.approx(round_s + (7 + 8) / score.goodput_per_s)
 
 
-def test_in_a_local_placement_every_launch_waits_for_the_front() -> None:
+def test_in_a_local_placement_the_next_order_arrives_while_a_launch_runs() -> None:
+    """Launches take 1.25 and 1.75 ms; a shorter one would wait for its order, and that of a lone input does wait."""
     splits = (Split(0, 1, 8, (0,)), Split(1, 2, 8))
-    turning = replace(FACTS, links={("a", "a"): Link("a", "a", 1e6, 0.0, turn_s=1e-3)})
-    score = evaluate(Plan((Placement("a", 2, splits, local=True),)), turning)
-    round_s = 2 * (2.5e-4 + 1.5e-3) + 2.5e-4 + 1e-3 + 3 * 1e-3
-    assert score.goodput_per_s == pytest.approx(2 * 16 / round_s)
-    assert score.latency_s == pytest.approx(round_s + (7 + 8) / score.goodput_per_s)
-    assert evaluate(plan(*splits, replicas=2), turning) == evaluate(plan(*splits, replicas=2), FACTS)
+    local, apart = Plan((Placement("a", 2, splits, local=True),)), plan(*splits, replicas=2)
+    at_once, soon, late = (
+        replace(FACTS, links={("a", "a"): Link("a", "a", 1e6, 0.0, turn_s=turn_s)}) for turn_s in (0.0, 1e-3, 4e-3)
+    )
+    quick, score = evaluate(local, at_once), evaluate(local, soon)
+    assert (score.goodput_per_s, score.latency_s) == (quick.goodput_per_s, quick.latency_s)
+    assert score.answer_s(0.0) == pytest.approx(quick.answer_s(0.0) + 2 * 1e-3)
+    assert evaluate(local, late).goodput_per_s == pytest.approx(2 * 16 / (3 * 4e-3))
+    assert evaluate(apart, late) == evaluate(apart, at_once)
 
 
 @pytest.mark.parametrize(("local", "batches"), [(True, 3 * 8 + 2 * 4), (False, 8 + 2 * 4)])

@@ -141,15 +141,27 @@ def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan 
     [(10**4, 10**10, [False]), (4 * 10**6, 10**10, [True]), (4 * 10**6, 10**6, [])],
 )
 def test_large_survivors_stay_where_they_are(hidden_bytes: int, memory_bytes: int, local: list[bool]) -> None:
-    """A turn costs 1 ms, four survivors of 4 MB 13 ms on the link: `local`, of the placements behind a cut."""
-    block_s = ((4e-3,) * 2, (5e-3,) * 2)
-    table = LatencyTable("a", (1, 4), block_s, ((0.0,) * 2,) * 2, 0.0, (hidden_bytes, 0), (1, 1), "test")
-    ways = {("a", "a"): Link("a", "a", bytes_per_s=1.25e9, latency_s=2e-4, turn_s=1e-3)}
-    facts = Problem((1.0, 0.25), (table,), (Device("a", 2, memory_bytes, 1.0),), ways)
-    objective = Objective(max_batch=4)
+    """Four survivors of 4 MB take 13 ms on the link. Small ones are received while a device computes, so plans are
+    equal, and any device may fill the batches: `local`, of the placements behind a cut."""
+    facts, objective = _two_blocks(hidden_bytes, memory_bytes, devices=2), Objective(max_batch=4)
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8)
     plan = search(facts, objective)
     assert [plan.placement_of(split).local for split in plan.splits[1:]] == local
+
+
+@pytest.mark.parametrize(("devices", "gap", "local"), [(2, 0.01, False), (2, 0.0, True), (1, 0.01, True)])
+def test_several_devices_hand_over_if_that_is_nearly_as_good(devices: int, gap: float, local: bool) -> None:
+    """Four survivors take 5.1 ms on the link and 5 ms on a device, which costs 0.5 % of the goodput."""
+    facts = _two_blocks(1_530_000, 10**10, devices)
+    plan = search(facts, Objective(max_batch=4), gap)
+    assert plan.placement_of(plan.splits[1]).local == local
+
+
+def _two_blocks(hidden_bytes: int, memory_bytes: int, devices: int) -> Problem:
+    block_s = ((4e-3,) * 2, (5e-3,) * 2)
+    table = LatencyTable("a", (1, 4), block_s, ((0.0,) * 2,) * 2, 0.0, (hidden_bytes, 0), (1, 1), "test")
+    ways = {("a", "a"): Link("a", "a", bytes_per_s=1.25e9, latency_s=2e-4, turn_s=1e-3)}
+    return Problem((1.0, 0.25), (table,), (Device("a", devices, memory_bytes, 1.0),), ways)
 
 
 def test_among_equals_the_fewest_splits() -> None:

@@ -186,6 +186,13 @@ def test_one_ramp_of_several_is_a_neighbour_and_given_cuts_stay() -> None:
     assert cut == {(0,)}
 
 
+@pytest.mark.parametrize(("replicas", "ways"), [(4, {True, False}), (1, {True})])
+def test_survivors_of_several_devices_may_stay_or_be_handed_over(replicas: int, ways: set[bool]) -> None:
+    plan = Plan((Placement("fast", replicas, (Split(0, 2, 8, (1,)), Split(2, BLOCKS, 4)), local=True),))
+    moves = neighbours(plan, FAST, Objective(slo_s=SLO_S))
+    assert {each.placements[0].local for each in moves if len(each.splits) > 1} == ways
+
+
 def test_two_splits_may_merge_with_the_ramps_that_they_have() -> None:
     cut = Plan((Placement("fast", 4, (Split(0, 2, 8, (1,)), Split(2, BLOCKS, 4)), local=True),))
     merged = {each.splits for each in neighbours(cut, FAST, Objective(slo_s=SLO_S)) if len(each.splits) == 1}

@@ -207,7 +207,15 @@ def test_a_run_that_is_too_short_to_show_an_overload_decides_nothing() -> None:
     assert long < 1.01 * evaluate(plan, one).goodput_per_s
 
 
-def test_splits_that_take_turns_stand_still_in_between() -> None:
+def test_a_device_with_short_launches_does_not_wait_for_orders_under_load() -> None:
+    """Orders take half as long as launches, and are sent while the launch before computes."""
+    ways = {way: replace(link, turn_s=0.001) for way, link in FAST.links.items()}
+    plan = Plan((Placement("fast", 1, (Split(0, 2, 8), Split(2, 4, 8)), local=True),))
+    at_once, later = (sustained_per_s(plan, replace(FAST, links=links), SLO_S) for links in (FAST.links, ways))
+    assert later > 0.97 * at_once
+
+
+def test_a_lone_input_waits_for_an_order_at_each_split_of_a_local_placement() -> None:
     """Unless a host plays what the front takes to say which is next."""
     ways = {way: replace(link, turn_s=0.003) for way, link in FAST.links.items()}
     slow = replace(FAST, links=ways)
