@@ -99,7 +99,7 @@ def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Pro
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]
         if followed := sum(took.followed for took in of_kind):
-            assumed_s = 0.0  # orders come while the launch before runs, which may be shorter than their way
+            assumed_s = 0.0  # in plans a device waits where the launch before is shorter than the order's way
             if all(each.local and len(each.splits) > 1 for each in plan.all_placements if each.kind == kind):
                 launch_s = sum(took.seconds for took in of_kind) / sum(took.times for took in of_kind)
                 assumed_s = max(0.0, facts.turn_s(kind) - launch_s)
