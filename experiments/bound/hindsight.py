@@ -55,13 +55,13 @@ def hindsight(world: World, promised_per_s: float, seed: int) -> list[Hindsight]
     """The hindsight of this plan at each load."""
     inside = world.slo_s * promised_per_s
     caps = [inf, *(max(1.0, share * inside) for share in SHARES)]
-    found = []
+    result = []
     for load in LOADS:
         ours = _run(world, load * promised_per_s, seed, Dispatcher)
         best = max(_run(world, load * promised_per_s, seed, partial(CappedDispatcher, most)).good for most in caps)
         late = ours.answered - ours.good + ours.expired
-        found.append(Hindsight(best / max(1, ours.good) - 1, late / max(1, ours.arrived - ours.refused)))
-    return found
+        result.append(Hindsight(best / max(1, ours.good) - 1, late / max(1, ours.arrived - ours.refused)))
+    return result
 
 
 def _run(world: World, rate: float, seed: int, dispatcher: Callable[..., Dispatcher]) -> Report:

@@ -241,20 +241,20 @@ def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int])
     network.run(network.encode(list(scenes.pictures[:size])), network.num_blocks, ramps)  # warms up
     for start in range(0, len(scenes.pictures), size):
         batch: Batch | None = network.encode(list(scenes.pictures[start : start + size]))
-        rows, spent_s, found = np.arange(size), 0.0, dict[int, Indices]()
+        rows, spent_s, result = np.arange(size), 0.0, dict[int, Indices]()
         for stop in stops(0, network.num_blocks, ramps):
             assert batch is not None, "This is a bug: pictures are left."
             launched, part_s = watch(partial(network.run, batch, stop, ramps))
             spent_s += part_s
             exits = launched.exits
             took_ms += [1e3 * spent_s] * len(exits)
-            found |= {
+            result |= {
                 int(rows[row]): np.array(label) for row, (label, _) in zip(exits.rows, exits.answers(), strict=True)
             }
             rows, batch = np.delete(rows, exits.rows), launched.survivors
             if batch is None:
                 break
-        labels += [found[row] for row in range(size)]
+        labels += [result[row] for row in range(size)]
     return float(np.mean(took_ms)), np.array(labels)
 
 
@@ -273,8 +273,8 @@ def _promise(model: TorchModel, repeats: int) -> Figures:
             order = np.random.default_rng(repeat).permutation(RECORDED)
             shape, test, others = (table.of(part) for part in np.split(order, [RECORDED // 4, RECORDED // 2]))
             evidence = Evidence(shape, test, metric, ALLOWED, SURE)
-            found = outcome(others, evidence.prepared, metric)
-            losses.append(float(found.lost.mean))
-            kept += found.cost < 1.0
+            result = outcome(others, evidence.prepared, metric)
+            losses.append(float(result.lost.mean))
+            kept += result.cost < 1.0
         yield f"promise_broken{suffix}", float(np.mean(np.array(losses) > ALLOWED))
         yield f"promise_used{suffix}", kept / repeats

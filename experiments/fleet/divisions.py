@@ -63,8 +63,8 @@ def divides_best(seed: int, goal: FleetGoal) -> bool:
         parts = divide(applications, devices, goal).parts
     except UserError:
         return best is None
-    found = value_on(applications, devices, parts, goal)
-    return best is not None and found is not None and np.allclose(found, best, rtol=1e-9)
+    result = value_on(applications, devices, parts, goal)
+    return best is not None and result is not None and np.allclose(result, best, rtol=1e-9)
 
 
 def best_by_trying(
@@ -108,9 +108,9 @@ def _divisions(
     """The values of the applications in every division of the devices."""
     counts = np.array([each.count for each in devices])
     for parts in product(*worths):
-        found = [of_each[part] for of_each, part in zip(worths, parts, strict=True)]
-        if None not in found and (np.sum(parts, axis=0) <= counts).all():
-            yield tuple(worth for worth in found if worth is not None)
+        result = [of_each[part] for of_each, part in zip(worths, parts, strict=True)]
+        if None not in result and (np.sum(parts, axis=0) <= counts).all():
+            yield tuple(worth for worth in result if worth is not None)
 
 
 def _value(worths: Sequence[float], goal: FleetGoal) -> Value:

@@ -35,7 +35,7 @@ def measure(setting: TableSetting) -> dict[str, float | str]:
 
     Two batches follow each other; both are cut in the middle, and survivors go to the host and back.
     """
-    return {f"{family}, {backend}": found for family in FAMILIES for backend, found in _of_family(family, setting)}
+    return {f"{family}, {backend}": result for family in FAMILIES for backend, result in _of_family(family, setting)}
 
 
 def _of_family(family: str, setting: TableSetting) -> Iterator[tuple[str, float | str]]:

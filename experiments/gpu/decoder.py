@@ -34,12 +34,12 @@ def measure(setting: TableSetting) -> dict[str, float | str]:
         name, prompt, many = "8B" if memory_bytes >= LARGE_BYTES else "1B", 2048, 32
     model = _untrained(name, setting, prompt + WRITTEN + 1)
     weights_bytes = sum(each.nbytes for each in model.parameters())
-    found: dict[str, float | str] = {"network": f"Llama {name}"}
+    result: dict[str, float | str] = {"network": f"Llama {name}"}
     for residents in (1, many):
         launch_s = _decoding_s(model, residents, prompt) / WRITTEN
-        found[f"tokens_per_s_{residents}"] = residents / launch_s
-        found[f"weights_gb_per_s_{residents}"] = weights_bytes / launch_s / 1e9
-    return found
+        result[f"tokens_per_s_{residents}"] = residents / launch_s
+        result[f"weights_gb_per_s_{residents}"] = weights_bytes / launch_s / 1e9
+    return result
 
 
 def _untrained(name: str, setting: TableSetting, context: int) -> Any:

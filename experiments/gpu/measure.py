@@ -89,13 +89,13 @@ def _measure_part(part: GpuPart, results: "Results", left_s: float, setting: Tab
     begun_s = monotonic()
     try:
         with _within(left_s):
-            found = part.measure()
+            result = part.measure()
     except Exception as error:  # such as too little memory; other parts are still measured
         console.print(format_exc(), markup=False)
         results.add_failure(part.name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         _begin_again_if_broken(setting, left_s - (monotonic() - begun_s))
     else:
-        results.add(part.name, found | {"measuring_s": round(monotonic() - begun_s, 1)})
+        results.add(part.name, result | {"measuring_s": round(monotonic() - begun_s, 1)})
 
 
 @contextmanager
@@ -153,8 +153,8 @@ class Results:
         failed = {} if wish.again else before.get("failed", {})
         return cls(path, wish.page, about, before.get("parts", {}), failed)
 
-    def add(self, name: str, found: Found) -> None:
-        self.parts[name] = found
+    def add(self, name: str, result: Found) -> None:
+        self.parts[name] = result
         self._write()
 
     def add_failure(self, name: str, reason: str) -> None:
@@ -171,17 +171,17 @@ class Results:
 
 def versions(setting: TableSetting) -> dict[str, str]:
     """The driver, the libraries, and whether torch has the kernel for texts of different lengths."""
-    found = {"python": sys.version.split()[0]}
+    result = {"python": sys.version.split()[0]}
     for package in ("torch", "transformers", "onnxruntime-gpu", "onnxruntime"):
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
     if setting.on_gpu:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        found |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
-        found |= {"driver, clock, power": _by_driver(), "fused attention": str(has_kernel())}
-    return found
+        result |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
+        result |= {"driver, clock, power": _by_driver(), "fused attention": str(has_kernel())}
+    return result
 
 
 def _by_driver() -> str:

@@ -78,8 +78,8 @@ def measure(name: str, length: int | None, setting: TableSetting) -> LatencyTabl
     """The table of texts of one length, or of pictures."""
     model, given = network(name, setting), inputs(network(name, setting), name, length)
     model.prepare(timed_block_ranges(model), given.batch(1))
-    (found,) = timed(model, [given], setting.kind, setting.dtype, setting.budget_s, setting.largest)
-    return found.table
+    (result,) = timed(model, [given], setting.kind, setting.dtype, setting.budget_s, setting.largest)
+    return result.table
 
 
 def best_rate_per_s(table: LatencyTable) -> float:
@@ -98,15 +98,15 @@ def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:
 def kept(name: str, length: int | None, setting: TableSetting, folder: Path) -> LatencyTable:
     """The table that was measured before."""
     path = folder / f"{name}.json"
-    found = [
+    result = [
         table
         for table in (load(path).tables if path.exists() else ())
         if (table.kind, table.length, table.backend, table.dtype)
         == (setting.kind, length, setting.backend, setting.dtype)
     ]
-    if not found:
+    if not result:
         raise UserError(f"{path} has no table of {name} at {length} tokens yet: its full batches come first")
-    return found[0]
+    return result[0]
 
 
 def roofline_shares(name: str, table: LatencyTable, setting: TableSetting) -> dict[int, float]:

@@ -27,10 +27,10 @@ def figures(seconds: float) -> dict[str, float]:
     leaving = [{"exit_block": BLOCKS - 1 if number % 2 else HALF - 1} for number in range(BATCH)]
     body = json.dumps({"inputs": leaving}).encode()
     promised_per_s = sustained_per_s(plan, facts_for(facts, plan.devices()), SLO_MS / 1e3)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     with served(plan, facts, SLO_MS) as url:
         for name, load in LOADS.items():
             measures.under(url, load * promised_per_s / BATCH, max(seconds, BUSY_S), SLO_MS, body)
             seen = measures.stats(url)
-            found[f"virtual_2ms_idle_share_{name}"] = 1 - seen["replicas"][0]["busy"]
-    return found
+            result[f"virtual_2ms_idle_share_{name}"] = 1 - seen["replicas"][0]["busy"]
+    return result

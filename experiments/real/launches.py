@@ -84,13 +84,13 @@ def _decide(model: TorchModel, pooled: Tensor) -> None:
 
 def _ms(call: Callable[[], object]) -> float:
     """The median of a call's processor time in milliseconds."""
-    found = []
+    result = []
     for number in range(WARM + TIMES):
         began_s = time.thread_time()
         call()
         if number >= WARM:
-            found.append(time.thread_time() - began_s)
-    return 1e3 * median(found)
+            result.append(time.thread_time() - began_s)
+    return 1e3 * median(result)
 
 
 def _new_shapes(model: TorchModel) -> dict[str, float]:

@@ -20,11 +20,11 @@ console = Console(stderr=True, width=140)
 def figures(case: RealCase, number: int, seconds: float) -> dict[str, float]:
     """The rate of each peer in one round, searched in a wide range, since peers have no promise."""
     there, per_s = [peer for peer in SHARED if has(peer)], _called_per_s(case)
-    found = {f"missing_{peer.name}": float(peer not in there) for peer in SHARED}
+    result = {f"missing_{peer.name}": float(peer not in there) for peer in SHARED}
     for peer in there:
-        found[f"live_per_s_{peer.name}"] = rate_per_s = _sustained_per_s(peer, case, per_s, seconds, number)
+        result[f"live_per_s_{peer.name}"] = rate_per_s = _sustained_per_s(peer, case, per_s, seconds, number)
         console.print(f"{case.dtype}, {peer.name}: sustains {rate_per_s:.1f}/s")
-    return found
+    return result
 
 
 def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, seed: int) -> float:

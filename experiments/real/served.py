@@ -81,14 +81,14 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
     """The plan of `isobatch plan`, early exit in one split, and no exits; each is the best one in simulation."""
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
     facts = facts_of(known, f"{known.kinds[0]}={count}")
-    found = [chosen_system(CONSTANT, facts, objective)]
+    result = [chosen_system(CONSTANT, facts, objective)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
         rates = {plan: sustained_per_s(plan, facts, slo_s) for plan in plans}
         best = max(rates, key=lambda plan: rates[plan])
-        found.append(PlannedSystem(short, best, rates[best]))
-    return found
+        result.append(PlannedSystem(short, best, rates[best]))
+    return result
 
 
 def facts_of(known: Profile, devices: str) -> Problem:

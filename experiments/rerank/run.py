@@ -33,25 +33,25 @@ TURNS = 2
 
 
 def measure(lists: int = 860, fresh: int = 100, repeats: int = 100) -> dict[str, float]:
-    found = lists_of(answered("dev"), lists + fresh)
-    folder = _prepared(found[:lists])
+    result = lists_of(answered("dev"), lists + fresh)
+    folder = _prepared(result[:lists])
     figures = _broken(Evidence.read(folder / EVIDENCE), repeats)
     network = load(folder)
-    return figures | _timed(network, found[lists:])
+    return figures | _timed(network, result[lists:])
 
 
-def _prepared(found: list[tuple[str, list[str]]]) -> Path:
+def _prepared(result: list[tuple[str, list[str]]]) -> Path:
     """The reranker with exits for these lists; kept, so that an interrupted run continues after it."""
-    network, folder = reranker(), place_of("rerank", str(len(found)))
+    network, folder = reranker(), place_of("rerank", str(len(result)))
     if folder.exists():
         return folder
     relevance = [1] + [0] * (LENGTH - 1)
-    lines = [json.dumps({"query": each, "documents": texts, "relevance": relevance}) for each, texts in found]
+    lines = [json.dumps({"query": each, "documents": texts, "relevance": relevance}) for each, texts in result]
     with TemporaryDirectory() as name:
         data = Path(name) / "lists.jsonl"
         data.write_text("\n".join(lines))
         names, task = LabelNames(label_names(network)), task_at(network)
-        sample = draw(rows(data, Columns()), data, names, LENGTH * len(found), task=task, queries=True)
+        sample = draw(rows(data, Columns()), data, names, LENGTH * len(result), task=task, queries=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     prepare(network, sample, folder, PrepareOptions(max_accuracy_loss=PROMISED, metric=NDCG))
     return folder
@@ -87,10 +87,10 @@ def redrawn(table: ExitTable, random: np.random.Generator, count: int) -> ExitTa
     return replace(table.of(np.concatenate(chosen)), lists=lists)
 
 
-def _timed(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:
+def _timed(network: TorchModel, result: list[tuple[str, list[str]]]) -> dict[str, float]:
     """Documents a second and NDCG@10, with exits and without."""
-    values = [(question, text) for question, texts in found for text in texts]
-    ranked = RankedLists(np.repeat(np.arange(len(found)), LENGTH), np.tile(np.eye(LENGTH)[0], len(found)))
+    values = [(question, text) for question, texts in result for text in texts]
+    ranked = RankedLists(np.repeat(np.arange(len(result)), LENGTH), np.tile(np.eye(LENGTH)[0], len(result)))
     seconds, ndcg, depth = {True: list[float](), False: list[float]()}, {}, 0.0
     network.predict(values[: len(values) // 10])  # warms up
     for turn in show(range(TURNS), "timing"):

@@ -78,11 +78,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def summary(kept: Kept) -> Iterator[str]:
     """The tables of docs/results.md: some figures, the papers' figures, and missed aims."""
     known = {(each.claim, each.figure): each for of_title in HEADLINES.values() for each in of_title}
-    found = [(known[key], kept[key[0]].get(key[1])) for key in FOUND if key[0] in kept]
+    result = [(known[key], kept[key[0]].get(key[1])) for key in FOUND if key[0] in kept]
     yield "\n### Found\n"
     yield from _table(
         ("figure", "measured", "aim", "`make`"),
-        [(*each.cells(value)[:3], f"`{command(each.claim)}`") for each, value in found],
+        [(*each.cells(value)[:3], f"`{command(each.claim)}`") for each, value in result],
     )
     papers = [each for each in known.values() if each.paper is not None and each.claim in kept]
     yield "### The papers' figures\n"
@@ -139,14 +139,14 @@ def _changes(claim: str, kept: dict[str, str]) -> tuple[int, int] | None:
 
 def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
     """The claims without figures or with changed code, and their seconds (infinite: unknown), the shortest first."""
-    found = []
+    result = []
     for claim in (path.parent.name for path in EXPERIMENTS.glob("*/run.py")):
         path = results / f"{claim}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
         changes = _changes(claim, kept)
         if changes is None or changes[0]:
-            found.append((kept.get("seconds", math.inf), claim))
-    return sorted(found)
+            result.append((kept.get("seconds", math.inf), claim))
+    return sorted(result)
 
 
 def measure_stale(

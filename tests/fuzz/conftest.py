@@ -58,8 +58,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     told = {kind: {what: n for (of, what), n in sorted(COUNTS.items()) if of == kind} for kind in kinds}
     cases = sum(n for (kind, _), n in COUNTS.items() if not kind.startswith(("honest", "memory")))
     terminalreporter.section(f"fuzz: {cases} cases")
-    for kind, found in told.items():
-        terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in found.items()))
+    for kind, result in told.items():
+        terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in result.items()))
     if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
         figures["honest_wrong"] = sum(n for of, n in figures.items() if of.startswith("honest") and "wrong" in of)

@@ -50,11 +50,11 @@ class Live:
 
     def memory_mib(self) -> dict[int, float]:
         """Of the command and of each process below it."""
-        found = {}
+        result = {}
         for process in [self.process, *descendants(self.process)]:
             with suppress(OSError):
-                found[process] = rss_mib(process)
-        return found
+                result[process] = rss_mib(process)
+        return result
 
     def replica_ports(self) -> list[tuple[str, int]]:
         """Whatever replicas listen on: their ports for orders and survivors, and Ray's own."""

@@ -139,8 +139,8 @@ def _number(value: float) -> str:
 
 def schemas() -> dict[str, str]:
     """The JSON Schema of each kind of file, by the name of its own file."""
-    found = {name: _of_file(kind, fields) for name, (kind, fields) in FILES.items()} | {"serve": _of_serve_file()}
-    return {f"{name}.json": json.dumps(_plain(schema)) + "\n" for name, schema in found.items()}
+    result = {name: _of_file(kind, fields) for name, (kind, fields) in FILES.items()} | {"serve": _of_serve_file()}
+    return {f"{name}.json": json.dumps(_plain(schema)) + "\n" for name, schema in result.items()}
 
 
 def _of_file(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:

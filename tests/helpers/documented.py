@@ -128,12 +128,12 @@ def tensors(client: DocumentedClient, model: str, **request: Any) -> dict[str, A
     """The output tensors of an inference, which are as the model's metadata says."""
     reply = client.post(f"/v2/models/{model}/infer", json=request)
     assert reply.status_code == 200, reply.text
-    found = {each["name"]: each for each in reply.json()["outputs"]}
+    result = {each["name"]: each for each in reply.json()["outputs"]}
     about = {each["name"]: each for each in client.get(f"/v2/models/{model}").json()["outputs"]}
-    for name, each in found.items():
+    for name, each in result.items():
         assert about[name]["datatype"] == each["datatype"]
         assert len(about[name]["shape"]) == len(each["shape"])
-    return found
+    return result
 
 
 def _headers(operation: Operation) -> list[dict[str, Any]]:

@@ -52,8 +52,8 @@ def question(
 class Fluid:
     """Time passes when the controller sleeps, and while a plan is rolled out. Its first plan is `plan`, or the best."""
 
-    def __init__(self, asked: ClassifierPlanningProblem, plan: Plan | None = None, seed: int = 0) -> None:
-        self.asked, self.running, self.now_s = asked, plan or first_plan(asked), 0.0
+    def __init__(self, problem: ClassifierPlanningProblem, plan: Plan | None = None, seed: int = 0) -> None:
+        self.asked, self.running, self.now_s = problem, plan or first_plan(problem), 0.0
         self.random = np.random.default_rng(seed)
         self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
         self.full: Callable[[float], float] = lambda at_s: 0.0  # the share that asks for the whole network
@@ -204,8 +204,8 @@ def control_loop(
     controller = Controller(
         app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to, budget=budget
     )
-    asked = {"request": cloud.ask, "refused": cloud.refuses} if cloud else {}
-    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, lambda event: None, **asked)
+    problem = {"request": cloud.ask, "refused": cloud.refuses} if cloud else {}
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, lambda event: None, **problem)
 
 
 def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:
@@ -227,9 +227,9 @@ def moves(events: list[Event]) -> list[Event]:
 
 
 @cache  # many tests begin with it
-def first_plan(asked: ClassifierPlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
-    exits = asked.profile.exits
-    return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})
+def first_plan(problem: ClassifierPlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
+    exits = problem.profile.exits
+    return problem.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})
 
 
 def batches(plan: Plan, batch_size: int) -> Plan:
@@ -243,8 +243,8 @@ def batches(plan: Plan, batch_size: int) -> Plan:
 
 def improvable(survival: tuple[float, ...] = MEDIUM) -> Fluid:
     """An application whose batches are smaller than those of its best plan."""
-    asked = question(survival)
-    return Fluid(asked, batches(first_plan(asked), 4))
+    problem = question(survival)
+    return Fluid(problem, batches(first_plan(problem), 4))
 
 
 async def until_it_moves(app: Fluid, loop: ControlLoop, grant: Callable[[], Awaitable[None]]) -> None:

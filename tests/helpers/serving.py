@@ -47,14 +47,14 @@ def temporary(folder: Path) -> Path:
 
 def marked(mark: str) -> list[str]:
     """The processes that were started with this mark in their environment, whoever is their parent now."""
-    found = []
+    result = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark.encode() in environment.read_bytes():
-                found.append(environment.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+                result.append(environment.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
         except OSError:
             continue
-    return found
+    return result
 
 
 def left_in(folder: Path) -> list[str]:

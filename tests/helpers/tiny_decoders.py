@@ -124,23 +124,23 @@ def plain_logprobs(model: Any, request: TextRequest, tokens: Sequence[int], dept
     """The log probabilities of all tokens at the place of each of these, read after the block where it was known."""
     read = model.encoder(torch.tensor([request.source])) if request.source else None
     states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), {})
-    found = []
+    result = []
     for place, depth in enumerate(depths, len(request.prompt) - 1):
         logits = last if depth == BLOCKS - 1 else at_least_float32(_head(model, states[depth]))
-        found.append(logits[0, place].log_softmax(dim=0).tolist())
-    return found
+        result.append(logits[0, place].log_softmax(dim=0).tolist())
+    return result
 
 
 def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The states of all positions after each block, and the logits after the last. Positions that `left` after a block
     go through those behind it as they are."""
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
 
     def find(_: object, told: Any, out: Any) -> Any:
         states = (out[0] if isinstance(out, tuple) else out).clone()
-        gone = [position for position, block in left.items() if block < len(found)]
+        gone = [position for position, block in left.items() if block < len(result)]
         states[:, gone] = told[0][:, gone]
-        found.append(states)
+        result.append(states)
         return (states, *out[1:]) if isinstance(out, tuple) else states
 
     blocks = model.decoder.block if read else model.model.layers
@@ -150,7 +150,7 @@ def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return found, said.logits
+    return result, said.logits
 
 
 def _head(model: Any, states: torch.Tensor) -> torch.Tensor:
@@ -192,9 +192,9 @@ def engine(
 def written_by(running: Engine, asked: Sequence[TextRequest]) -> dict[int, tuple[list[int], list[int]]]:
     """Tokens and depths of sequences that all come at once, by their place."""
     names = [running.open(each) for each in asked]
-    found: dict[Any, tuple[list[int], list[int]]] = {name: ([], []) for name in names}
+    result: dict[Any, tuple[list[int], list[int]]] = {name: ([], []) for name in names}
     while (written := running.step()) is not None:
         for each in written:
-            found[each.name][0].extend(each.tokens)
-            found[each.name][1].extend(each.depths)
-    return {place: found[name] for place, name in enumerate(names)}
+            result[each.name][0].extend(each.tokens)
+            result[each.name][1].extend(each.depths)
+    return {place: result[name] for place, name in enumerate(names)}

@@ -35,8 +35,8 @@ def texts(count: int, seed: int = 0) -> list[Text]:
     return [text(random) for _ in range(count)]
 
 
-def flags(found: list[Text]) -> np.ndarray:
-    return np.array([[int(name in labels) for name in NAMES] for _, labels in found])
+def flags(result: list[Text]) -> np.ndarray:
+    return np.array([[int(name in labels) for name in NAMES] for _, labels in result])
 
 
 @made_once
@@ -47,9 +47,9 @@ def label_network(folder: Path) -> None:
 
 def _losses(model: Any, tokenizer: Any) -> Iterator[torch.Tensor]:
     for step in range(STEPS):
-        found = texts(TEXTS, seed=1000 + step)
-        tokens = tokenizer([each for each, _ in found], padding=True, return_tensors="pt")
-        yield model(**tokens, labels=torch.from_numpy(flags(found)).float()).loss
+        result = texts(TEXTS, seed=1000 + step)
+        tokens = tokenizer([each for each, _ in result], padding=True, return_tensors="pt")
+        yield model(**tokens, labels=torch.from_numpy(flags(result)).float()).loss
 
 
 @torch.inference_mode()
@@ -62,15 +62,15 @@ def reference_logits(inputs: list[str]) -> np.ndarray:
     return model(**tokens).logits.numpy()
 
 
-def listed(path: Path, found: list[Text], separator: str = ",") -> Path:
+def listed(path: Path, result: list[Text], separator: str = ",") -> Path:
     """A file with a column of texts and a column of labels."""
-    lines = [f'{each},"{separator.join(labels)}"' for each, labels in found]
+    lines = [f'{each},"{separator.join(labels)}"' for each, labels in result]
     path.write_text("\n".join(["text,labels", *lines]) + "\n")
     return path
 
 
-def flagged(path: Path, found: list[Text]) -> Path:
+def flagged(path: Path, result: list[Text]) -> Path:
     """A file with a column of 0 and 1 for each label."""
-    lines = [",".join([each, *map(str, row)]) for (each, _), row in zip(found, flags(found).tolist(), strict=True)]
+    lines = [",".join([each, *map(str, row)]) for (each, _), row in zip(result, flags(result).tolist(), strict=True)]
     path.write_text("\n".join([",".join(["text", *NAMES]), *lines]) + "\n")
     return path

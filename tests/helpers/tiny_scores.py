@@ -34,24 +34,24 @@ def lists(count: int, seed: int = 0) -> list[List]:
     random = np.random.default_rng(seed)
     made: list[List] = []
     while len(made) < count:
-        found = [document(random) for _ in range(DOCUMENTS)]
+        result = [document(random) for _ in range(DOCUMENTS)]
         query = f"{random.choice(OTHERS)} {len(made)}"
-        relevance = [min(2, counts[0]) for _, counts in found]
+        relevance = [min(2, counts[0]) for _, counts in result]
         if len(set(relevance)) > 1:
-            made.append((query, [each for each, _ in found], relevance))
+            made.append((query, [each for each, _ in result], relevance))
     return made
 
 
 def numbered(count: int, seed: int = 0) -> list[tuple[str, float]]:
     """Texts, and a number of each from -10 to 20."""
     random = np.random.default_rng(seed)
-    found = [document(random) for _ in range(count)]
-    return [(text, 5.0 * counts[0] + 2.0 * counts[1] - 3.0 * counts[2]) for text, counts in found]
+    result = [document(random) for _ in range(count)]
+    return [(text, 5.0 * counts[0] + 2.0 * counts[1] - 3.0 * counts[2]) for text, counts in result]
 
 
-def pairs(found: list[List]) -> tuple[list[tuple[str, str]], np.ndarray]:
-    values = [(query, each) for query, documents, _ in found for each in documents]
-    return values, np.array([each for *_, relevance in found for each in relevance])
+def pairs(result: list[List]) -> tuple[list[tuple[str, str]], np.ndarray]:
+    values = [(query, each) for query, documents, _ in result for each in documents]
+    return values, np.array([each for *_, relevance in result for each in relevance])
 
 
 @made_once
@@ -101,21 +101,21 @@ def reference_outputs(folder: Path, columns: list[list[str]]) -> np.ndarray:
     return model(**tokens).logits[:, 0].numpy()
 
 
-def in_lists(path: Path, found: list[List]) -> Path:
+def in_lists(path: Path, result: list[List]) -> Path:
     """A file with a list of documents in each row."""
-    rows = [{"query": query, "documents": documents, "relevance": each} for query, documents, each in found]
+    rows = [{"query": query, "documents": documents, "relevance": each} for query, documents, each in result]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def in_pairs(path: Path, found: list[List]) -> Path:
+def in_pairs(path: Path, result: list[List]) -> Path:
     """A file with a document in each row."""
-    values, relevance = pairs(found)
+    values, relevance = pairs(result)
     lines = [f"{query},{each},{value}" for (query, each), value in zip(values, relevance.tolist(), strict=True)]
     path.write_text("\n".join(["query,document,label", *lines]) + "\n")
     return path
 
 
-def in_numbers(path: Path, found: list[tuple[str, float]]) -> Path:
-    path.write_text("\n".join(["text,score", *(f"{text},{number}" for text, number in found)]) + "\n")
+def in_numbers(path: Path, result: list[tuple[str, float]]) -> Path:
+    path.write_text("\n".join(["text,score", *(f"{text},{number}" for text, number in result)]) + "\n")
     return path

@@ -21,14 +21,14 @@ def uncut(model: SplitModel, inputs: Sequence[Any], ramps: Collection[int] | Non
     """The answer to each input in one batch on one replica; ramps: the active ones, None: all."""
     active = frozenset(model.ramp_blocks if ramps is None else ramps)
     order = Order(model.num_blocks, active, (pack(model.encode(inputs)),))
-    found = {}
+    result = {}
     for reply in SplitReplica(model).run(order):
         if isinstance(reply, Departed):
             exits = reply.exits
             scores = exits.probabilities.max(axis=1)
             for row, label, block, score in zip(exits.rows, exits.labels, exits.blocks, scores, strict=True):
-                found[int(row)] = (int(label), int(block), float(score))
-    return [found[row] for row in range(len(inputs))]
+                result[int(row)] = (int(label), int(block), float(score))
+    return [result[row] for row in range(len(inputs))]
 
 
 def answers_as_uncut(base: str, checkpoint: Path, inputs: Sequence[Any], clients: int) -> list[dict[str, Any]]:

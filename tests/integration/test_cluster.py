@@ -43,8 +43,8 @@ def test_four_nodes_of_four_kinds_answer_and_leave_no_process(tmp_path: Path) ->
 
 @pytest.fixture
 def cluster() -> Iterator[Started]:
-    with started({"v100": 1, "p100": 1}) as found:
-        yield found
+    with started({"v100": 1, "p100": 1}) as result:
+        yield result
 
 
 def file_of(folder: Path, cluster: Started, host: str) -> str:

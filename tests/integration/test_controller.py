@@ -51,11 +51,11 @@ def test_what_is_decided_is_told_to_prometheus(steered: str) -> None:
     wanted = {family.name for family in CONTROLLER}
     with Load(steered):
         assert eventually(lambda: rolled_out(steered))
-        found = eventually(lambda: told if (told := scraped()).keys() >= wanted else {})
-    assert found, wanted - scraped().keys()
+        result = eventually(lambda: told if (told := scraped()).keys() >= wanted else {})
+    assert result, wanted - scraped().keys()
     for family in CONTROLLER:
-        check_family(family, found[family.name])
-    whats = {sample.labels["what"] for sample in found["isobatch_controller_decisions"].samples}
+        check_family(family, result[family.name])
+    whats = {sample.labels["what"] for sample in result["isobatch_controller_decisions"].samples}
     assert "rolling out" in whats
 
 

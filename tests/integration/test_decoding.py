@@ -128,11 +128,11 @@ def test_stats_are_the_sum_over_all_replicas(written: list[str], decoder: str) -
 
 def test_tritons_client_gets_the_same_text(written: list[str], grpc_port: int) -> None:
     triton = pytest.importorskip("tritonclient.grpc")
-    asked = triton.InferInput("text_input", [1], "BYTES")
-    asked.set_data_from_numpy(np.array([PROMPTS[0]], dtype=object))
+    body = triton.InferInput("text_input", [1], "BYTES")
+    body.set_data_from_numpy(np.array([PROMPTS[0]], dtype=object))
     with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
-        found = client.infer("llm-demo", [asked], parameters={"max_tokens": 24})
-    assert found.as_numpy("text_output")[0].decode() == written[0]
+        result = client.infer("llm-demo", [body], parameters={"max_tokens": 24})
+    assert result.as_numpy("text_output")[0].decode() == written[0]
 
 
 def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:
@@ -148,27 +148,27 @@ def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
     told = [family for family in TEXT_FRONT + TEXT_REPLICA if family.name != "isobatch_preempted"]  # nobody was
     assert eventually(lambda: {family.name for family in told} <= scraped().keys())
-    found = scraped()
+    result = scraped()
     for family in told:
-        check_family(family, found[family.name])
+        check_family(family, result[family.name])
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str, stream: bool) -> None:
     openai = pytest.importorskip("openai")
-    asked = {"model": "llm-demo", "prompt": PROMPTS, "max_tokens": 50, "extra_body": {"ignore_eos": True}}
+    body = {"model": "llm-demo", "prompt": PROMPTS, "max_tokens": 50, "extra_body": {"ignore_eos": True}}
 
     def stats() -> dict[str, Any]:
         return dict(ask(decoder, "GET", "/stats")[1])
 
     def cancelled_once_another_has_gone() -> int:
         if stream:
-            news = client.completions.create(**asked, stream=True)
+            news = client.completions.create(**body, stream=True)
             next(iter(news))
             news.close()
         else:
             with suppress(openai.APITimeoutError):
-                client.with_options(timeout=0.05).completions.create(**asked)
+                client.with_options(timeout=0.05).completions.create(**body)
         return int(stats()["requests"]["cancelled"])
 
     def has_no_texts() -> bool:
@@ -183,26 +183,26 @@ def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str, stre
 @contextmanager
 def writing(client: Any, threads: int = 1) -> Iterator[list[Any]]:
     """What is written while the block runs, and until its last request is answered: all prompts, again and again."""
-    found: list[Any] = []
+    result: list[Any] = []
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            found.extend(client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24).choices)
+            result.extend(client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24).choices)
 
     writers = [threading.Thread(target=write) for _ in range(threads)]
     for writer in writers:
         writer.start()
     try:
-        yield found
+        yield result
     finally:
         stop.set()
         for writer in writers:
             writer.join()
 
 
-def texts_of(found: list[Any]) -> list[str]:
-    return [choice.text for choice in found]
+def texts_of(result: list[Any]) -> list[str]:
+    return [choice.text for choice in result]
 
 
 def test_a_plan_change_while_texts_are_written_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:
@@ -218,14 +218,14 @@ def test_a_plan_change_while_texts_are_written_changes_no_token(client: Any, dec
 
     tokens = sum(len(text) + 1 for text in written)
     before = eventually(controlled)["plan"]["summary"]
-    with writing(client) as found:
+    with writing(client) as result:
         assert eventually(lambda: seen_tokens() >= 2 * tokens)
         status, event = ask(decoder, "POST", "/controller/force")[:2]
         assert (status, event["what"]) == (200, "rolled out"), event
-        after = len(found)
-        assert eventually(lambda: len(found) >= after + 2 * len(written))
+        after = len(result)
+        assert eventually(lambda: len(result) >= after + 2 * len(written))
     assert event["before"] == before != event["after"] == controlled()["plan"]["summary"]
-    assert texts_of(found) == len(found) // len(written) * written
+    assert texts_of(result) == len(result) // len(written) * written
     told = controlled()
     assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.1)
     assert told["survival"][2] < 0.3
@@ -246,36 +246,36 @@ def pipeline_cut_behind(block: int, pipeline: Plan) -> Plan:
 def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, decoder: str, written: list[str]) -> None:
     """Residents begin again from what they have written; the ramp behind block 3 says of these sums what the other
     says."""
-    with asyncio.Runner() as loop, writing(client, threads=2) as found:
+    with asyncio.Runner() as loop, writing(client, threads=2) as result:
         leader = RunningApplication("decoder", leader=FRONT)
         before = loop.run(leader.plan())
         assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
         for block in 10 * (3, 1):
             assert isinstance(loop.run(leader.roll_out(cut_behind(block, before))), Moved)
             assert ask(decoder, "GET", "/stats")[1]["ramps"] == [block]
-            so_far = len(found)
-            assert eventually(lambda so_far=so_far: len(found) > so_far)
-            if met_half_written(found):
+            so_far = len(result)
+            assert eventually(lambda so_far=so_far: len(result) > so_far)
+            if met_half_written(result):
                 break
         assert isinstance(loop.run(leader.roll_out(before)), Moved)
-    assert met_half_written(found), "no cut has moved in the middle of a text"
-    assert texts_of(found) == len(found) // len(written) * written
+    assert met_half_written(result), "no cut has moved in the middle of a text"
+    assert texts_of(result) == len(result) // len(written) * written
 
 
-def met_half_written(found: list[Any]) -> bool:
+def met_half_written(result: list[Any]) -> bool:
     """Whether there is a text that was written under both cuts."""
-    return any({1, 3} <= set(choice.exit_blocks) for choice in list(found))
+    return any({1, 3} <= set(choice.exit_blocks) for choice in list(result))
 
 
 def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:
     import ray
 
-    found: list[str] = []
+    result: list[str] = []
 
     def write() -> None:
         for _ in range(3):
             reply = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24)
-            found.extend(choice.text for choice in reply.choices)
+            result.extend(choice.text for choice in reply.choices)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -287,4 +287,4 @@ def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, writ
         ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
     thread.join()
     assert names
-    assert found == 3 * written
+    assert result == 3 * written

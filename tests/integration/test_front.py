@@ -56,6 +56,6 @@ def test_where_no_plan_keeps_the_slo_the_start_says_so_and_without_a_plan_no_spl
 )
 def test_what_is_wrong_is_said_through_the_proxy_too(unplanned: str, body: bytes, status: int, sentence: str) -> None:
     before = ask(unplanned, "GET", "/stats")[1]["exits"]
-    found, reply = ask(unplanned, "POST", "/predict", body)
-    assert (found, sentence in reply["error"]) == (status, True), reply
+    result, reply = ask(unplanned, "POST", "/predict", body)
+    assert (result, sentence in reply["error"]) == (status, True), reply
     assert ask(unplanned, "GET", "/stats")[1]["exits"] == before

@@ -31,10 +31,10 @@ def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     of_some = {"isobatch_level_answers", "isobatch_audits", "isobatch_canary_requests", "isobatch_disagreement",
                "isobatch_disagreement_lately", "isobatch_promise"}  # fmt: skip
     always = {family.name: family for family in FRONT if family.name not in of_some}
-    found = eventually(lambda: told if (told := scraped()).keys() >= always.keys() else {})
-    assert found, always.keys() - scraped().keys()
+    result = eventually(lambda: told if (told := scraped()).keys() >= always.keys() else {})
+    assert result, always.keys() - scraped().keys()
     for name, family in always.items():
-        check_family(family, found[name])
+        check_family(family, result[name])
 
 
 def test_several_fronts_share_the_splits_and_tell_one_story(leisurely: str) -> None:

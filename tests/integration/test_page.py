@@ -136,8 +136,8 @@ def draw_a_line(page: Any) -> str:
 
 
 def grave_faults(page: Any) -> list[tuple[str, str]]:
-    found = axe.Axe().run(page).response["violations"]
-    return [(fault["id"], node["html"]) for fault in found if fault["impact"] in GRAVE for node in fault["nodes"]]
+    result = axe.Axe().run(page).response["violations"]
+    return [(fault["id"], node["html"]) for fault in result if fault["impact"] in GRAVE for node in fault["nodes"]]
 
 
 def keep_picture(page: Any, name: str) -> None:
@@ -314,9 +314,9 @@ def fleet_of(*names: str) -> Any:
             pass
 
     own = {"v100": 2, "k80": 2}
-    asked = question(MEDIUM, v100=4, k80=4)
-    facts = asked.facts(MEDIUM, Corrections())
-    calm = Standing(facts, asked.objective, 12.5, 1.0, own, own, False, arrivals_per_s=11.4, goodput_per_s=11.4)
+    problem = question(MEDIUM, v100=4, k80=4)
+    facts = problem.facts(MEDIUM, Corrections())
+    calm = Standing(facts, problem.objective, 12.5, 1.0, own, own, False, arrivals_per_s=11.4, goodput_per_s=11.4)
     flooded = replace(calm, expected_per_s=1e5, refuses=True, arrivals_per_s=98_765.4, goodput_per_s=1234.5)
     terms = tuple(MemberTerms(name=name, devices=own, controller="c") for name in names)
     service = Led(ArbiterConfig(devices={"v100": 4, "k80": 4}, applications=terms))

@@ -23,10 +23,10 @@ def test_tritonclient_gets_what_predict_gives(served: tuple[str, str], protocol:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("toy")
-        found = client.infer("toy", [tensor(triton)], request_id="9")
-        assert found.as_numpy("label").tolist() == PAIRS[:, 1].tolist()
-        assert found.as_numpy("exit_block").tolist() == [left_at(block, RAMPS) for block in PAIRS[:, 0]]
-        assert [name.decode() for name in found.as_numpy("name")] == [str(label) for label in PAIRS[:, 1]]
+        result = client.infer("toy", [tensor(triton)], request_id="9")
+        assert result.as_numpy("label").tolist() == PAIRS[:, 1].tolist()
+        assert result.as_numpy("exit_block").tolist() == [left_at(block, RAMPS) for block in PAIRS[:, 0]]
+        assert [name.decode() for name in result.as_numpy("name")] == [str(label) for label in PAIRS[:, 1]]
         with pytest.raises(Exception, match="there is no model 'other'"):
             client.infer("other", [tensor(triton)])
 

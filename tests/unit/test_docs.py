@@ -42,8 +42,8 @@ def test_the_examples_in_docstrings_run(module: str, monkeypatch: pytest.MonkeyP
 
 def test_each_package_is_found_inside_the_checkout_from_anywhere() -> None:
     code = "import isobatch, experiments; print(isobatch.__path__[0], experiments.__path__[0], sep='\\n')"
-    found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
-    assert [Path(line).resolve() for line in found.splitlines()] == [ROOT / "isobatch", ROOT / "experiments"]
+    result = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
+    assert [Path(line).resolve() for line in result.splitlines()] == [ROOT / "isobatch", ROOT / "experiments"]
 
 
 def test_the_page_of_arguments_has_every_field_as_it_is() -> None:
@@ -110,9 +110,9 @@ def test_figures_of_code_that_has_changed_since_are_hidden_and_named() -> None:
 
 
 def test_benchmarks_reach_the_product() -> None:
-    found = code_of("serve")
-    assert {"deployments/app.py", "deployments/dispatch/dispatcher.py", "optimizer/plan.py"} <= set(found)
-    assert "optimizer/goals/latency.py" in found, "the package imports all its files"
+    result = code_of("serve")
+    assert {"deployments/app.py", "deployments/dispatch/dispatcher.py", "optimizer/plan.py"} <= set(result)
+    assert "optimizer/goals/latency.py" in result, "the package imports all its files"
 
 
 @pytest.mark.parametrize(("changed", "hidden"), [(0.0, False), (0.4, False), (0.6, True)])

@@ -83,8 +83,8 @@ def test_no_test_module_imports_another() -> None:
 def test_the_pages_name_only_files_that_there_are() -> None:
     named = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs)/[\w./]+)`")
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = [(page.name, path) for page in pages for path in named.findall(page.read_text())]
-    assert not [(page, path) for page, path in found if path not in PATTERNS and not (ROOT / path).exists()]
+    result = [(page.name, path) for page in pages for path in named.findall(page.read_text())]
+    assert not [(page, path) for page, path in result if path not in PATTERNS and not (ROOT / path).exists()]
 
 
 def anchors(page: Path) -> set[str]:
@@ -119,9 +119,9 @@ def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
     whole, last = re.compile(rf"\b((?:{'|'.join(PACKAGES)}|tests)/[\w/]+\.py)\b"), re.compile(r"`(\w+\.py)`")
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    found = [(path.name, name) for path in [*pages, *sources] for name in whole.findall(path.read_text())]
-    found += [(page.name, name) for page in pages for name in last.findall(page.read_text())]
-    assert not [(where, name) for where, name in found if name not in ends | PATTERNS]
+    result = [(path.name, name) for path in [*pages, *sources] for name in whole.findall(path.read_text())]
+    result += [(page.name, name) for page in pages for name in last.findall(page.read_text())]
+    assert not [(where, name) for where, name in result if name not in ends | PATTERNS]
 
 
 def test_names_say_what_they_hold() -> None:

@@ -39,8 +39,8 @@ def content_of(path: Path) -> Any:
 
 
 def schema_of(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((SCHEMAS / f"{path.name.partition('.')[0]}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((SCHEMAS / f"{path.name.partition('.')[0]}.json").read_text())
+    return result
 
 
 def test_each_release_has_every_kind_of_file() -> None:

@@ -128,8 +128,8 @@ def test_a_rate_is_found_by_bisection(limit: float) -> None:
     def at(rate: float) -> DeviceTrial:
         return DeviceTrial(rate, 1.0, offered=100, latencies_s=[0.5 if rate <= limit else 1.5] * 100)
 
-    found = sustained(at, 0.0, 100.0)
-    assert min(limit, 100.0) * 0.9 < found.seconds <= min(limit, 100.0)
+    result = sustained(at, 0.0, 100.0)
+    assert min(limit, 100.0) * 0.9 < result.seconds <= min(limit, 100.0)
     assert sustained(at, limit, 600.0) is None, "3 % more is not possible"
 
 
@@ -193,11 +193,11 @@ def test_it_prints_json(
     columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
     data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
     out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]
-    found = json.loads(ran(*command, *data, *out))
-    assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
-    assert f"cpu, {'torch' if with_data else 'toy'}, float32" in found["measured"]
-    assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
-    (gain,) = found["batch_gains"]
+    result = json.loads(ran(*command, *data, *out))
+    assert [row["system"] for row in result["rows"]] == [STOCK, NAIVE, CONSTANT]
+    assert f"cpu, {'torch' if with_data else 'toy'}, float32" in result["measured"]
+    assert all((row["accuracy"] is not None) == with_data for row in result["rows"])
+    (gain,) = result["batch_gains"]
     assert (gain["slo_ms"], gain["kind"]) == (200.0, "cpu")
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
 

@@ -121,8 +121,8 @@ LINE = f"cascade my-small my-bert --data others.csv --devices v100=2 --slo-ms 50
 
 
 def run(line: str) -> tuple[int, str]:
-    found = CliRunner().invoke(app, line.split())
-    return found.exit_code, found.output + (str(found.exception) if isinstance(found.exception, UserError) else "")
+    result = CliRunner().invoke(app, line.split())
+    return result.exit_code, result.output + (str(result.exception) if isinstance(result.exception, UserError) else "")
 
 
 def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:

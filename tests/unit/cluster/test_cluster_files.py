@@ -57,8 +57,8 @@ COMMAND = typer.main.get_command(app)
 
 
 def content(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CLUSTER / name).read_text())
-    return found
+    result: dict[str, Any] = yaml.safe_load((CLUSTER / name).read_text())
+    return result
 
 
 def kuberay() -> RayService:
@@ -316,11 +316,11 @@ def understood(words: list[str]) -> None:
 def instructions() -> dict[str, list[str]]:
     """Of the image for one machine, by their names."""
     text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile.serve").read_text().replace("\\\n", " "), flags=re.M)
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for line in filter(None, text.splitlines()):
         name, _, value = line.partition(" ")
-        found.setdefault(name, []).append(value)
-    return found
+        result.setdefault(name, []).append(value)
+    return result
 
 
 def test_the_image_runs_any_command_without_rights_and_can_be_reached() -> None:

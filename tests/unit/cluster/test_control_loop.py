@@ -50,8 +50,8 @@ class SlowQuestion(ClassifierPlanningProblem):
 
 
 def test_a_pause_while_plans_are_sought_is_kept_and_what_was_found_is_not_rolled_out(tmp_path: Path) -> None:
-    asked = question(MEDIUM)
-    app = Fluid(SlowQuestion(**vars(asked)), few := batches(first_plan(asked), 4))
+    problem = question(MEDIUM)
+    app = Fluid(SlowQuestion(**vars(problem)), few := batches(first_plan(problem), 4))
     app.rate = lambda at_s: 200.0
     loop = control_loop(app, tmp_path, offload=asyncio.to_thread)
     run(app, loop, 90)
@@ -206,8 +206,8 @@ def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_de
 
 def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
     own, both = {"v100": 1}, {"v100": 2}
-    asked = question(MEDIUM, **both)
-    app = Fluid(asked, asked.best(MEDIUM, Corrections(), own))
+    problem = question(MEDIUM, **both)
+    app = Fluid(problem, problem.best(MEDIUM, Corrections(), own))
     loop = control_loop(app, budget=own)
     app.rate, app.fails = lambda at_s: 50.0, lambda plan: plan.devices() == both
     for budget in (both, own, both):

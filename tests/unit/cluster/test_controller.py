@@ -57,9 +57,9 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
 
 
 def test_nothing_is_opened_where_no_ramp_is_though_all_that_is_known_comes_from_a_look_behind_closed_ramps():
-    asked = question((1.0, 1.0, 1.0, 0.9))
-    tables = tuple(replace(each, ramp_s=((0.001, 0.0, 0.001, 0.0),) * 2) for each in asked.profile.tables)
-    app = Fluid(replace(asked, profile=replace(asked.profile, tables=tables)))
+    problem = question((1.0, 1.0, 1.0, 0.9))
+    tables = tuple(replace(each, ramp_s=((0.001, 0.0, 0.001, 0.0),) * 2) for each in problem.profile.tables)
+    app = Fluid(replace(problem, profile=replace(problem.profile, tables=tables)))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: (1.0, 0.3, 0.3, 0.1)
     loop = control_loop(app)
     for _ in range(120):
@@ -122,9 +122,9 @@ def follows_drift(eras, rates):
     What happens between two closed ramps shows in no count before they are opened for a look, so `BEHIND` is the
     promise: no controller that pays for looks could keep a shorter one than the time between two of them.
     """
-    asked = question(MEDIUM)
-    first = first_plan(asked)
-    app = Fluid(asked, first)
+    problem = question(MEDIUM)
+    first = first_plan(problem)
+    app = Fluid(problem, first)
     app.truth = lambda at_s: (1.0, *eras[int(at_s / 900) % len(eras)])
     app.rate = lambda at_s: rates[int(at_s / 900) % len(rates)]
     loop = control_loop(app)
@@ -176,9 +176,9 @@ def test_such_drift_is_followed_too(eras, rates):
 @given(st.lists(st.floats(0.0, 900.0), min_size=1, max_size=2), st.sampled_from([EASY, MEDIUM, HARD]), st.booleans())
 def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, quick):
     """Neither the plan nor its ramps; `dry-run` and the events say why."""
-    asked = question(MEDIUM)
-    first = asked.sustaining(16.0, MEDIUM, Corrections(), {}) if quick else first_plan(asked)
-    app = Fluid(asked, first)
+    problem = question(MEDIUM)
+    first = problem.sustaining(16.0, MEDIUM, Corrections(), {}) if quick else first_plan(problem)
+    app = Fluid(problem, first)
     app.truth = lambda at_s: survival
     app.rate = lambda at_s: rates[int(at_s // 300)] if at_s <= 300 * len(rates) - 30 else 0.0
     loop = control_loop(app)
@@ -221,9 +221,9 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
     short = replace(table("v100"), length=20)
     long = rescaled(short, 100)
     long = replace(long, block_s=tuple(tuple(1.5 * each for each in row) for row in long.block_s))
-    asked = question(EASY)
-    asked = replace(asked, profile=replace(asked.profile, tables=(short, long), lengths=Lengths((20,))))
-    controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 0.0)
+    problem = question(EASY)
+    problem = replace(problem, profile=replace(problem.profile, tables=(short, long), lengths=Lengths((20,))))
+    controller = Controller(problem, Patience(), History(None), Events(None), first_plan(problem), 0.0)
     before = controller.known.cost_model().facts
     for number in range(6):
         left = (0, 0, 0, 100_000)
@@ -236,7 +236,7 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
     assert (before.length, now.length) == (20, 20)
     ratio = now.tables[0].block_times_s(4) / before.tables[0].block_times_s(4)
     assert ratio == pytest.approx([1.5] * 4, rel=0.05)
-    one_table = replace(asked, profile=replace(asked.profile, tables=(short,)))
+    one_table = replace(problem, profile=replace(problem.profile, tables=(short,)))
     assert one_table.with_text_length(5.0) is one_table
 
 
@@ -260,8 +260,8 @@ def test_few_inputs_move_nothing():
 
 
 def at_10_000_s(plan: Plan | None = None) -> Controller:
-    asked = question(MEDIUM)
-    return Controller(asked, Patience(), History(None), Events(None), plan or first_plan(asked), 10_000.0)
+    problem = question(MEDIUM)
+    return Controller(problem, Patience(), History(None), Events(None), plan or first_plan(problem), 10_000.0)
 
 
 def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():

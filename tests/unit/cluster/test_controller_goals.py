@@ -37,8 +37,8 @@ def test_a_number_that_is_not_finite_is_refused(name: str) -> None:
 @pytest.mark.parametrize(("survival", "rate"), [(EASY, 100.0), (MEDIUM, 0.5), (HARD, 8.0)])
 def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
     """Of an SLO of two seconds nobody notices what a quicker plan would save."""
-    asked = question(survival)
-    app = Fluid(asked, most := first_plan(asked))
+    problem = question(survival)
+    app = Fluid(problem, most := first_plan(problem))
     app.rate, app.truth = lambda at_s: rate, lambda at_s: survival
     loop = control_loop(app)
     assert not moves(run(app, loop, 3600))
@@ -47,8 +47,8 @@ def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
 
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
 def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(survival):
-    asked = question(survival)
-    app = Fluid(asked, quick := asked.sustaining(16.0, survival, Corrections(), {}))
+    problem = question(survival)
+    app = Fluid(problem, quick := problem.sustaining(16.0, survival, Corrections(), {}))
     app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
     best = app.best()
     assert app.sustained_per_s(quick) < 0.9 * best
@@ -61,8 +61,8 @@ def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(s
 
 def tight(survival=MEDIUM, **goals):
     """A fleet where a quicker plan saves a noticeable share of the SLO."""
-    asked = replace(question(survival, slo_s=0.3, v100=40), **goals)
-    return asked, Fluid(asked)
+    problem = replace(question(survival, slo_s=0.3, v100=40), **goals)
+    return problem, Fluid(problem)
 
 
 def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_is_expected():
@@ -92,8 +92,8 @@ def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected()
 
 
 def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
-    asked = replace(question(MEDIUM), goal="latency")
-    app = Fluid(asked, most := first_plan(asked))
+    problem = replace(question(MEDIUM), goal="latency")
+    app = Fluid(problem, most := first_plan(problem))
     app.rate = lambda at_s: 8.0
     loop = control_loop(app)
     (event,) = moves(run(app, loop, 300))  # before it looks behind closed ramps
@@ -111,9 +111,9 @@ def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one
 
 
 def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
-    asked = replace(question(MEDIUM), goal="latency")
-    app = Fluid(asked, quick := asked.sustaining(16.0, MEDIUM, Corrections(), {}))
-    most = app.sustained_per_s(first_plan(asked))
+    problem = replace(question(MEDIUM), goal="latency")
+    app = Fluid(problem, quick := problem.sustaining(16.0, MEDIUM, Corrections(), {}))
+    most = app.sustained_per_s(first_plan(problem))
     assert app.sustained_per_s(quick) < 0.9 * most
     app.rate = lambda at_s: 8.0 if at_s < 600 else 0.0
     loop = control_loop(app)

@@ -72,8 +72,8 @@ class CountingQuestion(type(question(MEDIUM))):  # type: ignore[misc]
 
 @pytest.mark.parametrize("running", [QUICK, MOST])
 def test_a_burst_is_answered_within_two_seconds_and_plans_are_not_sought_each_second(running: Plan) -> None:
-    asked = question(MEDIUM)
-    app = Fluid(CountingQuestion(**vars(asked)), running)
+    problem = question(MEDIUM)
+    app = Fluid(CountingQuestion(**vars(problem)), running)
     app.rate = lambda at_s: 8.0 if at_s <= 60 else 2000.0
     loop = control_loop(app, replan_every_s=3600.0)
     run(app, loop, 60, look_s=1.0)
@@ -211,9 +211,9 @@ def test_where_dollars_count_the_devices_that_other_work_of_the_machine_cost_are
 
 
 def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
-    asked = question(MEDIUM)
-    plan = first_plan(asked)
-    facts = asked.facts(MEDIUM, Corrections())
+    problem = question(MEDIUM)
+    plan = first_plan(problem)
+    facts = problem.facts(MEDIUM, Corrections())
     splits = [(split.start, split.stop, split.batch_size) for split in plan.splits]
     launches = {
         LaunchShape("v100", *each): LaunchTimes(200, 200 * 0.04, followed=150, between_s=150 * 0.003) for each in splits
@@ -225,7 +225,7 @@ def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
     assert learned.between_s["v100"] == pytest.approx(0.003, rel=0.05)
     (before,), (after,) = (
         [table.launch_s for table in profile.tables if table.kind == "v100"]
-        for profile in (asked.profile, replace(learned, factors={}).applied(asked.profile))
+        for profile in (problem.profile, replace(learned, factors={}).applied(problem.profile))
     )
     assert after - before == pytest.approx(0.003, rel=0.05)
 

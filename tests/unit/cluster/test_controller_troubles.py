@@ -42,8 +42,8 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
 
 def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
     """Answers come no sooner with them, but more inputs get one."""
-    asked = replace(question(MEDIUM, v100=4), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
-    app = Fluid(asked)
+    problem = replace(question(MEDIUM, v100=4), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
+    app = Fluid(problem)
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app, budget={"v100": 4})
     run(app, loop, 660)
@@ -67,22 +67,22 @@ def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_do
 
 def test_when_devices_are_back_a_plan_that_ran_on_them_goes_before_idle_devices():
     """The best plan for them is barred, because it failed its trial."""
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, proven := batches(first_plan(asked), 6))
-    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 0.5 if plan == first_plan(asked) else 1.0
+    problem = question(MEDIUM, v100=4)
+    app = Fluid(problem, proven := batches(first_plan(problem), 6))
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 0.5 if plan == first_plan(problem) else 1.0
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 900 else 4}
     loop = control_loop(app)
     _, tried, fewer, back = moves(run(app, loop, 1500))
     assert (tried.what, fewer.forced, "are gone" in fewer.why) == ("rolled back", True, True)
     assert (back.what, back.after, app.running) == ("rolled out", proven, proven)
     asyncio.run(loop.force())
-    assert served_alike(app.running, first_plan(asked)), "a person gets the best plan though it failed"
+    assert served_alike(app.running, first_plan(problem)), "a person gets the best plan though it failed"
 
 
 def test_a_plan_that_loses_a_device_is_no_worse_than_the_plan_before():
     """The device is gone for the second half of the trial. The plan before would answer more now: it has fewer."""
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, first_plan(question(MEDIUM, v100=3)))
+    problem = question(MEDIUM, v100=4)
+    app = Fluid(problem, first_plan(question(MEDIUM, v100=3)))
     app.rate = lambda at_s: 2000.0
     app.devices = lambda at_s: {"v100": 3 if app.rolled and at_s >= app.rolled[0][0] + 65 else 4}
     loop = control_loop(app)
@@ -119,8 +119,8 @@ def test_another_cut_in_one_of_several_pipelines_is_no_way_around_a_bar():
 
 
 def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
-    asked = question(EASY)
-    app = Fluid(asked, mine := first_plan(asked))
+    problem = question(EASY)
+    app = Fluid(problem, mine := first_plan(problem))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 600 else HARD
     loop = control_loop(app, pinned=mine)
     events = run(app, loop, 3600)

@@ -38,12 +38,12 @@ def question(running: Plan, goal: DecodingGoal = GOAL) -> DecoderPlanningProblem
 def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
     """What was cut for tokens that leave early is cut no more, and sustains what comes; nobody is lost meanwhile."""
     plan = way(2, launches=8)
-    asked = question(plan)
-    hard = asked.cost_model((1.0, 1.0, 0.95, 0.95, *[0.9] * 4), Corrections())
+    problem = question(plan)
+    hard = problem.cost_model((1.0, 1.0, 0.95, 0.95, *[0.9] * 4), Corrections())
     sustained = [hard.score(each).goodput_per_s for each in (plan, way(8))]
     assert sustained[1] > 1.15 * sustained[0]
     rate = sum(sustained) / 2 / PROFILE.workload.output
-    app = PaperApplication(asked, plan, rate)
+    app = PaperApplication(problem, plan, rate)
     loop = app.loop(replan_every_s=4.0, enough_inputs=50)
     quiet = asyncio.run(watched(app, loop, 4.0, 1.0))
     assert quiet.in_time > 0.97 * quiet.arrivals
@@ -63,13 +63,13 @@ def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
 
 def test_texts_are_believed_to_be_as_those_that_come() -> None:
     plan = way(2)
-    asked = question(plan).updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
-    assert asked.lengths == (), "a handful tells nothing"
-    asked = asked.updated_by(seen := Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
-    workload = asked.with_text_length(40.0).cost_model((1.0,) * 8, Corrections()).profile.workload
+    problem = question(plan).updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
+    assert problem.lengths == (), "a handful tells nothing"
+    problem = problem.updated_by(seen := Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
+    workload = problem.with_text_length(40.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert (workload.prompt, workload.output) == (6, 40)
     assert set(workload.outputs) == {20, 60}
-    longest = asked.with_text_length(10_000.0).cost_model((1.0,) * 8, Corrections()).profile.workload
+    longest = problem.with_text_length(10_000.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert set(longest.outputs) == {92, 88}, "no more than there is memory for"
     unlimited = question(with_terms(plan, max_context=None)).updated_by(seen)
     best = unlimited.with_text_length(10_000.0).best((1.0,) * 8, Corrections(), {})
@@ -86,8 +86,8 @@ def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:
 
 
 def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
-    asked = question(way(8))
-    opened = asked.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
+    problem = question(way(8))
+    opened = problem.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
     assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
     assert terms_of(opened).exits == "recompute"
     off = question(way(8), replace(GOAL, exits="off"))
@@ -97,8 +97,8 @@ def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
 
 def test_what_a_running_replica_cannot_change_stays() -> None:
     plan = way(2)
-    asked = question(replace(plan, decoding=replace(terms_of(plan), kv_megabytes=1, max_context=96)))
-    terms = terms_of(asked.best(asked.prior.survival, Corrections(), {}))
+    problem = question(replace(plan, decoding=replace(terms_of(plan), kv_megabytes=1, max_context=96)))
+    terms = terms_of(problem.best(problem.prior.survival, Corrections(), {}))
     assert (terms.kv_megabytes, terms.max_context) == (1, 96)
     config = DecoderConfig(model="", kv_megabytes=7, max_residents=3, replicas=2, ttft_ms=5.0)
     led = config.switched_to(plan)

@@ -32,11 +32,11 @@ def test_prices_are_found_again() -> None:
     noise = random.lognormal(0.0, 0.02, len(sizes))
     noise[::50] = 4.0  # the machine was busy with other things
     seconds = [sum(getattr(price, part) * getattr(size, part) for part in PARTS) for size in sizes]
-    found = fitted([TimedLaunch(size, s * n) for size, s, n in zip(sizes, seconds, noise, strict=True)])
+    result = fitted([TimedLaunch(size, s * n) for size, s, n in zip(sizes, seconds, noise, strict=True)])
     for part in ("launches", "blocks", "rows", "asked"):
-        assert getattr(found.price_s, part) == pytest.approx(getattr(price, part), rel=0.1, abs=2e-6)
-    assert found.error < 0.05
-    assert "prices fitted to 900 launches" in str(found)
+        assert getattr(result.price_s, part) == pytest.approx(getattr(price, part), rel=0.1, abs=2e-6)
+    assert result.error < 0.05
+    assert "prices fitted to 900 launches" in str(result)
 
 
 def test_launches_take_what_their_prices_say_in_sum_however_their_times_vary() -> None:
@@ -59,19 +59,19 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", [partial(decoder, max_position_embeddings=2**20), t5])
 def test_the_real_engine_is_timed(kind: object) -> None:
     ticks = count()
-    found = measured(kind(), WORKLOAD, 0.0, stopwatch=lambda: next(ticks) * 1e-3, least=40)  # type: ignore[operator]
-    assert found.launches >= 30
-    assert 1 <= found.sequences <= MOST
-    assert found.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
-    assert found.price_s.launches > 0
-    assert found.projects, "each setting is timed, however short the time is"
+    result = measured(kind(), WORKLOAD, 0.0, stopwatch=lambda: next(ticks) * 1e-3, least=40)  # type: ignore[operator]
+    assert result.launches >= 30
+    assert 1 <= result.sequences <= MOST
+    assert result.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
+    assert result.price_s.launches > 0
+    assert result.projects, "each setting is timed, however short the time is"
 
 
 @pytest.mark.usefixtures("few")
 def test_the_time_ends_by_another_clock_than_launches_are_timed_by() -> None:
     clock, stopwatch = count(), count()
-    found = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)
-    assert 30 <= found.launches < 300
+    result = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)
+    assert 30 <= result.launches < 300
 
 
 def test_the_front_is_timed_while_it_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

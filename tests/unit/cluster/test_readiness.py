@@ -50,11 +50,11 @@ def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "model.safetensors").write_text("weights")
     (tmp_path / "plan.json").write_text("{}")
     files = [str(tmp_path), str(tmp_path / "plan.json"), "/nowhere"]
-    found = look(NodeNeeds(files, ["KEY", "OTHER"], []))
-    assert found.settings == NODE_SETTINGS
-    assert [bool(found.files[path]) for path in files] == [True, True, False]
-    assert (found.unset, found.no_proxy) == (["OTHER"], "")
-    before = found.files[str(tmp_path)]
+    result = look(NodeNeeds(files, ["KEY", "OTHER"], []))
+    assert result.settings == NODE_SETTINGS
+    assert [bool(result.files[path]) for path in files] == [True, True, False]
+    assert (result.unset, result.no_proxy) == (["OTHER"], "")
+    before = result.files[str(tmp_path)]
     (tmp_path / "ramps.safetensors").write_text("ramps")
     assert look(NodeNeeds(files, [], [])).files[str(tmp_path)] not in ("", before)
 

@@ -51,8 +51,8 @@ def test_events_of_an_older_controller_are_read(tmp_path: Path):
 
 def test_a_pause_lasts_until_a_person_resumes_however_many_decisions_follow(tmp_path: Path):
     """They are written to disk at once here: one by one they take ten seconds."""
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
+    problem = question(MEDIUM)
+    app = Fluid(problem, first_plan(problem))
     loop = control_loop(app)
     asyncio.run(loop.pause(True))
     record, decision = loop.controller.record, loop.controller.preview(app.now_s).event
@@ -204,8 +204,8 @@ def test_a_restart_after_another_configuration_began_while_ramps_were_open_close
 
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
-    asked = replace(question(MEDIUM), one_machine=False)
-    app = Fluid(asked)
+    problem = replace(question(MEDIUM), one_machine=False)
+    app = Fluid(problem)
     before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
     looked, first = before.spent.looks, app.running
@@ -215,7 +215,7 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
 
     app.now_s += 30.0
     asyncio.run(before.run(stays))
-    app.asked = replace(asked, gbit_per_s={"v100>v100": 1e-4})
+    app.asked = replace(problem, gbit_per_s={"v100>v100": 1e-4})
     after = control_loop(app)  # another configuration has a memory of its own
     after.continue_from(before)
     (began,) = after.controller.record.events.all

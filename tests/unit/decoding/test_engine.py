@@ -84,10 +84,10 @@ def test_each_way_writes_what_plain_decoding_writes(
     pages = enough(asked, within) + scarce
     verified, project = way == "verified", way == "project"
     running = engine(model, ramps, verified, pages, pending, within, project)
-    found = written_by(running, asked)
+    result = written_by(running, asked)
     used = [{} if verified or one.full else ramps for one in asked]
-    plain = {place: plainly(model, one, used[place], project, claimed=found[place]) for place, one in enumerate(asked)}
-    assert found == plain if not verified else all(found[place][0] == plain[place][0] for place in plain)
+    plain = {place: plainly(model, one, used[place], project, claimed=result[place]) for place, one in enumerate(asked)}
+    assert result == plain if not verified else all(result[place][0] == plain[place][0] for place in plain)
     if project:
         left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}
         rest = {place: one for place, one in left.items() if one}
@@ -117,7 +117,7 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
     pages = enough(asked, within) + scarce
     running = engine(model, ramps, verified=verified, pages=pages, limits=within)
     names = [running.open(each) for each in asked]
-    found = {name: ([], []) for name in names}
+    result = {name: ([], []) for name in names}
     under: dict[Any, list[dict[int, float]]] = {name: [] for name in names}
     now, left = ramps, list(moves)
     for number in count(1):
@@ -128,12 +128,12 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
         if (written := running.step()) is None:
             break
         for each in written:
-            found[each.name][0].extend(each.tokens)
-            found[each.name][1].extend(each.depths)
+            result[each.name][0].extend(each.tokens)
+            result[each.name][1].extend(each.depths)
             under[each.name] += [now] * len(each.tokens)
     for name, one in zip(names, asked, strict=True):
-        plain = plainly(model, one, {} if verified else under[name].__getitem__, claimed=found[name])
-        assert found[name] == plain if not verified else found[name][0] == plain[0]
+        plain = plainly(model, one, {} if verified else under[name].__getitem__, claimed=result[name])
+        assert result[name] == plain if not verified else result[name][0] == plain[0]
     all_is_free(running, pages)
 
 
@@ -213,8 +213,8 @@ def test_families_that_are_shaped_like_llama(family: str, others: dict[str, Any]
     model, ramps = decoder(family, **others), {0: 0.3, 2: 0.3}
     asked = [TextRequest((1, 2, 3), 6), TextRequest((4,), 6), TextRequest(tuple(range(20)), 6)]
     for project in (False, True):
-        found = written_by(engine(model, ramps, project=project), asked)
-        plain = [plainly(model, one, ramps, project, claimed=found[place]) for place, one in enumerate(asked)]
-        assert list(found.values()) == plain
+        result = written_by(engine(model, ramps, project=project), asked)
+        plain = [plainly(model, one, ramps, project, claimed=result[place]) for place, one in enumerate(asked)]
+        assert list(result.values()) == plain
     written = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, do_sample=False, pad_token_id=0)
     assert engine(model, {}).write_all(asked[:1]) == [written[0, 3:].tolist()]

@@ -52,11 +52,11 @@ def raising() -> Any:
 
 def written(running: Engine, asked: list[TextRequest]) -> list[tuple[list[int], Finish | None]]:
     """The tokens of texts that come together, and why each has ended."""
-    found: dict[Any, tuple[list[int], Finish | None]] = {running.open(each): ([], None) for each in asked}
+    result: dict[Any, tuple[list[int], Finish | None]] = {running.open(each): ([], None) for each in asked}
     while (news := running.step()) is not None:
         for each in news:
-            found[each.name] = found[each.name][0] + list(each.tokens), each.finish
-    return list(found.values())
+            result[each.name] = result[each.name][0] + list(each.tokens), each.finish
+    return list(result.values())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -79,9 +79,9 @@ def test_a_text_whose_numbers_overflow_ends_alone(kind: Callable[..., Any], way:
     for pages in (9, 40):
         running = engine(model, RAMPS, verified, pages, project=project)
         for order in (asked, asked[::-1], asked):
-            found = written(running, order)[:: 1 if order is asked else -1]
-            assert found[0] == ([], Finish.UNDEFINED)
-            assert found[1:] == [(tokens, Finish.LENGTH) for tokens in plain]
+            result = written(running, order)[:: 1 if order is asked else -1]
+            assert result[0] == ([], Finish.UNDEFINED)
+            assert result[1:] == [(tokens, Finish.LENGTH) for tokens in plain]
         assert running.scheduler.pool.free == pages
 
 
@@ -136,8 +136,8 @@ def test_the_text_at_which_a_launch_fails_is_found_and_ends_alone(way: str) -> N
     plain = [plainly(decoder(seed=7), one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
     running = engine(model, RAMPS, verified, 40, project=project)
     for order in (asked, asked[::-1]):
-        found = written(running, order)[:: 1 if order is asked else -1]
-        assert found == [([], Finish.FAILED), *((tokens, Finish.LENGTH) for tokens in plain)]
+        result = written(running, order)[:: 1 if order is asked else -1]
+        assert result == [([], Finish.FAILED), *((tokens, Finish.LENGTH) for tokens in plain)]
     assert running.scheduler.pool.free == 40
 
 

@@ -69,13 +69,13 @@ def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Gramm
 def test_exits_choose_among_the_same_tokens(grammars: Grammars, verified: bool) -> None:
     model, ramps = decoder(vocab_size=SIZE), {0: 0.6, 2: 0.6}
     sampling = Sampling(grammar=grammar_of(COLOURS))
-    asked = [TextRequest((1, 2, 3 + number), 9, STOP, sampling) for number in range(4)]
+    body = [TextRequest((1, 2, 3 + number), 9, STOP, sampling) for number in range(4)]
     running = engine(model, ramps, verified, pages=8, grammars=grammars)  # so few that texts begin again
-    found = written_by(running, asked)
-    plain = [plainly(model, each, {} if verified else ramps, allowed=allowed) for each in asked]
-    assert [tokens for tokens, _ in found.values()] == [tokens for tokens, _ in plain]
+    result = written_by(running, body)
+    plain = [plainly(model, each, {} if verified else ramps, allowed=allowed) for each in body]
+    assert [tokens for tokens, _ in result.values()] == [tokens for tokens, _ in plain]
     assert {letters().decode(tokens[:-1]) for tokens, _ in plain} <= set(SPELLED)
-    assert all(0 in depths for _, depths in found.values()), "what must come is sure at the first ramp"
+    assert all(0 in depths for _, depths in result.values()), "what must come is sure at the first ramp"
 
 
 @pytest.fixture
@@ -88,15 +88,15 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_json_over_http(world: World, temperature: float) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "colours", "strict": True, "schema": SCHEMA}}
-    asked = {"prompt": "a", "max_tokens": 40, "n": 3, "temperature": temperature, "response_format": wanted}
-    choices = world.client().post("/v1/completions", json=asked).json()["choices"]
+    body = {"prompt": "a", "max_tokens": 40, "n": 3, "temperature": temperature, "response_format": wanted}
+    choices = world.client().post("/v1/completions", json=body).json()["choices"]
     ended = [each["text"] for each in choices if each["finish_reason"] == "stop"]
     for text in ended:
         validate(json.loads(text), SCHEMA)
     assert all(each["text"].startswith("{") for each in choices)
     assert len(ended) == 3
-    asked["response_format"] = {"type": "json_object"}
-    for each in world.client().post("/v1/completions", json=asked).json()["choices"]:
+    body["response_format"] = {"type": "json_object"}
+    for each in world.client().post("/v1/completions", json=body).json()["choices"]:
         assert each["text"].startswith("{")
 
 
@@ -112,18 +112,18 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
     ],
 )
 def test_what_cannot_be_followed_is_refused(world: World, wanted: Any, others: Any, sentence: str) -> None:
-    asked = {"prompt": "a", "response_format": wanted, **others}
+    body = {"prompt": "a", "response_format": wanted, **others}
     world.front.config = world.front.config.model_copy(update={"max_body_bytes": 2**20})
-    reply = world.client().post("/v1/completions", json=asked)
+    reply = world.client().post("/v1/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
 def test_a_schema_is_compiled_once() -> None:
     for wanted in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}):
-        asked = request_of(CompletionRequest, {"prompt": "a", "response_format": wanted})
-        sampling = asked.terms(GenerationDefaults()).sampling
-        assert asked.response_format
-        assert sampling.grammar is asked.response_format.grammar
+        body = request_of(CompletionRequest, {"prompt": "a", "response_format": wanted})
+        sampling = body.terms(GenerationDefaults()).sampling
+        assert body.response_format
+        assert sampling.grammar is body.response_format.grammar
 
 
 def test_a_tokenizer_that_is_not_understood_is_named() -> None:

@@ -117,8 +117,8 @@ def test_the_time_to_the_first_token_counts_from_the_arrival(world: World, whole
         return write(replace(request, requested_s=0.0))
 
     world.front.texts, world.front.write_tokens = Slow(world.words, 64), noted
-    asked = {"inputs": [text("1+1=")], "parameters": NINE}
-    play(world, lambda client: client.infer("tiny", **asked) if whole else streamed(client, asked))
+    body = {"inputs": [text("1+1=")], "parameters": NINE}
+    play(world, lambda client: client.infer("tiny", **body) if whole else streamed(client, body))
     assert requested_s[0] < time.time() - 99
 
 
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_one_sentence_and_the_stream_goes_on(world: World) -> N
 
 
 def test_metadata_count_as_headers_do(world: World) -> None:
-    asked, write = {"inputs": [text("47+85=")], "parameters": NINE}, world.front.write_tokens
+    body, write = {"inputs": [text("47+85=")], "parameters": NINE}, world.front.write_tokens
 
     async def write_or_stall(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         if request.full:
@@ -179,12 +179,12 @@ def test_metadata_count_as_headers_do(world: World) -> None:
 
     def refusal(client: Any, name: str, value: str) -> Any:
         with pytest.raises(triton.InferenceServerException) as error:
-            client.infer("tiny", **asked, headers={name: value})
+            client.infer("tiny", **body, headers={name: value})
         return error.value
 
     def scene(client: Any) -> tuple[Any, list[Any], list[Any]]:
-        full = client.infer("tiny", **asked, headers={"x-full": "1", "x-deadline-ms": "60000"})
-        late = streamed(client, asked, asked, headers={"x-deadline-ms": "60"})[""]
+        full = client.infer("tiny", **body, headers={"x-full": "1", "x-deadline-ms": "60000"})
+        late = streamed(client, body, body, headers={"x-deadline-ms": "60"})[""]
         wrong = {"x-deadline-ms": "soon", "x-full": "yes", "x-priority": "high"}
         refused = [refusal(client, *each) for each in (("x-deadline-ms", "60"), *wrong.items())]
         return full, late, refused
@@ -242,8 +242,8 @@ def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) ->
     count, port = 1600, int(world.front.config.grpc_port or 0)  # some hundreds fit into the buffers on the way
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"1+1="]}}
     most = {"key": "max_tokens", "value": {"int64_param": 40}}
-    asked = message("ModelInferRequest")(model_name="tiny", inputs=[tensor], parameters=[most]).SerializeToString()
-    sent = b"\0" + len(asked).to_bytes(4, "big") + asked  # as gRPC frames a message
+    body = message("ModelInferRequest")(model_name="tiny", inputs=[tensor], parameters=[most]).SerializeToString()
+    sent = b"\0" + len(body).to_bytes(4, "big") + body  # as gRPC frames a message
     no_room = frame(4, 0, (4).to_bytes(2, "big") + bytes(4), stream=0)  # its client takes no bytes of an answer
 
     def scene(_: Any) -> list[int]:

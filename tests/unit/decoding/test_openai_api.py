@@ -209,9 +209,9 @@ def test_a_client_gets_the_full_networks_text(world: World) -> None:
         asked = {"prompt": ["47+85=", "3+9="], "max_tokens": 9}
         return world.client().post("/v1/completions", json=asked, headers=headers)
 
-    found = post(**{"X-Full": "1", "X-Priority": "5"}).json()["choices"]
+    result = post(**{"X-Full": "1", "X-Priority": "5"}).json()["choices"]
     full = [world.plain(prompt, 9, full=True)[:2] for prompt in ("47+85=", "3+9=")]
-    assert [(each["text"], each["exit_blocks"]) for each in found] == full
+    assert [(each["text"], each["exit_blocks"]) for each in result] == full
     assert BLOCKS - 1 not in post().json()["choices"][0]["exit_blocks"]
     for wrong in ({"X-Full": "yes"}, {"X-Priority": "high"}):
         reply = post(**wrong)

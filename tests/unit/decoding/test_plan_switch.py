@@ -64,16 +64,16 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
 
 
 def test_replicas_of_each_kind_have_a_configuration_of_their_own() -> None:
-    found = DecoderConfig(model="", device="cuda").by_kind(BOTH)
-    assert [(kind, each.cuts, each.exits, each.replicas) for kind, each in found.items()] == [
+    result = DecoderConfig(model="", device="cuda").by_kind(BOTH)
+    assert [(kind, each.cuts, each.exits, each.replicas) for kind, each in result.items()] == [
         ("cpu", (2,), "recompute", 1),
         ("t4", (), "off", 2),
     ]
-    assert {each.max_context for each in found.values()} == {40}, "the longest text may be sent to any of them"
-    assert found["cpu"].replica_options("cpu") == {"num_cpus": 1.0, "num_gpus": 0}
-    assert found["t4"].replica_options("t4") == {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "T4"}
-    assert found["t4"].replica_options("t4", labelled=True)["label_selector"] == {"isobatch.io/kind": "t4"}
-    assert found["t4"].replica_options() == {"num_cpus": 1, "num_gpus": 1}
+    assert {each.max_context for each in result.values()} == {40}, "the longest text may be sent to any of them"
+    assert result["cpu"].replica_options("cpu") == {"num_cpus": 1.0, "num_gpus": 0}
+    assert result["t4"].replica_options("t4") == {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "T4"}
+    assert result["t4"].replica_options("t4", labelled=True)["label_selector"] == {"isobatch.io/kind": "t4"}
+    assert result["t4"].replica_options() == {"num_cpus": 1, "num_gpus": 1}
 
 
 def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_no_token_is_drawn_outside_the_most_probable_ones(logits: list[float], t
 
 numbers = st.floats(-3, 3)
 tokens = st.lists(st.integers(0, 7), max_size=6).map(tuple)
-biases = st.dictionaries(st.integers(0, 7), numbers, max_size=3).map(lambda found: tuple(found.items()))
+biases = st.dictionaries(st.integers(0, 7), numbers, max_size=3).map(lambda result: tuple(result.items()))
 samplings = st.builds(
     Sampling, bias=biases, presence=numbers, frequency=numbers, repetition=st.sampled_from([0.5, 1.0, 2.0])
 )
@@ -58,14 +58,14 @@ def test_logits_change_by_bias_and_by_what_was_given_and_written(
         for _, sampling, given_, written in rows
     ]
     adjust(logits, draws)
-    for found, (row, sampling, given_, written) in zip(logits.tolist(), rows, strict=True):
+    for result, (row, sampling, given_, written) in zip(logits.tolist(), rows, strict=True):
         for token, logit in enumerate(row):
             wanted = logit + dict(sampling.bias).get(token, 0.0)
             if token in given_ + written:
                 wanted = wanted / sampling.repetition if wanted > 0 else wanted * sampling.repetition
             if token in written:
                 wanted -= sampling.presence + sampling.frequency * written.count(token)
-            assert found[token] == pytest.approx(-math.inf if token in written[:1] else wanted)
+            assert result[token] == pytest.approx(-math.inf if token in written[:1] else wanted)
 
 
 @given(st.lists(numbers, min_size=8, max_size=8), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0, 3]),
@@ -79,9 +79,9 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
         scores = warper(None, scores)
     sampling = Sampling(1.0, top_p, top_k=top_k, min_p=min_p)
     draws = [FixedDraw(sampling, place=0, value=part / 4096) for part in range(4096)]
-    found = set(choose(torch.tensor([row]).expand(4096, -1), draws).tolist())
+    result = set(choose(torch.tensor([row]).expand(4096, -1), draws).tolist())
     probable = (scores.softmax(dim=1) > 1 / 2048)[0].nonzero()[:, 0].tolist()
-    assert set(probable) <= found <= set(scores.isfinite()[0].nonzero()[:, 0].tolist())
+    assert set(probable) <= result <= set(scores.isfinite()[0].nonzero()[:, 0].tolist())
 
 
 def test_all_luck_draws_one_of_the_most_probable_tokens() -> None:

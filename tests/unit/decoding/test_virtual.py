@@ -52,17 +52,17 @@ def test_projected_rows_are_all_that_leave_and_do_not_end_a_text() -> None:
     """One text, cut in the middle, of which half leaves: its prompt and those that go on run deep."""
     profile = paper_decoder(LaunchSize(projected=1.0), survival=((3, 0.5),))
     config = DecoderConfig.model_validate(PATIENT | {"exits": "project"})
-    found = {}
+    result = {}
     for part in ("rows", "projected", "projections"):
         clock = VirtualClock()
         priced = replace(profile, tables=(replace(profile.tables[0], price_s=LaunchSize(**{part: 1.0})),))
         engine = virtual_engine(priced, "cpu", config, Random(0), clock)
         ((_, depths),) = engine.write_with_depths([TextRequest((TOKEN,) * 5, 40)])
-        found[part] = clock.now_s
+        result[part] = clock.now_s
     deep = [place for place, depth in enumerate(depths) if depth == 7]  # a token is known at the position before it
-    assert found["rows"] == 4 * (5 + 39) + 4 * (5 - (0 not in deep) + sum(place > 0 for place in deep))
-    assert found["projected"] == 4 * sum(depth == 3 for depth in depths[: deep[-1]])
-    assert 4 <= found["projections"] <= 4 * len(deep)
+    assert result["rows"] == 4 * (5 + 39) + 4 * (5 - (0 not in deep) + sum(place > 0 for place in deep))
+    assert result["projected"] == 4 * sum(depth == 3 for depth in depths[: deep[-1]])
+    assert 4 <= result["projections"] <= 4 * len(deep)
 
 
 def test_texts_that_come_while_one_is_written_are_written_beside_it() -> None:

@@ -173,7 +173,7 @@ def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     export(
         series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}, asked=30, shared=12)
     )
-    told = {name: dict(found) for name, found in noted.told.items()}
+    told = {name: dict(result) for name, result in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
     assert told["isobatch_launched_inputs"] == {("decoder", "0"): 16, ("decoder", "2"): 2}

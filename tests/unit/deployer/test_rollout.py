@@ -197,9 +197,9 @@ def test_the_application_of_a_kind_that_could_not_start_is_deleted(
     fleet: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = {"shop.000001.v100": "DEPLOY_FAILED", "shop.000001.k80": "RUNNING", "shop.000001.p100": "DELETING"}
-    found = {name: SimpleNamespace(status=SimpleNamespace(value=state)) for name, state in states.items()}
+    result = {name: SimpleNamespace(status=SimpleNamespace(value=state)) for name, state in states.items()}
     deleted, scaled = list[str](), list[tuple[str, int]]()
-    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=found))
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=result))
     monkeypatch.setattr(fleet.ray_facts, "delete_soon", deleted.append)
     monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append((name, count)))
     ours.scale_to({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
@@ -207,8 +207,8 @@ def test_the_application_of_a_kind_that_could_not_start_is_deleted(
 
 
 def test_replicas_that_another_deployer_leads_stay(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled, found = list[int](), {"shop.000001.v100": SimpleNamespace(status=SimpleNamespace(value="RUNNING"))}
-    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=found))
+    scaled, result = list[int](), {"shop.000001.v100": SimpleNamespace(status=SimpleNamespace(value="RUNNING"))}
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=result))
     monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append(count))
     for leads in (True, False):
         one = fleet.ServeFleet("shop.000001", lambda kind, count: None, dict, lambda leads=leads: leads)
@@ -229,16 +229,16 @@ def test_only_what_serve_has_given_up_has_failed(
     """A roll-out that gave up first would end the replicas that are starting, and so never succeed."""
     unhealthy = SimpleNamespace(value="UNHEALTHY")
     split = SimpleNamespace(status=unhealthy, message=message, replica_states={"RUNNING": 5, "STARTING": 2})
-    found = SimpleNamespace(status=unhealthy, message="", deployments={"split": split})
-    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications={"shop.000001.v100": found}))
+    result = SimpleNamespace(status=unhealthy, message="", deployments={"split": split})
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications={"shop.000001.v100": result}))
     states = ours.states()["v100"]
     assert (states.running, states.starting, bool(states.failed)) == (5, 2, failed)
 
 
 def test_the_name_of_a_kind_may_have_a_dot(fleet: Any, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="", deployments={})
+    result = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="", deployments={})
     names = ["shop", "shop.000001.a100-1g.10gb", "shop.000002.a100-1g.10gb"]
-    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names, found)))
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names, result)))
     assert [*ours.states()] == ["a100-1g.10gb"]
     assert fleet.fleets_of("shop", but=ours.prefix) == ["shop.000002.a100-1g.10gb"]
 

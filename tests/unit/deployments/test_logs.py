@@ -85,8 +85,8 @@ def test_serve_gets_the_configured_format() -> None:
 
 def test_every_decision_is_one_line_with_its_figures(lines: Lines) -> None:
     logging.getLogger(SERVE_LOGGER).setLevel(logging.INFO)
-    asked = question(MEDIUM)
-    application = Fluid(asked, batches(first_plan(asked), 4))
+    problem = question(MEDIUM)
+    application = Fluid(problem, batches(first_plan(problem), 4))
     loop = control_loop(application)
     loop.report = lambda event: _log("toy", event)
     run(application, loop, 400)

@@ -25,11 +25,11 @@ ROOT = Path(deployments.__file__).parents[1]
 
 def has(module: str, path: str, *parameters: str, used_by: str) -> None:
     """Check that a name exists and has these parameters."""
-    found = importlib.import_module(module)
+    result = importlib.import_module(module)
     for name in path.split("."):
-        assert hasattr(found, name), f"Ray has no {module}.{path} any more: mend {used_by}"
-        found = getattr(found, name)
-    takes = inspect.signature(found).parameters if parameters else ()
+        assert hasattr(result, name), f"Ray has no {module}.{path} any more: mend {used_by}"
+        result = getattr(result, name)
+    takes = inspect.signature(result).parameters if parameters else ()
     missing = [name for name in parameters if name not in takes]
     assert not missing, f"{module}.{path} takes no {', '.join(missing)} any more: mend {used_by}"
 
@@ -165,8 +165,8 @@ PRIVATE = re.compile(r"\bray\._|serve\._private|serve\.context|_internal_kv|_get
 
 def test_no_other_module_uses_rays_internals() -> None:
     files = [path for folder in ("deployments", "cluster") for path in (ROOT / folder).rglob("*.py")]
-    found = [path.name for path in files if PRIVATE.search(path.read_text()) and path.name != "ray_facts.py"]
-    assert not found, "such a call belongs into deployments/ray_facts.py, with a test of its own here"
+    result = [path.name for path in files if PRIVATE.search(path.read_text()) and path.name != "ray_facts.py"]
+    assert not result, "such a call belongs into deployments/ray_facts.py, with a test of its own here"
 
 
 async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +182,13 @@ async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Mon
     async def hang() -> list[Any]:
         return [await asyncio.Event().wait()]
 
-    found = [
+    result = [
         await ray_facts.ask_all(
             SimpleNamespace(broadcast=lambda _, each=each: SimpleNamespace(_fetch_replica_results_async=each)), "state"
         )
         for each in (results, hang)
     ]
-    assert found == [[7, 8], []]
+    assert result == [[7, 8], []]
 
 
 def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ def places(needs: Sequence[Resources], nodes: Sequence[Resources]) -> Iterator[S
 @given(st.lists(some_resources, max_size=4), some_nodes)
 @example([{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 1.0}])
 def test_no_need_is_placed_without_room(needs: list[Resources], nodes: list[Resources]) -> None:
-    found = first_fit(needs, nodes)
-    assert any([at is not None for at in chosen] == found for chosen in places(needs, nodes))
+    result = first_fit(needs, nodes)
+    assert any([at is not None for at in chosen] == result for chosen in places(needs, nodes))
 
 
 @given(some_resources, st.integers(0, 4), some_nodes)

@@ -89,8 +89,8 @@ def test_risky_inputs_are_admitted_as_long_as_few_are_late() -> None:
     doubtful_s = expected.needed_s(0.3)
 
     def let_in(deadline_s: float) -> list[float]:
-        found = [admission.risk(lane, expected, deadline_s, 1, limits) for _ in range(100)]
-        return [risk for risk in found if not isinstance(risk, Refusal)]
+        result = [admission.risk(lane, expected, deadline_s, 1, limits) for _ in range(100)]
+        return [risk for risk in result if not isinstance(risk, Refusal)]
 
     first = let_in(doubtful_s)
     assert 0 < len(first) < 5, "nobody knows yet how they end"

@@ -42,13 +42,13 @@ def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
     assert table.batch_sizes[0] == 1
     assert table.ramp_s[0][0] >= 0
     assert min(table.memory_bytes) > 7_000_000 * 4, "a layer of DistilBERT has 7 million weights"
-    found = json.loads((tmp_path / "results-cpu.json").read_text())
-    assert found["trial"]
-    assert found["versions"]["torch"]
+    result = json.loads((tmp_path / "results-cpu.json").read_text())
+    assert result["trial"]
+    assert result["versions"]["torch"]
     (survival,) = (name for name in systems.SURVIVALS if "half" in name)
     systems_part = f"{PART}, {survival}"
-    assert list(found["parts"]) == [measure.ANSWERS, PART, measure.DECODER, measure.LINK, systems_part]
-    same, of_length, decoder, link, compared = found["parts"].values()
+    assert list(result["parts"]) == [measure.ANSWERS, PART, measure.DECODER, measure.LINK, systems_part]
+    same, of_length, decoder, link, compared = result["parts"].values()
     del same["measuring_s"]
     assert {f"{family}, torch" for family in answers.FAMILIES} <= same.keys()
     assert "bert, onnx" in same

@@ -34,5 +34,5 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
 def test_wrong_and_failed_are_told_apart() -> None:
     seen = record()
     seen.status[[7, 8, 9]] = WRONG, BROKEN, 503
-    found = figures(seen, [Change("cut moved", 5.0, 5.1, 0.0)])
-    assert (found["wrong"], found["failed"], found["unanswered"]) == (1, 2, 1)
+    result = figures(seen, [Change("cut moved", 5.0, 5.1, 0.0)])
+    assert (result["wrong"], result["failed"], result["unanswered"]) == (1, 2, 1)

@@ -173,16 +173,16 @@ async def test_connections_are_limited_and_those_that_are_there_live_on(monkeypa
     async with asked() as client:
         await client.ask("ServerLive")
         port = client.service.config.grpc_port
-        found = []
+        result = []
         for _ in range(5):
             with suppress(OSError):  # it may be ended as soon as it is there
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
                 if await asyncio.wait_for(reader.read(1), 1):
-                    found.append(writer)
-        assert len(found) <= 1
+                    result.append(writer)
+        assert len(result) <= 1
         assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
-        for writer in found:
+        for writer in result:
             writer.close()
 
 

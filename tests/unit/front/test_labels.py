@@ -49,15 +49,15 @@ def test_predict_lists_the_labels_of_each_input_the_most_probable_first(client: 
 def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
     names = ["labels", "label", "name", "score", "scores", "exit_block"]
-    found = tensors(client, "labels", inputs=[tensor], outputs=[{"name": name} for name in names])
+    result = tensors(client, "labels", inputs=[tensor], outputs=[{"name": name} for name in names])
     has = expected() > 0.5
     most = int(has.sum(axis=1).max())
-    assert found["labels"]["data"] == has.sum(axis=1).tolist()
-    assert found["label"]["shape"] == found["name"]["shape"] == [3, most]
-    assert found["label"]["data"][most : 2 * most] == [-1] * most
-    assert found["name"]["data"][most : 2 * most] == [""] * most
-    assert found["scores"]["shape"] == [3, 4]
-    assert found["scores"]["data"] == pytest.approx(expected().ravel().tolist(), abs=1e-5)
+    assert result["labels"]["data"] == has.sum(axis=1).tolist()
+    assert result["label"]["shape"] == result["name"]["shape"] == [3, most]
+    assert result["label"]["data"][most : 2 * most] == [-1] * most
+    assert result["name"]["data"][most : 2 * most] == [""] * most
+    assert result["scores"]["shape"] == [3, 4]
+    assert result["scores"]["data"] == pytest.approx(expected().ravel().tolist(), abs=1e-5)
     about = {each["name"]: each for each in client.get("/v2/models/labels").json()["outputs"]}
     assert about["scores"]["shape"] == [-1, 4]
 

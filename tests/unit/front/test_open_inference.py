@@ -39,10 +39,10 @@ def tensor(**changes: Any) -> dict[str, Any]:
 def test_json_in_json_out(client: TestClient) -> None:
     reply = client.post(INFER, json={"id": "7", "inputs": [tensor()]}).json()
     assert (reply["model_name"], reply["id"]) == ("toy", "7")
-    found = {each["name"]: each for each in reply["outputs"]}
-    assert found["label"] == {"name": "label", "shape": [2], "datatype": "INT64", "data": [7, 3]}
-    assert found["exit_block"]["data"] == [3, 0]
-    assert found["name"] == {"name": "name", "shape": [2], "datatype": "BYTES", "data": ["7", "3"]}
+    result = {each["name"]: each for each in reply["outputs"]}
+    assert result["label"] == {"name": "label", "shape": [2], "datatype": "INT64", "data": [7, 3]}
+    assert result["exit_block"]["data"] == [3, 0]
+    assert result["name"] == {"name": "name", "shape": [2], "datatype": "BYTES", "data": ["7", "3"]}
 
 
 def test_statistics_of_all_models_are_those_of_the_one(client: TestClient) -> None:

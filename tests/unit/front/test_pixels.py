@@ -61,13 +61,13 @@ def test_a_client_chooses_form_and_size(client: DocumentedClient, form: str) -> 
     for output, expected in zip(asked(client, map=form, size=[48, 30]), maps((48, 30)), strict=True):
         assert (output["height"], output["width"]) == (48, 30)
         if form == "png":
-            found = np.asarray(Image.open(BytesIO(base64.b64decode(output["png"]))))
+            result = np.asarray(Image.open(BytesIO(base64.b64decode(output["png"]))))
         elif form == "array":
-            found = np.array(output["array"])
+            result = np.array(output["array"])
         else:
             labels, lengths = zip(*output["runs"], strict=True)
-            found = np.repeat(labels, lengths).reshape(48, 30)
-        assert (found == expected).mean() > 0.999  # a pixel between two labels may fall to either side
+            result = np.repeat(labels, lengths).reshape(48, 30)
+        assert (result == expected).mean() > 0.999  # a pixel between two labels may fall to either side
         assert {"runs", "png", "array"} & output.keys() == {form}
 
 
@@ -84,13 +84,13 @@ def test_tensors_hold_maps(client: DocumentedClient) -> None:
     pixels = PICTURES[..., None].astype(np.float32)
     tensor = {"name": "inputs", "datatype": "FP32", "shape": list(pixels.shape), "data": pixels.ravel().tolist()}
     names = "label", "score", "scores", "exit_block"
-    found = tensors(client, "scenes", inputs=[tensor], outputs=[{"name": name} for name in names])
-    assert found["label"]["shape"] == [2, GRID, GRID]
-    assert found["label"]["data"] == maps().ravel().tolist()
+    result = tensors(client, "scenes", inputs=[tensor], outputs=[{"name": name} for name in names])
+    assert result["label"]["shape"] == [2, GRID, GRID]
+    assert result["label"]["data"] == maps().ravel().tolist()
     expected = reference_logits(PICTURES).softmax(dim=1).permute(0, 2, 3, 1)
-    assert found["scores"]["shape"] == list(expected.shape)
-    assert found["scores"]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-5)
-    assert found["score"]["data"] == pytest.approx(expected.amax(dim=3).ravel().tolist(), abs=1e-5)
+    assert result["scores"]["shape"] == list(expected.shape)
+    assert result["scores"]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-5)
+    assert result["score"]["data"] == pytest.approx(expected.amax(dim=3).ravel().tolist(), abs=1e-5)
 
 
 def test_grpc_says_the_same() -> None:

@@ -28,8 +28,8 @@ def test_points_are_in_the_pictures_own_coordinates(client: DocumentedClient) ->
         PREDICTIONS["keypoint-detection"].model_validate(reply.json())
         for output, heat, expected in zip(reply.json()["outputs"], maps, points, strict=True):
             assert [each["name"] for each in output["points"]] == list(NAMES)
-            found = np.array([(each["x"], each["y"]) for each in output["points"]])
-            assert np.abs(found - expected).max() < 1e-3
+            result = np.array([(each["x"], each["y"]) for each in output["points"]])
+            assert np.abs(result - expected).max() < 1e-3
             surest = heat.max(axis=(1, 2))
             assert [each["score"] for each in output["points"]] == pytest.approx(surest, abs=1e-5)
             if options:
@@ -44,18 +44,18 @@ def test_tensors_hold_points_and_heat_maps(client: DocumentedClient) -> None:
     pixels = PICTURES.astype(np.float32)
     tensor = {"name": "inputs", "datatype": "FP32", "shape": [2, *SIDES, 3], "data": pixels.ravel().tolist()}
     names = "points", "label", "score", "scores", "exit_block"
-    found = tensors(client, "spots", inputs=[tensor], outputs=[{"name": name} for name in names])
-    assert found["points"]["shape"] == [2, len(NAMES), 2]
-    assert np.abs(np.array(found["points"]["data"]) - points.ravel()).max() < 1e-3
-    assert found["score"]["data"] == pytest.approx(maps.max(axis=(2, 3)).ravel(), abs=1e-5)
-    assert found["scores"]["shape"] == [2, len(NAMES), *GRID]
-    assert found["scores"]["data"] == pytest.approx(maps.ravel(), abs=1e-5)
+    result = tensors(client, "spots", inputs=[tensor], outputs=[{"name": name} for name in names])
+    assert result["points"]["shape"] == [2, len(NAMES), 2]
+    assert np.abs(np.array(result["points"]["data"]) - points.ravel()).max() < 1e-3
+    assert result["score"]["data"] == pytest.approx(maps.max(axis=(2, 3)).ravel(), abs=1e-5)
+    assert result["scores"]["shape"] == [2, len(NAMES), *GRID]
+    assert result["scores"]["data"] == pytest.approx(maps.ravel(), abs=1e-5)
 
 
 def test_grpc_says_the_same() -> None:
     _, raw = inferred(point_network(), [2], list(map(png, PICTURES)))
-    found, (_, points) = np.frombuffer(raw["points"], "<f4"), reference(PICTURES, point_network())
-    assert np.abs(found - points.ravel()).max() < 1e-3
+    result, (_, points) = np.frombuffer(raw["points"], "<f4"), reference(PICTURES, point_network())
+    assert np.abs(result - points.ravel()).max() < 1e-3
 
 
 def test_maps_of_pixels_are_not_for_it(client: DocumentedClient) -> None:

@@ -125,11 +125,11 @@ def test_no_document_of_another_request_counts(strict: Path) -> None:
 
 
 def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
-    model, found = load(ranks), lists(20, seed=5)
-    values = [(query, each) for query, documents, _ in found for each in documents]
+    model, result = load(ranks), lists(20, seed=5)
+    values = [(query, each) for query, documents, _ in result for each in documents]
     early, full = ([each.score for each in model.predict(values, exits)] for exits in (True, False))
     with serving(ranks, answers="early") as client:
-        for query, documents, _ in found:
+        for query, documents, _ in result:
             client.post("/rerank", json={"query": query, "texts": documents})
         stats = client.get("/stats").json()
     measured = (np.abs(np.array(early) - np.array(full)) <= 0.05).mean()

@@ -55,15 +55,15 @@ def test_inputs_that_are_neither_are_refused_in_one_sentence(client: DocumentedC
 
 def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
-    found = tensors(client, "words", inputs=[tensor])
+    result = tensors(client, "words", inputs=[tensor])
     own = expected()
-    assert found["words"]["data"] == [5, 1, 0]
-    assert found["label"]["shape"] == found["name"]["shape"] == found["start"]["shape"] == [3, 5]
-    assert found["label"]["data"][:6] == [*(each["label"] for each in own[0]["tokens"]), own[1]["tokens"][0]["label"]]
-    assert found["label"]["data"][6:] == [-1] * 9
-    assert found["name"]["data"][5:] == ["B-LOC", *[""] * 9]
-    assert found["end"]["data"][:5] == [each["end"] for each in own[0]["tokens"]]
-    assert found["exit_block"]["shape"] == [3]
+    assert result["words"]["data"] == [5, 1, 0]
+    assert result["label"]["shape"] == result["name"]["shape"] == result["start"]["shape"] == [3, 5]
+    assert result["label"]["data"][:6] == [*(each["label"] for each in own[0]["tokens"]), own[1]["tokens"][0]["label"]]
+    assert result["label"]["data"][6:] == [-1] * 9
+    assert result["name"]["data"][5:] == ["B-LOC", *[""] * 9]
+    assert result["end"]["data"][:5] == [each["end"] for each in own[0]["tokens"]]
+    assert result["exit_block"]["shape"] == [3]
 
 
 def test_grpc_says_the_same() -> None:

@@ -91,19 +91,19 @@ def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
     """One connection, and a first answer after 0.3 s: all requests that were due meanwhile count their wait."""
     due_s = np.arange(20) / 100
     record = measured(lambda n: (0.3 if n == 0 else 0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(due_s))
-    found = summary(record, slo_ms=100)
-    assert found.outcomes == {"answered": 20}
-    assert found.latency_ms["p50"] > 150
-    assert found.good_share < 0.5
+    result = summary(record, slo_ms=100)
+    assert result.outcomes == {"answered": 20}
+    assert result.latency_ms["p50"] > 150
+    assert result.good_share < 0.5
 
 
 def test_a_slow_server_is_told_from_a_slow_generator() -> None:
     record = measured(lambda _: (0.15, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 40))
-    found = summary(record, slo_ms=100).lateness
-    assert found.late == 20
-    assert found.server_share > 0.5
-    assert found.server_ms["p50"] > 145
-    assert found.generator_ms["p50"] < found.server_ms["p50"]
+    result = summary(record, slo_ms=100).lateness
+    assert result.late == 20
+    assert result.server_share > 0.5
+    assert result.server_ms["p50"] > 145
+    assert result.generator_ms["p50"] < result.server_ms["p50"]
 
     def answer(number: int) -> tuple[float, bytes]:
         """Of the first: for 0.5 s, in which all others are due, the generator's process does something else."""
@@ -112,10 +112,10 @@ def test_a_slow_server_is_told_from_a_slow_generator() -> None:
         return 0.0, OK
 
     record = measured(answer, lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 100))
-    found = summary(record, slo_ms=100).lateness
-    assert found.generator_share > 0.5
-    assert found.late_by_generator >= 10
-    assert found.warning.startswith("WARNING: the generator itself was late")
+    result = summary(record, slo_ms=100).lateness
+    assert result.generator_share > 0.5
+    assert result.late_by_generator >= 10
+    assert result.warning.startswith("WARNING: the generator itself was late")
 
 
 def test_outcomes_are_distinguished_and_refusals_keep_their_reason() -> None:
@@ -178,8 +178,8 @@ def test_rates_are_per_second_of_the_load() -> None:
 
 def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:
     asked = record([0.0, 1.0, 2.0, 3.0], 0.01, [200, 200, 503, 200])
-    found = summary(asked, 100, tokens=(10, 40))
-    assert (found.offered_tokens_per_s, found.good_tokens_per_s) == (100 / 3, 90 / 3)
+    result = summary(asked, 100, tokens=(10, 40))
+    assert (result.offered_tokens_per_s, result.good_tokens_per_s) == (100 / 3, 90 / 3)
     assert summary(asked, 100).offered_tokens_per_s is None
 
 

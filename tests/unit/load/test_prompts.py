@@ -46,11 +46,11 @@ async def test_tokens_are_counted_and_timed() -> None:
     written = await open_loop(0.0, 0.01, 0.02)
     assert [each.tokens for each in written] == [TOKENS] * 3
     assert all(each.last_s - each.first_s >= 0.9 * GAP_S for each in written)
-    found = summed(written, slo_ms=60_000)
-    assert found.good_share == 1.0
-    assert found.tokens_per_s == pytest.approx(3 * TOKENS / found.seconds)
-    assert found.tpot_ms["p50"] >= 0.9 * 1e3 * GAP_S / (TOKENS - 1)
-    assert not is_failure(found.outcomes)
+    result = summed(written, slo_ms=60_000)
+    assert result.good_share == 1.0
+    assert result.tokens_per_s == pytest.approx(3 * TOKENS / result.seconds)
+    assert result.tpot_ms["p50"] >= 0.9 * 1e3 * GAP_S / (TOKENS - 1)
+    assert not is_failure(result.outcomes)
 
 
 async def test_texts_that_are_still_being_written_are_not_lost() -> None:
@@ -67,9 +67,9 @@ async def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() ->
 
 
 async def test_refusals_are_counted_and_are_no_answers() -> None:
-    found = summed(await open_loop(0.0, 0.01, 0.02, status="429 Too Many"), slo_ms=60_000)
-    assert found.outcomes == {"refused": 3}
-    assert is_failure(found.outcomes)
+    result = summed(await open_loop(0.0, 0.01, 0.02, status="429 Too Many"), slo_ms=60_000)
+    assert result.outcomes == {"refused": 3}
+    assert is_failure(result.outcomes)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5])

@@ -34,11 +34,11 @@ def test_a_cascade_is_its_networks_run_by_hand(
     stops = sorted(data.draw(st.sets(st.integers(1, model.num_blocks - 1), max_size=4)))
     ramps = data.draw(st.sets(st.sampled_from(model.ramp_blocks)))
     inputs = inputs_of(names, count, seed)
-    found = answers_of(model, model.merge(inputs), stops, ramps)
+    result = answers_of(model, model.merge(inputs), stops, ramps)
     for row, one in enumerate(inputs):
         block, probabilities = by_hand(names, one, threshold, weights, inner, ramps)
-        assert found[row][0] == block
-        assert found[row][1] == pytest.approx(probabilities, abs=1e-4)
+        assert result[row][0] == block
+        assert result[row][1] == pytest.approx(probabilities, abs=1e-4)
 
 
 def test_who_is_kept_is_told_of_and_goes_on() -> None:
@@ -66,20 +66,20 @@ def test_survivors_may_travel_between_any_two_splits(seed: int, threshold: float
     """Packed, sent on in parts, and joined with others, they get what they would have got alone."""
     names = ("bert", "roberta")
     model, inputs = cascade(names, threshold, [1.0, 0.6]), inputs_of(names, 4, seed)
-    replica, ramps, found = SplitReplica(model), frozenset(model.ramp_blocks), dict[int, int]()
+    replica, ramps, result = SplitReplica(model), frozenset(model.ramp_blocks), dict[int, int]()
     whole = pack(model.merge(inputs))
     waiting = [(row, take(whole, np.array([row]))) for row in range(4)]
     for stop in [*sorted(cuts), model.num_blocks]:
         rows = [row for row, _ in waiting]
         for reply in replica.run(Order(stop, ramps, tuple(part for _, part in waiting))) if waiting else ():
             if isinstance(reply, Departed):
-                found |= {rows[at]: block for at, block in zip(reply.exits.rows, reply.exits.blocks, strict=True)}
+                result |= {rows[at]: block for at, block in zip(reply.exits.rows, reply.exits.blocks, strict=True)}
             elif reply.survivors is not None:
                 here = reply.survivors
                 waiting = [(rows[row], take(here, np.array([at]))) for at, row in enumerate(reply.rows)]
             else:
                 waiting = []
-    assert found == {
+    assert result == {
         row: by_hand(names, one, threshold, [1.0, 0.6], None, {*ramps})[0] for row, one in enumerate(inputs)
     }
 

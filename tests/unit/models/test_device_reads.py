@@ -40,9 +40,9 @@ def test_reads_are_found() -> None:
         values.repeat_interleave(values), values.repeat_interleave(2)
         values[mask] = 1
         values[[0, 1]] = values.new_tensor([1, 2])
-    found = ["__getitem__", "__int__", "item", "nonzero", "__bool__", "repeat_interleave", "__setitem__"]
-    found += ["new_tensor", "__setitem__"]
-    assert reads.found == found
+    result = ["__getitem__", "__int__", "item", "nonzero", "__bool__", "repeat_interleave", "__setitem__"]
+    result += ["new_tensor", "__setitem__"]
+    assert reads.found == result
 
 
 @pytest.mark.parametrize("name", DISTINCT_FAMILIES)
@@ -112,12 +112,12 @@ CHANGED = Sampling(bias=((3, 1.0),), presence=1.0, repetition=1.5)
 def test_a_decoders_launch_reads_once(sampling: Sampling, reads_source: bool) -> None:
     """The tokens and whether they are sure. What requests ask for comes in copies that the host does not wait for."""
     model = t5() if reads_source else decoder()
-    asked = [TextRequest((0,) if reads_source else (1, 2), 4, sampling=sampling, min_tokens=4)] * 2
+    requests = [TextRequest((0,) if reads_source else (1, 2), 4, sampling=sampling, min_tokens=4)] * 2
     if reads_source:
-        asked = [replace(each, source=(3, 4, 5)[: 2 + row]) for row, each in enumerate(asked)]
+        requests = [replace(each, source=(3, 4, 5)[: 2 + row]) for row, each in enumerate(requests)]
     running = engine(model, {1: 1.1})
     with Reads() as reads:
-        running.write_all(asked)
+        running.write_all(requests)
     masks = ["__bool__"] * 2 * reads_source  # Hugging Face's encoder reads once of new sources whether any is padded
     assert set(reads.found) == {"tolist", *masks}
     assert reads.found.count("__bool__") <= len(masks)

@@ -153,11 +153,11 @@ def test_threads_that_share_a_network_get_their_own_answers(backend: str, tmp_pa
     model.prepare([BlockRange(0, 2, (0, 1))], batch_for(exact, "bert"))
     batches = [batch_for(exact, "bert", size, seed) for seed, size in enumerate([1, 3, 5, 8] * 3)]
     expected = [exact.run(batch, 2, (0, 1)) for batch in batches]
-    found: dict[int, Any] = {}
+    result: dict[int, Any] = {}
 
     def compute(first: int) -> None:
         for number in range(first, len(batches), 3):
-            found[number] = model.run(batches[number], 2, (0, 1))
+            result[number] = model.run(batches[number], 2, (0, 1))
 
     threads = [threading.Thread(target=compute, args=(first,)) for first in range(3)]
     for thread in threads:
@@ -165,4 +165,4 @@ def test_threads_that_share_a_network_get_their_own_answers(backend: str, tmp_pa
     for thread in threads:
         thread.join()
     for number, launched in enumerate(expected):
-        assert_same(launched, found[number])
+        assert_same(launched, result[number])

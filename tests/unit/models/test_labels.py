@@ -73,8 +73,8 @@ def test_an_input_leaves_at_the_first_ramp_where_each_of_its_labels_would_leave_
     batch = model.encode(some)
     pooled, head = model.features(batch)
     ramps = [model.ramps.logits(block, each).tolist() for block, each in enumerate(pooled)]
-    found = model.run(batch, 4, model.ramp_blocks).exits
-    for row, block, logits in zip(found.rows, found.blocks, found.logits_by_input, strict=True):
+    result = model.run(batch, 4, model.ramp_blocks).exits
+    for row, block, logits in zip(result.rows, result.blocks, result.logits_by_input, strict=True):
         expected, answer = 3, head[row].tolist()
         for ramp in range(3):
             alone = [rule(torch.tensor([[0.0, z]]), threshold, torch.zeros(1, 0)).leaves for z in ramps[ramp][row]]
@@ -83,7 +83,7 @@ def test_an_input_leaves_at_the_first_ramp_where_each_of_its_labels_would_leave_
                 break
         assert block == expected
         assert logits[:, 1] - logits[:, 0] == pytest.approx(answer, abs=1e-4)
-    assert 0 < (found.blocks < 3).sum() < 40
+    assert 0 < (result.blocks < 3).sum() < 40
 
 
 @settings(max_examples=15)

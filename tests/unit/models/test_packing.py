@@ -146,23 +146,23 @@ def least(ascending: list[int], most: int, a_band: int) -> int:
     return min([together, *(cost([ascending[:at]], a_band) + least(ascending[at:], most - 1, a_band) for at in cuts)])
 
 
-def rows_without_texts(found: Spans) -> int:
-    return sum(len(band.places) for band in found.bands) - found.count
+def rows_without_texts(result: Spans) -> int:
+    return sum(len(band.places) for band in result.bands) - result.count
 
 
 @given(some_lengths, st.integers(1, 4))
 def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
-    found = in_bands(np.array(lengths), CPU, count)
-    assert len(found.bands) == count
-    rows = torch.cat([band.places.flatten() for band in found.bands])
-    present = torch.cat([band.present.flatten() for band in found.bands])
-    assert (present.sum(), present[found.back].sum()) == (sum(lengths) + rows_without_texts(found), sum(lengths))
-    for band in found.bands:
+    result = in_bands(np.array(lengths), CPU, count)
+    assert len(result.bands) == count
+    rows = torch.cat([band.places.flatten() for band in result.bands])
+    present = torch.cat([band.present.flatten() for band in result.bands])
+    assert (present.sum(), present[result.back].sum()) == (sum(lengths) + rows_without_texts(result), sum(lengths))
+    for band in result.bands:
         assert torch.equal(band.places.where(band.present, band.places[:, :1]), band.places), "padding repeats a token"
-    assert rows[found.back].tolist() == list(range(sum(lengths)))
+    assert rows[result.back].tolist() == list(range(sum(lengths)))
     hidden = torch.rand(sum(lengths), 2)
     expected = torch.stack([each.mean(dim=0) for each in hidden.split(lengths)])
-    for each in (found, spans_of(np.array(lengths), CPU)):
+    for each in (result, spans_of(np.array(lengths), CPU)):
         assert torch.allclose(each.mean(hidden), expected, atol=1e-6)
         assert each.positions.tolist() == [place for length in lengths for place in range(length)]
 
@@ -173,11 +173,13 @@ def fake_kernel(
     """Text by text, as torch's kernel on CUDA sees them."""
     assert edges.dtype == torch.int32
     assert max(np.diff(edges)) <= longest
-    found = torch.zeros_like(tokens[0])
+    result = torch.zeros_like(tokens[0])
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         query, key, value = (each[start:stop].transpose(0, 1)[None] for each in tokens)
-        found[start:stop] = functional.scaled_dot_product_attention(query, key, value, scale=scaling)[0].transpose(0, 1)
-    return found
+        result[start:stop] = functional.scaled_dot_product_attention(query, key, value, scale=scaling)[0].transpose(
+            0, 1
+        )
+    return result
 
 
 def as_on_cuda(patch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor]) -> None:
@@ -203,9 +205,9 @@ def test_with_a_fused_kernel_there_are_the_same_answers(
         as_on_cuda(patch, lambda *given: calls.append(1) or fake_kernel(*given))
         model = GraphModel(exact, Recorder(exact)) if recorded else exact
         for lengths, known in zip(batches, expected, strict=True):
-            found = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
-            assert found.blocks.tolist() == known.blocks.tolist()
-            assert np.abs(found.logits - known.logits).max() < 1e-4
+            result = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
+            assert result.blocks.tolist() == known.blocks.tolist()
+            assert np.abs(result.logits - known.logits).max() < 1e-4
     assert calls or name != "distilbert"
 
 
@@ -253,8 +255,8 @@ def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come
 
     def launch(lengths: list[int]) -> None:
         middle = exact.run(texts(lengths, 0, exact), 2, ()).survivors
-        expected, found = (each.run(middle, 4, ()).survivors for each in (exact, model))
-        assert torch.allclose(expected.arrays["hidden"], found.arrays["hidden"], atol=1e-5)
+        expected, result = (each.run(middle, 4, ()).survivors for each in (exact, model))
+        assert torch.allclose(expected.arrays["hidden"], result.arrays["hidden"], atol=1e-5)
 
     model.warm_up(2, [4], (), texts([12] * 8, 0, exact))
     of_split = (BlockRange(2, 4), RecordingShape(16, 96, 24))

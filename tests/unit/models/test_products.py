@@ -31,10 +31,10 @@ def test_a_product_computes_what_its_layers_do_and_they_go_on_as_its_parts(dtype
     for count in (1, 3, 33, 200):
         rows = torch.randn(count, 24, dtype=dtype)
         wanted = torch.cat([plain.one(rows), plain.two(rows), plain.three(rows)], dim=1)
-        for found, part in (
+        for result, part in (
             (product(rows), wanted), (product(rows, 40), wanted[:, 40:]), (owner.two(rows), wanted[:, 40:48])
         ):  # fmt: skip
-            torch.testing.assert_close(found, part, rtol=0, atol=CLOSE[dtype])
+            torch.testing.assert_close(result, part, rtol=0, atol=CLOSE[dtype])
     assert not list(owner.parameters()), "a weight is kept twice"
 
 
@@ -89,5 +89,5 @@ def test_threads_that_run_a_layer_first_at_the_same_time_all_get_its_outputs() -
     plain, rows = copy.deepcopy(layer), torch.randn(5, 24)
     pack_when_used(layer)
     with ThreadPoolExecutor(8) as threads:
-        for found in threads.map(layer, [rows] * 32):
-            torch.testing.assert_close(found, plain(rows))
+        for result in threads.map(layer, [rows] * 32):
+            torch.testing.assert_close(result, plain(rows))

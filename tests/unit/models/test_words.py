@@ -57,11 +57,11 @@ def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
 
 def texts(count: int, seed: int) -> list[Batch]:
     random = np.random.default_rng(seed)
-    found = []
+    result = []
     for length in random.integers(1, 12, count):
         arrays = {"input_ids": random.integers(2, VOCABULARY, length), ANSWERED_TOKENS: random.random(length) < 0.6}
-        found.append(Batch(0, arrays, np.zeros((1, 0), np.float32), np.array([length])))
-    return found
+        result.append(Batch(0, arrays, np.zeros((1, 0), np.float32), np.array([length])))
+    return result
 
 
 def parts_of(exits: Exits) -> list[np.ndarray]:
@@ -150,8 +150,8 @@ def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
     assert not other.exported.requested
 
 
-def entities(found: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(each["entity_group"], each["start"], each["end"], round(float(each["score"]), 5)) for each in found]
+def entities(result: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(each["entity_group"], each["start"], each["end"], round(float(each["score"]), 5)) for each in result]
 
 
 def test_entities_are_those_of_transformers_pipeline() -> None:

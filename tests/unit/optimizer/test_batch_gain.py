@@ -25,31 +25,33 @@ EIGHT = Objective(max_batch=8)
 
 
 def gain(facts: Problem, objective: Objective = EIGHT) -> BatchGain:
-    (found,) = batch_gains(facts, objective)
-    return found
+    (result,) = batch_gains(facts, objective)
+    return result
 
 
 def test_where_a_batch_takes_as_long_as_an_input_constant_ones_are_worth_the_places_that_shrinking_leaves_empty() -> (
     None
 ):
-    found = gain(network(eight_s=1.0))
-    assert (found.batch, found.gain) == (8, 8.0)
+    result = gain(network(eight_s=1.0))
+    assert (result.batch, result.gain) == (8, 8.0)
     early_per_s = 8 / (1 + (1 - 0.5**8))
-    assert found.at_most == pytest.approx(8 / 1.5 / early_per_s)
-    assert "gains 8 times from batches of 8; constant batches are worth at most 1.33 times" in str(found)
-    assert "does as well" not in str(found)
+    assert result.at_most == pytest.approx(8 / 1.5 / early_per_s)
+    assert "gains 8 times from batches of 8; constant batches are worth at most 1.33 times" in str(result)
+    assert "does as well" not in str(result)
 
 
 def test_where_a_batch_saves_nothing_early_exit_in_one_split_does_as_well() -> None:
-    found = gain(network(eight_s=8.0))
-    assert (found.gain, found.at_most) == (pytest.approx(1.0), pytest.approx(1.0))
-    assert str(found).endswith("at most 1.00 times early exit here, so early exit in one split does as well")
+    result = gain(network(eight_s=8.0))
+    assert (result.gain, result.at_most) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert str(result).endswith("at most 1.00 times early exit here, so early exit in one split does as well")
 
 
 def test_an_slo_that_early_exit_in_one_split_cannot_keep_is_said() -> None:
-    found = gain(network(eight_s=1.0), Objective(slo_s=0.5))
-    assert found.at_most is None
-    assert str(found).endswith("gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit")
+    result = gain(network(eight_s=1.0), Objective(slo_s=0.5))
+    assert result.at_most is None
+    assert str(result).endswith(
+        "gains 8 times from batches of 8; early exit in one split does not keep this SLO or fit"
+    )
 
 
 @pytest.mark.parametrize("slo_s", [0.015, 0.02, 0.1, None])
@@ -65,9 +67,9 @@ def test_no_plan_gains_more(slo_s: float | None, count: int, survival: tuple[flo
 
 def test_each_kind_is_told_by_itself_and_no_batch_is_larger_than_asked() -> None:
     both = fleet_of(fast=1, slow=3)
-    found = list(batch_gains(both, Objective(max_batch=4)))
-    assert [(each.kind, each.batch) for each in found] == [("fast", 4), ("slow", 4)]
-    assert found[1] == gain(fleet_of(slow=3), Objective(max_batch=4))
+    result = list(batch_gains(both, Objective(max_batch=4)))
+    assert [(each.kind, each.batch) for each in result] == [("fast", 4), ("slow", 4)]
+    assert result[1] == gain(fleet_of(slow=3), Objective(max_batch=4))
 
 
 def test_devices_beyond_the_limit_of_a_plan_are_not_multiplied_by_a_hundred() -> None:

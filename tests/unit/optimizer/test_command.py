@@ -142,11 +142,11 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
 
 def test_a_plan_promises_its_score(profile: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    found = json.loads(run(profile, "--json", "--out", str(path)))
-    assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
-    assert {each["name"] for each in found["baselines"]} >= {"no exits"}
-    assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
-    assert found["plan"]["beside"], "so that it uses both kinds"
+    result = json.loads(run(profile, "--json", "--out", str(path)))
+    assert result["plan"]["promise"]["goodput_per_s"] == pytest.approx(result["score"]["goodput_per_s"])
+    assert {each["name"] for each in result["baselines"]} >= {"no exits"}
+    assert {each["kind"]: each["estimated"] for each in result["tables"]} == {"v100": True, "k80": True}
+    assert result["plan"]["beside"], "so that it uses both kinds"
 
 
 def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small: tuple[str, ...]) -> None:
@@ -156,8 +156,8 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
 
     def promised(table: LatencyTable, *further: str) -> tuple[list[float] | None, float]:
         save(Profile("distilbert", (table,), exits), path := tmp_path / "profile.json")
-        found = json.loads(run_played(path, *options, *further))
-        return found["between_per_s"], found["plan"]["promise"]["goodput_per_s"]
+        result = json.loads(run_played(path, *options, *further))
+        return result["between_per_s"], result["plan"]["promise"]["goodput_per_s"]
 
     assert promised(replace(table, interval=()), "--no-simulation")[0] is None
     for further in ((), ("--no-simulation",)):
@@ -196,10 +196,10 @@ def test_the_user_may_choose_cuts(profile: Path) -> None:
 
 
 def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile: Path) -> None:
-    found = json.loads(run(profile, "--json", "--no-simulation", "--no-later"))
-    without = found["baselines"][0]
-    assert found["score"]["latency_s"] <= without["latency_s"] * (1 + 1e-9)
-    assert found["score"]["goodput_per_s"] >= without["goodput_per_s"] * (1 - 1e-9)
+    result = json.loads(run(profile, "--json", "--no-simulation", "--no-later"))
+    without = result["baselines"][0]
+    assert result["score"]["latency_s"] <= without["latency_s"] * (1 + 1e-9)
+    assert result["score"]["goodput_per_s"] >= without["goodput_per_s"] * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,11 @@ WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
 def test_where_weights_bind_it_is_the_arithmetic_of_schedules(cut: int, survival: float, k: int) -> None:
     facts = DecodingFacts(paper_decoder(LaunchSize(blocks=1e-3), ((cut - 1, survival),)), CPU)
     full = expected_pace(facts, DecodingWay(8, 1, 32, 256)).tokens_per_s
-    found = expected_pace(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
+    result = expected_pace(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
     best = cheapest_schedule(cut / 8, survival)
-    assert found <= 1 / best.cost + 1e-6
+    assert result <= 1 / best.cost + 1e-6
     if k == best.launches:
-        assert found == pytest.approx(1 / best.cost, rel=1e-6)
+        assert result == pytest.approx(1 / best.cost, rel=1e-6)
 
 
 def test_a_share_that_rounds_to_nothing_is_planned_as_none() -> None:
@@ -81,11 +81,11 @@ def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
     facts, goal = DecodingFacts(paper_decoder(survival=((1, 0.3), (3, 0.2), (5, 0.1))), CPU), DecodingGoal(1.0, 0.02)
     looked_at = expected_paces(facts, goal)
     within = [each for each in looked_at if each.tpot_s <= 0.02 and each.ttft_s <= 1]
-    found = most_promising(looked_at, goal, 5)
+    result = most_promising(looked_at, goal, 5)
     best = max(within, key=lambda each: each.tokens_per_s)
-    assert found[0].tokens_per_s >= NEARLY_BEST * best.tokens_per_s
-    assert found[0].way.residents <= best.way.residents
-    assert len({(each.way.cut, each.way.launches) for each in found}) == 5
+    assert result[0].tokens_per_s >= NEARLY_BEST * best.tokens_per_s
+    assert result[0].way.residents <= best.way.residents
+    assert len({(each.way.cut, each.way.launches) for each in result}) == 5
     assert not most_promising(looked_at, DecodingGoal(1.0, 1e-6), 5)
 
 

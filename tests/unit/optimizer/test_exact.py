@@ -111,9 +111,9 @@ def test_a_proof_that_does_not_fit_is_given_up_and_the_gap_says_what_may_be_miss
         objective = random_objective(seed, facts)
         plan = search(facts, objective, effort=SCANT)
         if plan and plan.promise and plan.promise.gap > 0:
-            found, best = worth(evaluate(plan, facts, objective), objective), best_value(facts, objective)
-            assert best * (1 - 1e-8) <= found <= best * (1 + plan.promise.gap) * (1 + 1e-8)
-            gaps.append(found / best - 1)
+            result, best = worth(evaluate(plan, facts, objective), objective), best_value(facts, objective)
+            assert best * (1 - 1e-8) <= result <= best * (1 + plan.promise.gap) * (1 + 1e-8)
+            gaps.append(result / best - 1)
     assert len(gaps) >= 3
 
 
@@ -128,9 +128,9 @@ def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan 
         best = planner(facts, objective)
         assert (hurried is None) == (best is None)
         if hurried and hurried.promise and best:
-            found, least = (worth(evaluate(plan, facts, objective), objective) for plan in (hurried, best))
-            assert least * (1 - 1e-8) <= found
-            assert found <= least * (1 + hurried.promise.gap) * (1 + 1e-8)
+            result, least = (worth(evaluate(plan, facts, objective), objective) for plan in (hurried, best))
+            assert least * (1 - 1e-8) <= result
+            assert result <= least * (1 + hurried.promise.gap) * (1 + 1e-8)
             gaps.append(hurried.promise.gap)
     assert max(gaps) <= MOST_GAP
     assert np.median(gaps) < 10

@@ -143,24 +143,24 @@ OBJECTIVE = Objective(slo_s=0.05, max_batch=8)
 
 
 def test_all_baselines_are_among_the_starts_whatever_limits_they_have() -> None:
-    found = list(starts(BOTH, OBJECTIVE, (1.0, 2.2)))
-    assert len(found) == len(set(found))
+    result = list(starts(BOTH, OBJECTIVE, (1.0, 2.2)))
+    assert len(result) == len(set(result))
     for limited in (OBJECTIVE, OBJECTIVE.within(1.0)):
         for each in baselines(BOTH, limited):
-            assert replace(each.plan, promise=None) in found
+            assert replace(each.plan, promise=None) in result
 
 
 def test_every_coarse_batch_size_and_one_cut_are_among_the_starts() -> None:
     assert list(batch_sizes(BOTH, OBJECTIVE)) == [1, 2, 4, 8]
     assert list(batch_sizes(BOTH, Objective(slo_s=0.05, max_batch=64))) == [1, 2, 4, 8], "as far as was measured"
-    found = [plan.pipelines for plan in starts(BOTH, OBJECTIVE, (2.2,))]
+    result = [plan.pipelines for plan in starts(BOTH, OBJECTIVE, (2.2,))]
     plain = [
         {split.batch_size for each in several for split in each.splits}
-        for several in found
+        for several in result
         if not any(each.ramps for each in several)
     ]
     assert all({size} in plain for size in (1, 2, 4, 8)), "without exits, too"
-    assert any(len(each.splits) == 2 for several in found for each in several)
+    assert any(len(each.splits) == 2 for several in result for each in several)
 
 
 @pytest.mark.parametrize("seed", range(11))

@@ -54,17 +54,17 @@ def evidence(seed: int) -> Evidence:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     asked, kept = facts(), evidence(seed)
-    found = tuned(asked, OBJECTIVE, kept, FIND)
-    if found is None:
+    result = tuned(asked, OBJECTIVE, kept, FIND)
+    if result is None:
         return
-    assert found.plan.promise.goodput_per_s > found.before.promise.goodput_per_s
-    score = evaluate(found.plan, asked.surviving(found.exits.survival_with(opened(found.plan))), OBJECTIVE)
-    assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
-    reached = outcome(kept.test, found.chosen, "accuracy")
+    assert result.plan.promise.goodput_per_s > result.before.promise.goodput_per_s
+    score = evaluate(result.plan, asked.surviving(result.exits.survival_with(opened(result.plan))), OBJECTIVE)
+    assert score.goodput_per_s == pytest.approx(result.plan.promise.goodput_per_s)
+    reached = outcome(kept.test, result.chosen, "accuracy")
     assert kept.shows(reached.lost)
-    assert set(reached.places.tolist()) <= {*opened(found.plan), 3}
+    assert set(reached.places.tolist()) <= {*opened(result.plan), 3}
     everybody = exit_table(50, count=50_000)
-    assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03
+    assert outcome(everybody, result.chosen, "accuracy").lost.mean < 0.03
 
 
 def test_where_nobody_may_leave_or_nothing_is_sustained_thresholds_stay_as_they_are() -> None:
@@ -80,9 +80,9 @@ def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) ->
     asked, recorded = facts(ramp=ramp), exit_table(seed, count=1000)
     kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
     known = kept.exits(kept.prepared)
-    found = tuned(asked, OBJECTIVE, kept, FIND)
+    result = tuned(asked, OBJECTIVE, kept, FIND)
     as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), OBJECTIVE, FIND)
-    plan = found.plan if found else as_prepared[0]
+    plan = result.plan if result else as_prepared[0]
     for ramps in SETS:
         chosen = kept.likely_candidates(ramps, costs_of(plan, asked, ramps))
         leaving = asked.surviving(kept.exits(chosen).survival_with(ramps))
@@ -102,12 +102,12 @@ def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
         simulated.append(opened(plan))
         return promising(plan, 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9)
 
-    found = tuned(asked, OBJECTIVE, kept, FIND, rehearse)
+    result = tuned(asked, OBJECTIVE, kept, FIND, rehearse)
     _, *others, after = simulated
     assert len(others) == REHEARSED
     assert opened(estimated.plan) in others
-    assert opened(found.plan) == after != opened(estimated.plan)
-    assert set(outcome(recorded, found.chosen, "accuracy").places.tolist()) <= {*after, 3}
+    assert opened(result.plan) == after != opened(estimated.plan)
+    assert set(outcome(recorded, result.chosen, "accuracy").places.tolist()) <= {*after, 3}
 
 
 def test_of_two_plans_that_open_the_same_ramps_the_better_is_kept() -> None:

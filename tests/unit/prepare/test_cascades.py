@@ -78,11 +78,11 @@ def sample() -> Sample:
 @pytest.mark.parametrize("members", [(0, 1), (0,), (1,)])
 def test_answers_as_promised(checkpoints: list[Path], tmp_path: Path, members: tuple[int, ...], exits: bool) -> None:
     rows = sample()
-    found = [candidate(folder, folder.name, rows, ["c", "a", "b"]) for folder in checkpoints]
+    result = [candidate(folder, folder.name, rows, ["c", "a", "b"]) for folder in checkpoints]
     truth = torch.nn.functional.one_hot(torch.from_numpy(rows.labels), 3).float()
     shape = np.concatenate((rows.parts.train, rows.parts.calibrate))
     terms = ComparisonTerms(truth, shape, rows.parts.test, POLICY, "accuracy", max_loss=0.4)
-    made = calibrated(found, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
+    made = calibrated(result, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
     chosen = np.array([len(made.evidence.test.candidates) // 2] * len(made.blocks), np.int64)
     rules = write_cascade(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
 

@@ -61,9 +61,9 @@ NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
     ],
 )
 def test_texts_are_read_with_their_labels(
-    tmp_path: Path, name: str, content: str, columns: Columns, found: list[tuple[Any, Any]]
+    tmp_path: Path, name: str, content: str, columns: Columns, result: list[tuple[Any, Any]]
 ) -> None:
-    assert read(written(tmp_path, name, content), columns) == found
+    assert read(written(tmp_path, name, content), columns) == result
 
 
 def test_other_delimiters_and_encodings_are_read_when_they_are_told(tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=pixels[None], labels=np.array([3]))
     Image.fromarray(pixels).save(tmp_path / "p.png")
     table = f'image,label\np.png,1\n"{json.dumps(pixels.tolist())}",2\n'
-    found = [
+    result = [
         *rows(tmp_path / "a.npz", channels=GREY),
         *rows(written(tmp_path, "a.csv", table), channels=GREY),
         *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), channels=GREY),
     ]
-    assert [row.label for row in found] == [3, "1", "2", 4]
-    for row in found:
+    assert [row.label for row in result] == [3, "1", "2", 4]
+    for row in result:
         np.testing.assert_array_equal(np.asarray(row.value), pixels)
 
 
@@ -310,7 +310,7 @@ def test_images_of_another_number_of_channels_are_refused_by_file_and_row(tmp_pa
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     """An error far down the file does not keep the first rows from being read."""
     path = written(tmp_path, "a.jsonl", '{"text": "a"}\n' * 3 + "broken")
-    found = rows(path)
-    assert [next(found).number for _ in range(3)] == [1, 2, 3]
+    result = rows(path)
+    assert [next(result).number for _ in range(3)] == [1, 2, 3]
     with pytest.raises(UserError, match="not JSON"):
-        next(found)
+        next(result)

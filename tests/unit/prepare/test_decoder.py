@@ -48,9 +48,9 @@ def test_a_threshold_lets_as_many_leave_as_the_loss_allows(tokens: list[tuple[fl
 
     fits = [value for value in (0.2, 0.4, 0.6, 0.8, 1.01) if loss(value) <= allowed]
     best = max(fits, key=lambda value: float((sure >= value).mean()))
-    found = threshold(sure, agrees, allowed)
-    assert loss(found) <= allowed
-    assert (sure >= found).mean() == (sure >= best).mean()
+    result = threshold(sure, agrees, allowed)
+    assert loss(result) <= allowed
+    assert (sure >= result).mean() == (sure >= best).mean()
 
 
 @given(st.floats(0.05, 0.95))

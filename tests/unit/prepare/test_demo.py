@@ -74,7 +74,7 @@ def test_the_recipe_learns_and_its_inputs_leave_early(tmp_path: Path, monkeypatc
     for dtype, folder in made.items():
         assert {path.name for path in folder.iterdir()} == FILES
         assert read_rules(folder / RULES).dtype == dtype
-    found = quality_of(load(made["float32"]), count=1000)
-    assert found.accuracy.low > 0.5, "chance is 0.1"
-    assert found.lost.low < 0.03
-    assert found.survival[-1].high < 1.0
+    result = quality_of(load(made["float32"]), count=1000)
+    assert result.accuracy.low > 0.5, "chance is 0.1"
+    assert result.lost.low < 0.03
+    assert result.survival[-1].high < 1.0

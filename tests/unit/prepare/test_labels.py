@@ -197,8 +197,8 @@ def prepared() -> Path:
     return prepared_labels() / "out"
 
 
-def f1(answers: list[Any], found: list[Text]) -> float:
-    return float(f1_score(flags(found), np.array([each.label for each in answers]), average="micro"))
+def f1(answers: list[Any], result: list[Text]) -> float:
+    return float(f1_score(flags(result), np.array([each.label for each in answers]), average="micro"))
 
 
 def test_what_is_written_is_what_will_be_served(prepared: Path) -> None:

@@ -95,8 +95,8 @@ def test_evaluate_compares_maps(prepared: Path, tmp_path: Path) -> None:
     labels = fresh.labels.copy()
     labels[:, :, :9] = 255  # pixels without a label
     np.savez(tmp_path / "b.npz", images=fresh.pictures, labels=labels)
-    found = command("evaluate", prepared, "--data", tmp_path / "b.npz", "--json").stdout
-    evaluation, model = json.loads(found), load(prepared)
+    result = command("evaluate", prepared, "--data", tmp_path / "b.npz", "--json").stdout
+    evaluation, model = json.loads(result), load(prepared)
     exits, full = (maps(model.predict(list(fresh.pictures), early)) for early in (True, False))
     truth = on_grid(labels, GRID)
     assert evaluation["agreement"]["mean"] == pytest.approx((exits == full).mean())
@@ -150,8 +150,8 @@ def test_maps_count_from_one_where_the_preprocessor_takes_zero_for_no_label(tmp_
     for settings, expected in (({"do_reduce_labels": True}, [[-1, 0], [4, -1]]), ({}, [[0, 1], [5, -1]])):
         processor.write_text(json.dumps(settings))
         names, label = label_names(tmp_path, None), np.array([[0, 1], [5, 255]])
-        found = labels_of([Row(1, np.zeros((4, 4)), label)], tmp_path / "a", names, AS_2_X_2[1])
-        assert found.tolist() == [np.ravel(expected).tolist()]
+        result = labels_of([Row(1, np.zeros((4, 4)), label)], tmp_path / "a", names, AS_2_X_2[1])
+        assert result.tolist() == [np.ravel(expected).tolist()]
     processor.write_text(json.dumps({"reduce_labels": True}))
     most = len(NAMES)
     with pytest.raises(UserError, match=f"label {most + 1} of a pixel does not fit the head"):

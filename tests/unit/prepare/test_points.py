@@ -99,14 +99,14 @@ def read(path: Path) -> np.ndarray:
 def test_points_are_read_as_pairs_and_as_coco_has_them(tmp_path: Path) -> None:
     red, green, blue = [30, 20], [0, 0], [12.5, 40]
     labelled = [{"label": [red, green, blue]}, {"keypoints": [*red, 2, *green, 0, *blue, 1]}]
-    found = []
+    result = []
     for number, label in enumerate(labelled):
         row = {"image": np.zeros((*SIDES, 3)).tolist(), **label}
         (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
-        found.append(read(tmp_path / f"{number}.jsonl")[0])
-    assert np.isnan(found[1][1]).all()
-    assert found[0][[0, 2]].tolist() == found[1][[0, 2]].tolist()
-    cell = np.round(found[0][0]).astype(int)
+        result.append(read(tmp_path / f"{number}.jsonl")[0])
+    assert np.isnan(result[1][1]).all()
+    assert result[0][[0, 2]].tolist() == result[1][[0, 2]].tolist()
+    cell = np.round(result[0][0]).astype(int)
     maps = np.zeros((1, *GRID), np.float32)
     maps[0, cell[1], cell[0]] = 1.0
     assert points_of(maps, SIDES, READS)[0] == pytest.approx(red, abs=2.0)

@@ -50,8 +50,8 @@ def test_a_light_ramps_loss_and_slope_are_those_that_torch_finds(learned: Learne
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets)) * 3
     (loss + 0.1 * weights[:, :-1].square().sum()).backward()
     given = weights.detach().numpy().ravel(), features, targets.astype(np.float32)
-    found, slope = penalised_loss(*given, penalty=0.1, learned=learned)
-    assert found == pytest.approx(loss.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
+    result, slope = penalised_loss(*given, penalty=0.1, learned=learned)
+    assert result == pytest.approx(loss.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
     np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
 
 
@@ -63,8 +63,8 @@ def test_the_losses_of_scores_and_of_their_distances_are_those_that_torch_finds(
     loss = TrainingRows(torch.from_numpy(features).double(), torch.from_numpy(targets).double(), learned).loss(head)
     loss.backward()
     weights = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().numpy().ravel()
-    found, slope = penalised_loss(weights, features, targets, penalty=0.0, learned=learned)
-    assert found == pytest.approx(loss.item(), rel=1e-5)
+    result, slope = penalised_loss(weights, features, targets, penalty=0.0, learned=learned)
+    assert result == pytest.approx(loss.item(), rel=1e-5)
     np.testing.assert_allclose(slope, [*head.weight.grad.numpy().ravel(), head.bias.grad.item()], atol=1e-5)
 
 
@@ -93,9 +93,9 @@ def test_temperature_mends_logits_that_are_too_sure() -> None:
     honest = torch.randn(4000, 3, generator=random) * 2
     drawn = torch.multinomial(honest.softmax(dim=1), 1, generator=random).squeeze(1)
     truth = torch.eye(3)[drawn]
-    found = temperature(honest * 4, truth)
-    assert found == pytest.approx(4.0, rel=0.1)
-    assert calibration_error(honest * 4 / found, truth) < 0.03 < calibration_error(honest * 4, truth)
+    result = temperature(honest * 4, truth)
+    assert result == pytest.approx(4.0, rel=0.1)
+    assert calibration_error(honest * 4 / result, truth) < 0.03 < calibration_error(honest * 4, truth)
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ QUERIES = ("--queries",)
 
 
 def test_a_file_has_a_list_in_each_row_or_a_document(tmp_path: Path) -> None:
-    found = lists(60)
-    of_lists, of_pairs = in_lists(tmp_path / "a.jsonl", found), in_pairs(tmp_path / "a.csv", found)
+    result = lists(60)
+    of_lists, of_pairs = in_lists(tmp_path / "a.jsonl", result), in_pairs(tmp_path / "a.csv", result)
     one, other = (draw(rows(each), each, SCORE, 1000, 0, SCORING, queries=True) for each in (of_lists, of_pairs))
     assert one.values == other.values
     assert (one.labels == other.labels).all()
     assert np.bincount(one.lists).tolist() == [DOCUMENTS] * 60
-    assert set(one.values) == set(pairs(found)[0])
+    assert set(one.values) == set(pairs(result)[0])
     assert taken(of_lists) == "a.jsonl: text from 'query', pair from 'document', label from 'relevance'"
     for part in one.parts:
         assert not set(one.lists[part]) & set(one.lists[np.setdiff1d(np.arange(len(one)), part)]), "lists stay whole"
@@ -193,10 +193,10 @@ def test_what_is_written_of_numbers_is_what_will_be_served(numbers: Path) -> Non
 
 
 def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_path: Path) -> None:
-    found = lists(60, seed=9)
-    arguments = ("evaluate", ranks, "--data", in_pairs(tmp_path / "b.csv", found), *QUERIES)
+    result = lists(60, seed=9)
+    arguments = ("evaluate", ranks, "--data", in_pairs(tmp_path / "b.csv", result), *QUERIES)
     figures, model = json.loads(command(*arguments, "--json").stdout), load(ranks)
-    values, relevance = pairs(found)
+    values, relevance = pairs(result)
     ranked = RankedLists(np.repeat(np.arange(60), DOCUMENTS), relevance)
     for name, exits in (("exits", True), ("full", False)):
         scores = np.array([each.score for each in model.predict(values, exits)])

@@ -33,6 +33,6 @@ def test_its_thresholds_are_searched_in_the_range_that_it_declares() -> None:
     assert {reach(trend, float(value), 3, 2) for value in tried} == {"always", "sometimes", "never"}
     assert np.median(tried) == (LOW + HIGH) / 2
     table = replay(trend, *recorded(ramps=2), costs=[1 / 3, 2 / 3])
-    found = [outcome(table, chosen, "accuracy") for chosen in ladder(table, "accuracy")]
-    assert found[0].cost == 1.0
-    assert min(each.cost for each in found if each.lost.mean <= 0.03) < 0.9
+    result = [outcome(table, chosen, "accuracy") for chosen in ladder(table, "accuracy")]
+    assert result[0].cost == 1.0
+    assert min(each.cost for each in result if each.lost.mean <= 0.03) < 0.9

@@ -46,10 +46,10 @@ def read(path: Path) -> list[tuple[Any, Any]]:
         ("a.json", '[{"tokens": ["EU"]}]', [(["EU"], None)]),
     ],
 )  # fmt: skip
-def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: str, found: list[Any]) -> None:
+def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: str, result: list[Any]) -> None:
     path = tmp_path / name
     path.write_text(content)
-    assert read(path) == found
+    assert read(path) == result
     assert taken(path).startswith(f"{name}: words from ")
 
 
@@ -149,23 +149,23 @@ def test_what_is_written_is_what_will_be_served(prepared: Path) -> None:
     assert re.search(r"class words .*B-PER", output)
     assert re.search(r"[1-9]\d* entities: F1 .* in full", output)
     part = draw(rows(data), data, LabelNames(NAMES), 20_000, task=TOKENS).parts.test
-    found = [SENTENCES[row] for row in part]
-    answers, full = (model.predict([words for words, _ in found], exits) for exits in (True, False))
+    result = [SENTENCES[row] for row in part]
+    answers, full = (model.predict([words for words, _ in result], exits) for exits in (True, False))
     rules = check_exits(prepared, answers, 4)
-    right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, found, strict=True)]
+    right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, result, strict=True)]
     assert rules["exit_accuracy"] == pytest.approx(np.mean(right))
     same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]
     assert rules["agreement"] == pytest.approx(np.mean(same))
-    assert sum(each["inputs"] for each in rules["classes"]) == sum(len(words) for words, _ in found)
-    assert rules["entities"]["entities"] == sum(name.startswith("B-") for _, labels in found for name in labels)
+    assert sum(each["inputs"] for each in rules["classes"]) == sum(len(words) for words, _ in result)
+    assert rules["entities"]["entities"] == sum(name.startswith("B-") for _, labels in result for name in labels)
     with pytest.raises(UserError, match="--metric mcc is for networks that give an input one label"):
         Evidence.read(prepared / EVIDENCE).for_metric("mcc")
 
 
 def test_evaluate_counts_words(prepared: Path, tmp_path: Path) -> None:
     fresh, model = sentences(80, seed=9), load(prepared)
-    found = command("evaluate", prepared, "--data", conll(tmp_path / "b.conll", fresh), "--json").stdout
-    evaluation = json.loads(found)
+    result = command("evaluate", prepared, "--data", conll(tmp_path / "b.conll", fresh), "--json").stdout
+    evaluation = json.loads(result)
     answers, full = (model.predict([words for words, _ in fresh], exits) for exits in (True, False))
     right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, fresh, strict=True)]
     same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]

@@ -46,12 +46,12 @@ def test_scores_are_scikit_learns(seed: int, classes: int, count: int) -> None:
 def test_the_iou_of_a_picture_is_that_of_its_definition(seed: int, labels: int, pixels: int) -> None:
     random = np.random.default_rng(seed)
     truth, answers = random.integers(-1, labels, (3, pixels)), random.integers(0, labels, (3, pixels))
-    for true, answered, found in zip(truth, answers, picture_iou(truth, answers, labels), strict=True):
+    for true, answered, result in zip(truth, answers, picture_iou(truth, answers, labels), strict=True):
         ious = []
         for label in set(true.tolist()) - {-1}:
             is_true, is_answered = true == label, (answered == label) & (true >= 0)
             ious.append((is_true & is_answered).sum() / (is_true | is_answered).sum())
-        assert found == pytest.approx(np.mean(ious) if ious else 1.0)
+        assert result == pytest.approx(np.mean(ious) if ious else 1.0)
 
 
 @Score

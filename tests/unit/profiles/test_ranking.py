@@ -39,8 +39,8 @@ def test_ndcg_is_its_definition_and_scikit_learns(seed: int, ties: bool) -> None
     random = np.random.default_rng(seed)
     ranked = drawn(random, 4)
     scores = random.integers(0, 4, len(ranked.lists)) / 4 if ties else random.random(len(ranked.lists))
-    found = ranked.ndcg(scores)
-    for number, each in zip(np.unique(ranked.lists), found, strict=True):
+    result = ranked.ndcg(scores)
+    for number, each in zip(np.unique(ranked.lists), result, strict=True):
         rows = ranked.lists == number
         assert each == pytest.approx(by_definition(scores[rows].tolist(), ranked.relevance[rows].tolist()))
         if not ties:

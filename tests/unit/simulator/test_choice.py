@@ -51,11 +51,11 @@ def test_a_run_that_is_broken_off_would_not_have_been_kept(share: float) -> None
 
 def test_the_promise_is_what_other_inputs_show() -> None:
     plan, effort = planned(FAST, TIGHT), replace(BRIEF, last_inputs=1000, most=2_000)
-    found = best_simulated(plan, FAST, TIGHT, FIND, effort)
-    assert found.plan.promise.goodput_per_s == found.after_per_s
-    kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 2000, 5, 20)
-    assert kept == pytest.approx(found.after_per_s, rel=0.08)
-    assert found.after_per_s > 1.05 * found.before_per_s
+    result = best_simulated(plan, FAST, TIGHT, FIND, effort)
+    assert result.plan.promise.goodput_per_s == result.after_per_s
+    kept = confirmed_rate_per_s(World(result.plan, FAST, 0.02), result.after_per_s, 2000, 5, 20)
+    assert kept == pytest.approx(result.after_per_s, rel=0.08)
+    assert result.after_per_s > 1.05 * result.before_per_s
 
 
 def test_a_promise_covers_texts_longer_than_the_mean() -> None:
@@ -76,11 +76,11 @@ def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypat
 
     monkeypatch.setattr("isobatch.cluster.simulator.sustained.run", counted)
     hurried = replace(BRIEF, last_inputs=100_000, fits=lambda inputs: False)
-    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
-    assert found.tried == 0
+    result = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, hurried)
+    assert result.tried == 0
     assert sum(counts) < 0.2 * hurried.last_inputs
-    lasts = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 2000, 5, 20)
-    assert found.after_per_s == pytest.approx(lasts, rel=0.08)
+    lasts = confirmed_rate_per_s(World(result.plan, FAST, 0.02), result.after_per_s, 2000, 5, 20)
+    assert result.after_per_s == pytest.approx(lasts, rel=0.08)
 
 
 def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
@@ -90,15 +90,15 @@ def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
         left[0] -= 1_000
         return inputs <= left[0]
 
-    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, replace(BRIEF, most=1e9, fits=fits))
-    assert 0 < found.tried < 30
+    result = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, replace(BRIEF, most=1e9, fits=fits))
+    assert 0 < result.tried < 30
 
 
 def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:
     """One in 500 goes to the end, where the planner believes that there is no time for larger batches."""
     rare, objective = replace(FAST, survival=(1.0, 0.002, 0.002, 0.002)), replace(TIGHT, slo_s=0.008)
-    found = best_simulated(planned(rare, objective), rare, objective, FIND, replace(BRIEF, most=2_000))
-    assert found.gain > 0.1
+    result = best_simulated(planned(rare, objective), rare, objective, FIND, replace(BRIEF, most=2_000))
+    assert result.gain > 0.1
 
 
 def test_a_kind_that_the_slack_leaves_idle_works() -> None:
@@ -106,9 +106,9 @@ def test_a_kind_that_the_slack_leaves_idle_works() -> None:
     both = facts(fast=1, slow=6)
     plan = planned(both, TIGHT)
     assert "slow" not in plan.devices()
-    found = best_simulated(plan, both, TIGHT, FIND, replace(BRIEF, most=1_500))
-    assert "slow" in found.plan.devices()
-    assert found.gain > 0.1
+    result = best_simulated(plan, both, TIGHT, FIND, replace(BRIEF, most=1_500))
+    assert "slow" in result.plan.devices()
+    assert result.gain > 0.1
 
 
 def test_cuts_that_were_asked_for_are_kept() -> None:
@@ -125,10 +125,10 @@ def test_what_playing_does_not_tell_is_not_played() -> None:
 
 def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
     late = replace(BRIEF, last_slos=3, out_of_time=lambda: True)
-    found = best_simulated(POOR, FAST, TIGHT, FIND, late)
-    assert replace(found.plan, promise=None) == POOR
-    assert (found.tried, found.gain) == (0, 0.0)
-    assert found.before_per_s == pytest.approx(sustained_per_s(POOR, FAST, 0.02, 400, 1, slos=3), rel=0.2)
+    result = best_simulated(POOR, FAST, TIGHT, FIND, late)
+    assert replace(result.plan, promise=None) == POOR
+    assert (result.tried, result.gain) == (0, 0.0)
+    assert result.before_per_s == pytest.approx(sustained_per_s(POOR, FAST, 0.02, 400, 1, slos=3), rel=0.2)
     with pytest.raises(ValueError, match="within an SLO"):
         best_simulated(POOR, FAST, Objective(), FIND, late)
 
@@ -136,20 +136,20 @@ def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
 def test_a_poor_plan_gets_better_and_each_better_plan_is_told_at_once_the_first_one_too() -> None:
     told: list[tuple[Plan, float, int]] = []
     effort = replace(BRIEF, most=1_500, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
-    found = best_simulated(POOR, FAST, TIGHT, FIND, effort)
+    result = best_simulated(POOR, FAST, TIGHT, FIND, effort)
     assert told[0][0] == POOR
     rates = [rate_per_s for _, rate_per_s, _ in told]
     assert rates == sorted(rates)
-    assert found.gain > 0.1
-    assert found.plan.promise.gap >= 0
-    assert not evaluate(found.plan, FAST).broken
+    assert result.gain > 0.1
+    assert result.plan.promise.gap >= 0
+    assert not evaluate(result.plan, FAST).broken
 
 
 def test_a_plan_on_a_plateau_gives_way_to_plain_batches() -> None:
     """No neighbour is better and no other plan is found: the simple plans are all there is."""
     stuck = Plan((Placement("fast", 4, (Split(0, 1, 1, (0,)), Split(1, BLOCKS, 1))),))
-    found = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(BRIEF, most=2_000))
-    assert found.gain > 0.1
+    result = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(BRIEF, most=2_000))
+    assert result.gain > 0.1
 
 
 ONE_SPLIT = Plan((Placement("fast", 1, (Split(0, BLOCKS, 8, (0, 1, 2)),)),))
@@ -240,6 +240,6 @@ def test_a_plan_that_is_in_time_at_full_load_may_be_later_at_others() -> None:
 
 
 def test_the_chosen_plan_is_no_later_at_any_load_and_sustains_more_than_without_exits() -> None:
-    found = best_simulated(planned(DEAR, LIMITED), DEAR, LIMITED, lambda *_: None, replace(BRIEF, tails=tails()))
-    assert max(tails().ratios(found.plan)) <= MOST
-    assert found.after_per_s > 1.05 * found.before_per_s
+    result = best_simulated(planned(DEAR, LIMITED), DEAR, LIMITED, lambda *_: None, replace(BRIEF, tails=tails()))
+    assert max(tails().ratios(result.plan)) <= MOST
+    assert result.after_per_s > 1.05 * result.before_per_s

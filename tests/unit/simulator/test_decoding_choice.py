@@ -53,14 +53,14 @@ def test_a_text_waits_from_when_it_is_due_and_not_from_the_end_of_the_launch_tha
 
 def test_a_promise_is_kept_for_other_texts() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)), prompt=4, output=8)
-    found = choose_plan(profile, [CPU], GOAL)
+    result = choose_plan(profile, [CPU], GOAL)
     whole = replace(GOAL, share_in_time=0.0, texts=200)  # no run is given up
-    run = trial_at(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, whole, seed=7)
+    run = trial_at(result.plan, profile, 0.97 * result.plan.promise.goodput_per_s, whole, seed=7)
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
-    assert summed(run.run.texts, slo_ms=1.0).tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
-    assert found.plan.promise.gap == pytest.approx(found.ceiling_per_s / found.plan.decoding.tokens_per_s - 1)
-    assert found.plan.promise.gap > 0
+    assert summed(run.run.texts, slo_ms=1.0).tokens_per_s >= 0.9 * result.plan.decoding.tokens_per_s
+    assert result.plan.promise.gap == pytest.approx(result.ceiling_per_s / result.plan.decoding.tokens_per_s - 1)
+    assert result.plan.promise.gap > 0
 
 
 def test_a_plan_promises_no_more_tokens_than_the_front_passes_on() -> None:
@@ -119,16 +119,16 @@ LOOSE = replace(GOAL, tpot_s=0.05, texts=40)
 def test_all_kinds_of_devices_write_side_by_side() -> None:
     """Each cut and filled in its own way, and each with its share of the texts: together they keep their sum."""
     profile = two_kinds()
-    found = choose_plan(profile, [CPU, SLOW], LOOSE)
+    result = choose_plan(profile, [CPU, SLOW], LOOSE)
     alone = [choose_plan(profile, [each], LOOSE).plan for each in (CPU, SLOW)]
-    assert found.plan.devices() == {"cpu": 1, "t4": 2}
-    assert [each.placements[0].kind for each in found.plan.pipelines] == ["cpu", "t4"]
+    assert result.plan.devices() == {"cpu": 1, "t4": 2}
+    assert [each.placements[0].kind for each in result.plan.pipelines] == ["cpu", "t4"]
     kept = [each.promise.goodput_per_s for each in alone]
-    assert found.plan.promise.goodput_per_s == pytest.approx(sum(kept), rel=0.1)
-    assert found.plan.promise.cost_per_hour == CPU.price_per_hour + 2 * SLOW.price_per_hour
-    assert tokens_per_s(found.plan) <= found.ceiling_per_s
-    assert tokens_per_s(found.plan) == pytest.approx(found.plan.promise.goodput_per_s * profile.workload.output)
-    shares = shares_of(found.plan)
+    assert result.plan.promise.goodput_per_s == pytest.approx(sum(kept), rel=0.1)
+    assert result.plan.promise.cost_per_hour == CPU.price_per_hour + 2 * SLOW.price_per_hour
+    assert tokens_per_s(result.plan) <= result.ceiling_per_s
+    assert tokens_per_s(result.plan) == pytest.approx(result.plan.promise.goodput_per_s * profile.workload.output)
+    shares = shares_of(result.plan)
     assert shares[0] / sum(shares) == pytest.approx(kept[0] / sum(kept), rel=0.1)
 
 
@@ -138,9 +138,9 @@ def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
         choose_plan(profile, [replace(each, count=1)], LOOSE).plan.promise.goodput_per_s for each in (CPU, SLOW)
     )
     for rate, devices in ((0.8 * slow, {"t4": 1}), (fast + 0.5 * slow, {"cpu": 1, "t4": 1})):
-        found = choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
-        assert found.plan.devices() == devices
-        assert found.plan.promise.goodput_per_s == rate
+        result = choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
+        assert result.plan.devices() == devices
+        assert result.plan.promise.goodput_per_s == rate
     with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
         choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 

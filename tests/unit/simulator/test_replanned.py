@@ -15,13 +15,13 @@ QUICK = Patience(replan_every_s=15.0, look_every_s=2.5, start_s=1.0)
 
 
 def test_a_poor_plan_is_left_and_nobody_is_lost():
-    asked = question(EASY)
-    poor = batches(first_plan(asked), 1)
-    world = World(poor, asked.facts(EASY, Corrections()), slo_s=2.0)
+    problem = question(EASY)
+    poor = batches(first_plan(problem), 1)
+    world = World(poor, problem.facts(EASY, Corrections()), slo_s=2.0)
     times_s = arrivals("poisson", 300.0, SECONDS, seed=0)
     inputs = [(times_s, exit_blocks(ExitProfile(EASY), len(times_s), np.random.default_rng(0)))]
     stayed = simulate(world, inputs, SECONDS)
-    controlled = replan(world, asked, inputs, SECONDS, patience=QUICK)
+    controlled = replan(world, problem, inputs, SECONDS, patience=QUICK)
     assert controlled.changes
     assert controlled.report.goodput_per_s > 1.5 * stayed.goodput_per_s
     report = controlled.report
@@ -35,11 +35,11 @@ def test_a_poor_plan_is_left_and_nobody_is_lost():
 
 
 def test_a_switch_is_followed_within_two_windows():
-    asked = question(EASY)
-    world = World(first_plan(asked), asked.facts(EASY, Corrections()), slo_s=2.0)
+    problem = question(EASY)
+    world = World(first_plan(problem), problem.facts(EASY, Corrections()), slo_s=2.0)
     times_s = arrivals("poisson", 300.0, SECONDS, seed=1)
     mix = Mix(ExitProfile(EASY), ExitProfile(HARD), ((0.0, 1.0), (25.0, 0.0)))
     inputs = [(times_s, mix.exit_blocks(times_s, np.random.default_rng(1)))]
-    changes = replan(world, asked, inputs, SECONDS, patience=QUICK).changes
+    changes = replan(world, problem, inputs, SECONDS, patience=QUICK).changes
     assert any(25 < event.at_s <= 25 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
     assert len(changes) <= 6

@@ -54,8 +54,8 @@ def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
     report = run(here, load(200.0, 10.0))
     summary, fills = tables(report, here.slo_s)
     assert report.good == report.arrived == pytest.approx(2000, rel=0.1)
-    found = dict(zip(cells(summary, 0), cells(summary, 1), strict=True))
-    assert found["cost"].startswith("$3.60 per hour, $")  # about 5: 3.6 dollars buy an hour of 200 answers a second
+    result = dict(zip(cells(summary, 0), cells(summary, 1), strict=True))
+    assert result["cost"].startswith("$3.60 per hour, $")  # about 5: 3.6 dollars buy an hour of 200 answers a second
     assert cells(fills, 0) == ["0-1", "2-3"]
     first, second = (fill.inputs for fill in report.fills[0].values())
     assert second == pytest.approx(first / 2, rel=0.1)
