@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TypeVar
@@ -27,27 +27,29 @@ def show(
 
 
 @contextmanager
-def busy(what: str, clock: Callable[[], float] = time.monotonic, ended: Callable[[], Event] = Event) -> Iterator[None]:
-    """Show that a task without countable steps is running."""
+def busy(
+    what: str, clock: Callable[[], float] = time.monotonic, ended: Callable[[], Event] = Event
+) -> Iterator[Callable[[str], None]]:
+    """Show that a task without countable steps is running. Yields a function that names its present step."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with console.status(what):
-            yield
+        with console.status(what) as status:
+            yield status.update
         return
-    end = ended()
-    printing = Thread(target=_print_until, args=(end, what, clock), daemon=True)
+    end, steps = ended(), [what]
+    printing = Thread(target=_print_until, args=(end, steps, clock), daemon=True)
     printing.start()
     try:
-        yield
+        yield steps.append
     finally:
         end.set()
         printing.join()
 
 
-def _print_until(end: Event, what: str, clock: Callable[[], float]) -> None:
+def _print_until(end: Event, steps: Sequence[str], clock: Callable[[], float]) -> None:
     began_s, wait_s = clock(), FIRST_LINE_S
     while not end.wait(wait_s):
-        print(f"{what}: {clock() - began_s:.0f} s so far", file=sys.stderr, flush=True)
+        print(f"{steps[-1]}: {clock() - began_s:.0f} s so far", file=sys.stderr, flush=True)
         wait_s = EVERY_S
 
 

@@ -19,6 +19,7 @@ from isobatch.cluster.commands.shared_options import (
     with_options,
 )
 from isobatch.deployments.named import DEMO_NAME, known_backend
+from isobatch.deployments.progress import busy
 from isobatch.profiles.errors import naming_target
 
 LENGTH = 32  # tokens: the default of --length
@@ -65,13 +66,13 @@ def bench(
         check_no_file(reading, labels=labels, max_rows=model != DEMO_NAME and max_rows != MAX_ROWS)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
-    with console.status("loading") as status:
+    with busy("loading") as now:
         request = setup.BenchRequest(
             model, data, device, dtype, backend, length, largest, timing_s, threads, max_rows,
             reading.data_columns, pairs_of(labels),
         )  # fmt: skip
-        made, notes = setup.make(request, status.update)
-        rows = list(made.compare(slos, seconds, rounds=1, progress=status.update))
+        made, notes = setup.make(request, now)
+        rows = list(made.compare(slos, seconds, rounds=1, progress=now))
     model, (table,), gains = made.profile.model, made.profile.tables, made.gains(slos)
     with naming_target(out, out):
         compare.write(rows, model, table, out, gains)

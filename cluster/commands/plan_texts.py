@@ -12,6 +12,7 @@ from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
 from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder
 from isobatch.deployments.folders import weights_of
+from isobatch.deployments.progress import busy
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
@@ -31,7 +32,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
         check_writable(out)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
     profile = profile_for(local(options.model), options.profile, goal.exits)
-    with Console(stderr=True).status("planning"):
+    with busy("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:
         write_whole(out, choice.plan.to_json())

@@ -34,6 +34,7 @@ from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
+from isobatch.deployments.progress import busy
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
@@ -280,7 +281,7 @@ def rehearse_texts(options: TextSimulationOptions, applications: list[dict[str, 
         raise UserError(NO_INPUTS)
     if options.prompts:
         texts = _with_prompts_of(options.prompts, texts, source)
-    with Console(stderr=True).status("simulating"):
+    with busy("simulating"):
         run = simulate_texts(plan, profile, texts, options.seed, config)
     console = Console(soft_wrap=True)
     console.print(prompts.table(prompts.summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))

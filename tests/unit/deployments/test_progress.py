@@ -47,3 +47,23 @@ def test_a_task_without_steps_prints_lines_until_it_ends(capsys: pytest.CaptureF
         "choosing thresholds: 7 s so far",
         "choosing thresholds: 12 s so far",
     ]
+
+
+def test_lines_name_the_step_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    reached, passed, waited = Event(), Event(), list[float]()
+
+    class Waits(Event):
+        """One line is printed, at the second step."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            if len(waited) == 1:
+                return not reached.wait(60.0)
+            passed.set()
+            return super().wait(60.0)
+
+    with busy("loading", clock=lambda: 3.0, ended=Waits) as now:
+        now("comparing")
+        reached.set()
+        assert passed.wait(60.0)
+    assert capsys.readouterr().err.splitlines() == ["comparing: 0 s so far"]
