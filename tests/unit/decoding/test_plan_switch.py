@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding import front, replica
+from isobatch.deployments.decoding import replica, replica_group
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import language_of
 from isobatch.deployments.decoding.loop import HANGS_S, TokenAddress, TokenInbox, TokenOutlets
@@ -226,7 +226,7 @@ async def answer(pieces: AsyncGenerator[NewTokens, None]) -> list[NewTokens] | R
 async def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas, clock = Replicas(FULL), Clock(1.0)
     group = ReplicaGroup("cpu", replicas, INBOX)
-    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=clock, time=clock))
+    monkeypatch.setattr(replica_group, "time", SimpleNamespace(monotonic=clock, time=clock))
     for _ in range(3):
         assert await answer(group.write(WANTED, "")) == FULL
     assert (replicas.asked, group.writing) == (1, 0)

@@ -39,7 +39,7 @@ NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "columns", "found"),
+    ("name", "content", "columns", "result"),
     [
         ("a.csv", "text, Label \na,1\n", PLAIN, [("a", "1")]),  # blanks around the names of columns do not count
         ("a.csv", " text, label\na,1\n", Columns(text="text", label="label"), [("a", "1")]),

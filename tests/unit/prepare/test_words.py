@@ -35,7 +35,7 @@ def read(path: Path) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "result"),
     [
         ("a.conll", "EU\tB-ORG\nrejects\tO\n\nPeter\tB-PER", TWO),
         ("a.txt", CONLL_2003, TWO),
