@@ -39,9 +39,8 @@ def _changed(pipeline: Plan, facts: Problem, objective: Objective) -> Iterator[P
     for placement in pipeline.placements:
         if placement.replicas > 1 and len(placement.splits) > 1:
             other = replace(placement, local=not placement.local)
-            yield replace(
-                pipeline, placements=tuple(other if each is placement else each for each in pipeline.placements)
-            )
+            placements = (other if each is placement else each for each in pipeline.placements)
+            yield replace(pipeline, placements=tuple(placements))
 
 
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:

@@ -146,8 +146,8 @@ def least(ascending: list[int], most: int, a_band: int) -> int:
     return min([together, *(cost([ascending[:at]], a_band) + least(ascending[at:], most - 1, a_band) for at in cuts)])
 
 
-def rows_without_texts(result: Spans) -> int:
-    return sum(len(band.places) for band in result.bands) - result.count
+def rows_without_texts(spans: Spans) -> int:
+    return sum(len(band.places) for band in spans.bands) - spans.count
 
 
 @given(some_lengths, st.integers(1, 4))
@@ -176,9 +176,8 @@ def fake_kernel(
     result = torch.zeros_like(tokens[0])
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         query, key, value = (each[start:stop].transpose(0, 1)[None] for each in tokens)
-        result[start:stop] = functional.scaled_dot_product_attention(query, key, value, scale=scaling)[0].transpose(
-            0, 1
-        )
+        attended = functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+        result[start:stop] = attended[0].transpose(0, 1)
     return result
 
 
