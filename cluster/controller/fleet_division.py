@@ -30,7 +30,7 @@ from isobatch.profiles.errors import UserError
 RESERVE = 0.1  # the share of the expected rate that an application sustains beyond it
 LEAST_REQUESTED = 0.01  # the share of the fleet's goodput that an application without inputs requests
 QUICK_S = 2.0  # where replicas start within this time, devices follow the present rates instead of forecasts
-AGAIN_S = 5.0  # where replicas start that quickly, a division is expected to last this long
+AGAIN_S = 5.0  # where replicas start that quickly, a division is expected to last this long after their start
 GOAL_VALUES = {"goodput": "weighted goodput", "cost": "dollars per hour", "fairness": "the smallest share"}
 Budget = Mapping[str, int]  # devices by kind
 
@@ -113,7 +113,8 @@ class DivisionProblem:
             if most_per_s := known.goodput_per_s(every):
                 requested_per_s = max(known.application.rate_per_s or 0.0, LEAST_REQUESTED * most_per_s)
                 lasts_s = AGAIN_S if standings[name].starts_quickly else config.replan_every_s
-                lost_share = min(1.0, standings[name].start_s / lasts_s)
+                # A division lasts that long after the start, or no device would go to replicas that start more slowly.
+                lost_share = standings[name].start_s / (standings[name].start_s + lasts_s)
                 plans.append(replace(_with(known, rate_per_s=requested_per_s), lost_share=lost_share))
         return cls(config, devices, plans)
 
@@ -210,8 +211,7 @@ def _requested_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequenc
         if worth is None:
             return None
         if goal != "cost":
-            reached_per_s = each.goodput_per_s(part) * each.running_share(part)
-            worth = application.worth(goal, min(application.rate_per_s or 0.0, reached_per_s), 0.0)
+            worth = application.worth(goal, min(application.rate_per_s or 0.0, each.average_per_s(part)), 0.0)
         worths.append(worth)
     return value_of(goal, worths)[0]
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -220,6 +219,11 @@ class LocalRay:
     serving: Future[None]  # done when HTTP can be reached
     raylet: int = 0  # the main process of this node; 0: it is not ours
 
+    def settle(self) -> None:
+        """Wait until Serve has started or failed: if Ray stopped before that, Serve would start another Ray."""
+        with contextlib.suppress(Exception):
+            self.serving.result()
+
     def alive(self) -> bool:
         """Whether Ray runs. Zombies of HAProxy, whose parents have ended, are removed on the way."""
         reap(HAPROXY)
@@ -237,14 +241,14 @@ def local_ray(
     """Ray and Serve on this machine, until the block ends.
 
     `http`: Serve's http_options; `more`: further nodes; `metrics_port`: the port that Prometheus reads; None: any free
-    one. `check` raises an error if Ray's nodes have too few resources. It is called before Serve starts, because a
-    Serve that is still starting while Ray stops would start another Ray and wait for it.
+    one. `check` raises an error if Ray's nodes have too few resources. It is called before Serve starts, since a stop
+    waits for that.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     os.environ |= bound_to_us(folder)
-    raylet = 0
+    raylet, started = 0, None
     with held_ports(PORTS) as ports:
         try:
             prepare_environment(str(folder), ports)
@@ -254,11 +258,12 @@ def local_ray(
                 join(more, folder, RAY_WITHIN_S)
                 http = http | {"location": "HeadOnly"}
             check(nodes())
-            yield _serving(http, folder, raylet)
+            started = _serving(http, folder, raylet)
+            yield started
         finally:
             try:
                 stopping(folder)
-                _stop(raylet)
+                _stop(raylet, started)
             finally:
                 leave_nothing()
 
@@ -336,10 +341,18 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     is_left = end_with_ray(ray.get_runtime_context().gcs_address, address)
+    started: list[LocalRay] = []
+
+    def serving(http: dict[str, Any]) -> LocalRay:
+        started.append(_serving(http, Path(folder)))
+        return started[-1]
+
     try:
         with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
-            yield partial(_serving, folder=Path(folder))
+            yield serving
     finally:
+        for each in started:
+            each.settle()
         ray.shutdown()
         is_left.set()
 
@@ -373,7 +386,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
     raise AssertionError("This is a bug: the last attempt returns or raises.")
 
 
-def _stop(raylet: int = 0) -> None:
+def _stop(raylet: int, started: LocalRay | None) -> None:
     """Let applications answer what they admitted, then stop Serve and Ray. Ray's output meanwhile is discarded.
 
     A call to a dead Ray hangs for a minute and then ends this process, so no call may take that long.
@@ -383,7 +396,7 @@ def _stop(raylet: int = 0) -> None:
     if not ray.is_initialized():
         return
     address, shutting_down = ray.get_runtime_context().gcs_address, threading.Event()
-    ending = threading.Thread(target=_stop_serve_and_ray, args=(shutting_down,), daemon=True)
+    ending = threading.Thread(target=_stop_serve_and_ray, args=(started, shutting_down), daemon=True)
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         if _runs(address, raylet):
@@ -398,12 +411,14 @@ def _stop(raylet: int = 0) -> None:
         atexit.register(sys.stdout.flush)
 
 
-def _stop_serve_and_ray(shutting_down: threading.Event) -> None:
+def _stop_serve_and_ray(started: LocalRay | None, shutting_down: threading.Event) -> None:
     import ray
     from ray import serve
 
     # Importing it, which may happen only now, resets the level.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if started:
+        started.settle()
     with contextlib.suppress(Exception):  # Serve fails here if the event loop of a handle is closed
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:

@@ -158,14 +158,15 @@ class PartPlans:
         if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
             return None
         dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
-        return self.application.worth(goal, goodput_per_s * self.running_share(counts), dollars)
+        return self.application.worth(goal, self.average_per_s(counts), dollars)
 
-    def running_share(self, counts: KindCounts) -> float:
-        """The share of the goodput on these devices that remains if replicas must start on some of them."""
-        if self.held is None or not any(counts):
-            return 1.0
-        gained = sum(max(0, count - has) for count, has in zip(counts, self.held, strict=True))
-        return 1 - self.lost_share * gained / sum(counts)
+    def average_per_s(self, counts: KindCounts) -> float:
+        """The goodput on these devices, those included on which replicas must start."""
+        goodput_per_s = self.goodput_per_s(counts)
+        if self.held is None:
+            return goodput_per_s
+        first_per_s = self.goodput_per_s(tuple(map(min, counts, self.held)))
+        return goodput_per_s - self.lost_share * (goodput_per_s - first_per_s)
 
     def check_any(self, counts: KindCounts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""

@@ -51,12 +51,13 @@ def load(directory, device, dtype):
     time.sleep(600)
 """
 
-# Starts a Ray of its own, and waits for a signal.
+# Starts a Ray of its own, and waits for a signal. On one core Serve is still starting when the signal comes.
 STARTS = """
-import signal, sys, time
+import os, signal, sys, time
 
 from isobatch.cluster.serving.local import local_ray
 
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 with local_ray({"host": "127.0.0.1", "port": int(sys.argv[1])}):
@@ -142,8 +143,8 @@ def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_pat
 
 
 @pytest.mark.long
-def test_a_started_ray_leaves_us_our_handler(tmp_path: Path) -> None:
-    """Ray sets handlers of its own, one of which would abort the process."""
+def test_a_started_ray_ends_by_our_handler_also_while_serve_starts(tmp_path: Path) -> None:
+    """Ray sets handlers of its own, one of which would abort the process, and Serve would start another Ray."""
     output = tmp_path / "output"
     with output.open("w") as file:
         process = subprocess.Popen([sys.executable, "-c", STARTS, str(free_port())], stdout=file)

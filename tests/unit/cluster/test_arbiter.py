@@ -55,6 +55,16 @@ def test_the_giver_shrinks_before_the_taker_grows() -> None:
     assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
 
 
+@pytest.mark.parametrize("goal", ["goodput", "fairness"])
+def test_where_replicas_start_slowly_a_free_device_is_given_all_the_same(goal: FleetGoal) -> None:
+    own = {"a": {"v100": 0, "k80": 1}, "b": {"v100": 2, "k80": 0}}
+    fleet, a = arbiter(own, goal), standing(0.0, own["a"])
+    b = replace(standing(9.0, own["b"]), start_s=3 * WINDOW_S)
+    assert fleet.look({"a": a, "b": b}, FLEET, 0.0) == {}
+    grants = fleet.look({"a": a, "b": replace(b, refuses=True)}, FLEET, 5.0)
+    assert {name: each.budget for name, each in grants.items()} == {"b": {"v100": 2, "k80": 1}}
+
+
 def test_a_giver_that_cannot_shrink_is_asked_less_and_less_often() -> None:
     fleet, b = arbiter(), standing(1.9, OWN["b"])
     fleet.look({"a": standing(0.1, OWN["a"]), "b": b}, FLEET, 0.0)
