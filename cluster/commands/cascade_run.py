@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
 from isobatch.cluster.commands import Metric, number_text, policy_path, share
-from isobatch.cluster.commands.cascade import CascadeOptions
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
@@ -33,6 +33,9 @@ from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import save, write_whole
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.cascade import CascadeOptions
+
 RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the rate that the last network alone sustains
 COLUMNS = (
     "right\n%", "agrees\n%", "lost\n%", "mean\nms", "p99\nms", "goodput\n/s", "$ per\nmillion", "levels\n%",
@@ -40,7 +43,7 @@ COLUMNS = (
 LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 
-def run(options: CascadeOptions, reading: ReadingOptions) -> None:
+def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     policy = policy_path(options.policy)
     ramps = Ramps(ExitRules(policy=policy))
     check_answers(ramps.policy, "--policy")
@@ -114,7 +117,7 @@ def _truth(sample: Sample, candidates: list[Candidate]) -> torch.Tensor:
 
 
 def _trial(
-    console: Console, options: CascadeOptions, candidates: list[Candidate], sample: Sample, terms: ComparisonTerms,
+    console: Console, options: "CascadeOptions", candidates: list[Candidate], sample: Sample, terms: ComparisonTerms,
     kinds: tuple[Device, ...],
 ) -> Tryout:  # fmt: skip
     compute_with(options.threads)

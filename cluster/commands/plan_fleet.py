@@ -5,14 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable, number_text
 from isobatch.cluster.commands.fleet_file import FleetEntry, read_fleet
-from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
@@ -33,6 +32,9 @@ from isobatch.profiles.devices import GB, Device, as_text, fleet, sharing_choice
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load, write_whole
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
+
 # Options that a fleet's file names for each application, or that a division does not support.
 OF_ONE = ("profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut")
 HANDOVER_S = 1.0  # until a standby replica is used
@@ -48,14 +50,14 @@ class Planned:
     entry: FleetEntry
     path: Path
     profile: Profile
-    options: ClassifierPlanOptions
+    options: "ClassifierPlanOptions"
     application: FleetApplication
     result: PlanResult | None = None  # None: it has no devices
 
     @classmethod
     def of(
         cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
-        options: ClassifierPlanOptions,
+        options: "ClassifierPlanOptions",
     ) -> Self:  # fmt: skip
         computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
         if computed.get("backend") in (AUTO, VIRTUAL):
@@ -122,7 +124,7 @@ class PlannedFleet:
         return abs(value_of(self.goal, worths)[0])
 
 
-def plan_fleet(file: Path, options: ClassifierPlanOptions) -> None:
+def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
     devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
     check_writable(out or Path("plan.json"))

@@ -13,13 +13,12 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.status import Status
 
 from isobatch.cluster.commands import number_text, numbers_in
-from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.shared_options import check_not_given
 from isobatch.cluster.simulator import plan_choice as choice
@@ -44,6 +43,9 @@ from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
 from isobatch.profiles.devices import Device, fleet, links_between, sharing_choices
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
+
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
 
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
 # to simulate the best plan with other inputs, which make its promise.
@@ -147,7 +149,7 @@ FEWEST_INPUTS = 2_000  # of a run
 ROUGH_RUNS = 10  # about this many short runs find a plan's goodput at both ends of an interval
 
 
-def planned(options: ClassifierPlanOptions, fleet_text: str, profile: Profile, objective: Objective) -> PlanResult:
+def planned(options: "ClassifierPlanOptions", fleet_text: str, profile: Profile, objective: Objective) -> PlanResult:
     """The best plan. Several replicas share a device, as far as that was measured, where such a plan promises more.
 
     Where dollars count, no device is shared: a share has its part of the price, but only whole devices are rented.
@@ -183,7 +185,7 @@ def planned(options: ClassifierPlanOptions, fleet_text: str, profile: Profile, o
 
 
 def most_promising(
-    options: ClassifierPlanOptions, profile: Profile, objective: Objective, choices: Sequence[tuple[Device, ...]],
+    options: "ClassifierPlanOptions", profile: Profile, objective: Objective, choices: Sequence[tuple[Device, ...]],
     live: LivePlan,
 ) -> list[tuple[Device, ...]]:  # fmt: skip
     """The choice of shared devices that is best by estimate; none where no choice has a plan."""
@@ -207,7 +209,7 @@ def _value(plan: Plan | None, objective: Objective) -> float:
 
 
 def searched(
-    options: ClassifierPlanOptions, devices: Sequence[Device], profile: Profile, objective: Objective, live: LivePlan
+    options: "ClassifierPlanOptions", devices: Sequence[Device], profile: Profile, objective: Objective, live: LivePlan
 ) -> PlanResult:
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
     facts = problem_of(options, devices, profile)
@@ -266,7 +268,7 @@ def named(plan: Plan, profile: Profile, slo_s: float | None) -> Plan:
     return replace(plan, model=profile.model, weights=profile.weights, slo_s=slo_s)
 
 
-def objective_of(options: ClassifierPlanOptions) -> Objective:
+def objective_of(options: "ClassifierPlanOptions") -> Objective:
     goal = options.goal or "goodput"
     if not 0 <= options.gap < inf:
         raise UserError(f"--gap {options.gap:g} must be 0 or more, and finite")
@@ -284,7 +286,7 @@ def objective_of(options: ClassifierPlanOptions) -> Objective:
     )
 
 
-def problem_of(options: ClassifierPlanOptions, devices: Sequence[Device], profile: Profile) -> Problem:
+def problem_of(options: "ClassifierPlanOptions", devices: Sequence[Device], profile: Profile) -> Problem:
     """The planning problem while all ramps are open."""
     backend, dtype = options.backend, options.dtype or ""
     if backend not in ("", *PUBLISHED_BACKENDS):
@@ -297,7 +299,7 @@ def problem_of(options: ClassifierPlanOptions, devices: Sequence[Device], profil
     return problem(measured, devices, links, exits.survival, measured.length, exits)
 
 
-def simulation(options: ClassifierPlanOptions, live: LivePlan) -> Simulate | None:
+def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
     """The function that simulates the plan and similar ones; None where no plan is simulated."""
     in_time = options.in_time
     if not 0 < in_time < 1:
@@ -348,7 +350,7 @@ def found_in_time(
 
 
 def plan_result(
-    options: ClassifierPlanOptions, facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
+    options: "ClassifierPlanOptions", facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
 ) -> PlanResult:
     """The best plan, beside the baselines. The error says why when no plan fits.
 

@@ -6,12 +6,12 @@ With --links, the cost of moving survivors is added to a profile that has the ti
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import INTERRUPTED, numbers_in
-from isobatch.cluster.commands.profile import ClassifierProfileOptions
 from isobatch.cluster.commands.shared_options import check_no_file
 from isobatch.cluster.profiling import block_times
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
@@ -41,10 +41,13 @@ from isobatch.profiles.measure import CountedExits, count_exits, device_name
 from isobatch.profiles.model import edges_of
 from isobatch.profiles.promise import RULES
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.profile import ClassifierProfileOptions
+
 COUNTED = "exits: counted over "  # begins the note on exits of the user's own inputs
 
 
-def profile_inputs(options: ClassifierProfileOptions, source: Path) -> None:
+def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     model, data, out = options.model, options.data, options.out
     if data is None:
         check_no_file(options, max_rows=options.max_rows != type(options).max_rows)
@@ -157,7 +160,7 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: Console, source: Path, data: Path, options: ClassifierProfileOptions) -> tuple[list[Row], str]:
+def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> tuple[list[Row], str]:
     """A sample of a file's rows, and a name for them. The file is read before anything is timed, so that a wrong file
     is refused at once.
 
@@ -172,7 +175,7 @@ def _recorded(console: Console, source: Path, data: Path, options: ClassifierPro
     return sampled(rows, options.max_rows), origin
 
 
-def profile_links(options: ClassifierProfileOptions, source: Path) -> None:
+def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
     out, console = options.out, Console(soft_wrap=True, markup=False, highlight=False)
     _check_whole(options.kind)
     if not out.exists():

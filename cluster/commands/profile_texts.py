@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from isobatch.cluster.commands.profile import ProfileOptions
 from isobatch.cluster.profiling.block_times import source_of, uncatalogued
 from isobatch.cluster.profiling.launch_prices import estimated_table, front_s_per_token, measured
 from isobatch.deployments.decoding.anatomy import anatomy_of
@@ -30,10 +29,13 @@ from isobatch.profiles.text_profile import (
     save_text_profile,
 )
 
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.profile import ProfileOptions
+
 ASSUMED_TOKENS = 128  # of a prompt, and of the text after it
 
 
-def profile_texts(options: ProfileOptions, source: Path) -> None:
+def profile_texts(options: "ProfileOptions", source: Path) -> None:
     """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
     console, kinds = Console(soft_wrap=True, markup=False), known_kinds(options.devices)
     check_decoder(source)
@@ -71,7 +73,7 @@ def profile_texts(options: ProfileOptions, source: Path) -> None:
 
 def _measured_table(
     console: Console, source: Path, model: Any, workload: DecodingWorkload, device: str, dtype: str,
-    options: ProfileOptions,
+    options: "ProfileOptions",
 ) -> DecodingTable:  # fmt: skip
     """The prices of launches, fitted to launches that are timed on this device, and what tokens cost the front."""
     compute_with(options.threads)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -16,7 +16,6 @@ from rich.table import Table
 from isobatch.cluster.commands import number_text
 from isobatch.cluster.commands.plan_texts import profile_for
 from isobatch.cluster.commands.shared_options import check_not_given
-from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, TextSimulationOptions
 from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
@@ -42,6 +41,9 @@ from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, naming_target, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
+
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, TextSimulationOptions
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 NO_INPUTS = "nothing comes in so short a time: give more --hours, or a higher --rate"
@@ -79,7 +81,7 @@ def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = No
     return World(graph.plan, facts, slo_s, limits, jitter, host, config.front_replicas)
 
 
-def world_for(config: AppConfig, options: ClassifierSimulationOptions) -> World:
+def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
     return world_of(config, options.jitter, read_model(options.host, HostCosts) if options.host else None)
 
 
@@ -97,13 +99,13 @@ def controlled_world(
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 
-def run(world: World, load: ClassifierSimulationOptions) -> Report:
+def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
     with progress_bar(load.seconds) as progress:
         return simulate(world, inputs_of(world, load), load.seconds, load.seed, progress)
 
 
-def inputs_of(world: World, load: ClassifierSimulationOptions) -> Iterator[Chunk]:
+def inputs_of(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
     """Chunks of arrivals, with the tokens of each input where a file gives them."""
     if not load.lengths:
         return _arrivals(world, load)
@@ -114,7 +116,7 @@ def inputs_of(world: World, load: ClassifierSimulationOptions) -> Iterator[Chunk
     return ((at_s, blocks, np.fromiter(islice(tokens, len(at_s)), np.int64)) for at_s, blocks in _arrivals(world, load))
 
 
-def _arrivals(world: World, load: ClassifierSimulationOptions) -> Iterator[tuple[Floats, Ints]]:
+def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as drawn from the mix, else as drawn from the profile."""
     at_s, profile = load.times_s(load.seconds), ExitProfile(world.facts.survival)
     mix = Mix.of(profile, shares_of(load.mix)) if load.mix else None
@@ -139,7 +141,7 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
         yield lambda at_s: bar.update(task, completed=at_s)
 
 
-def rehearse_inputs(options: ClassifierSimulationOptions, content: ServeFile) -> None:
+def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     options.check_read()
     application = single_application(classifiers(content), "applications of isobatch")
@@ -167,7 +169,7 @@ def rehearse_inputs(options: ClassifierSimulationOptions, content: ServeFile) ->
     console.print(f"drawn in {options.out}")
 
 
-def rehearse_fleet(options: ClassifierSimulationOptions, content: ServeFile, arbiter: Mapping[str, Any]) -> None:
+def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, arbiter: Mapping[str, Any]) -> None:
     """Run each dispatcher; with --replan each under its controller, and all under the arbiter."""
     config = checked(ArbiterConfig, arbiter["args"])
     loads = loads_of(options, [each.name for each in config.applications])
@@ -194,7 +196,7 @@ def _draw(report: Report, slo_s: float, picture: Path, changes_s: Sequence[float
         draw(report, slo_s, picture, changes_s)
 
 
-def loads_of(options: ClassifierSimulationOptions, names: Sequence[str]) -> dict[str, ClassifierSimulationOptions]:
+def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "dict[str, ClassifierSimulationOptions]":
     """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
@@ -233,7 +235,7 @@ def _controller_of(application: str, content: ServeFile) -> ControllerConfig:
     return next((each for each in leads if each.application == application), ControllerConfig())
 
 
-def _member(name: str, load: ClassifierSimulationOptions, content: ServeFile) -> Member:
+def _member(name: str, load: "ClassifierSimulationOptions", content: ServeFile) -> Member:
     application = checked(AppConfig, next(each["args"] for each in classifiers(content) if name_of(each) == name))
     controller = _controller_of(name, content)
     world, problem = controlled_world(application, controller, world_for(application, load))
@@ -268,7 +270,7 @@ def _counts(reports: Sequence[Report], seconds: float) -> tuple[str, ...]:
     return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", number_text(good / seconds)
 
 
-def rehearse_texts(options: TextSimulationOptions, applications: list[dict[str, Any]]) -> None:
+def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
     options.check_read()
     config = checked(DecoderConfig, single_application(applications, "decoders")["args"])

@@ -25,6 +25,14 @@ def eventually(condition: Callable[[], T], within_s: float = 90.0) -> T:
     return value
 
 
+def becomes(now: Callable[[], T], expected: T, within_s: float = 90.0) -> None:
+    """Wait until a value is the expected one; fail with the last value when it is another one after `within_s`."""
+    until_s = time.monotonic() + within_s
+    while (value := now()) != expected:
+        assert time.monotonic() < until_s, f"{value!r} instead of {expected!r} after {within_s:g} s"
+        time.sleep(0.05)
+
+
 async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """The same inside an event loop."""
     async with asyncio.timeout(within_s):

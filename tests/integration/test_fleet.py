@@ -22,7 +22,7 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.profiles.files import save
-from tests.helpers.asking import ask, eventually
+from tests.helpers.asking import ask, becomes, eventually
 from tests.integration.conftest import Put
 
 KIND, DEVICES = "v100", 4
@@ -162,8 +162,8 @@ def events(base: str, name: str, what: str, after_s: float = 0.0) -> list[dict[s
 def test_two_applications_share_one_device_and_a_flood_of_one_costs_the_other_nothing(fleet: Fleet) -> None:
     base = fleet.base
     each = {f"{KIND}/2": 1}
-    assert eventually(lambda: budgets(base) == {"calm": each, "flooded": each})
-    assert eventually(lambda: used(base) == {"calm": 1, "flooded": 1})
+    becomes(lambda: budgets(base), {"calm": each, "flooded": each})
+    becomes(lambda: used(base), {"calm": 1, "flooded": 1})
     with flooding(base, "calm", CALM_PER_S, PATIENT_S) as calms:
         flood = load(base, "flooded", FLOOD_PER_S, 5.0)
     assert budgets(base) == {"calm": each, "flooded": each}, "none gives up its only part of the device"
@@ -183,8 +183,8 @@ def test_an_application_without_inputs_lends_its_last_device_and_answers_the_nex
 ) -> None:
     base = fleet.parking()
     with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
-        assert eventually(lambda: used(base) == {"calm": 1, "flooded": 4})
+        becomes(lambda: budgets(base), {"calm": {KIND: 0}, "flooded": {KIND: 4}})
+        becomes(lambda: used(base), {"calm": 1, "flooded": 4})
         assert status(base, "fleet")["applications"]["calm"]["state"].startswith("parked: no inputs for ")
         asked_s = time.time()
         first_answer_s = calm_answer_s(base)
@@ -208,8 +208,8 @@ def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wai
 ) -> None:
     base = fleet.parking()
     with flooding(base, "flooded", PARKED_FLOOD_PER_S) as floods:
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 0}, "flooded": {KIND: 4}})
-        assert eventually(lambda: used(base) == {"calm": 0, "flooded": 4})
+        becomes(lambda: budgets(base), {"calm": {KIND: 0}, "flooded": {KIND: 4}})
+        becomes(lambda: used(base), {"calm": 0, "flooded": 4})
         assert ask(base, "GET", "/calm/readyz")[0] == 200, "its next input must come through"
         calm = asyncio.run(generator(base, "calm", PATIENT_S, (7,), 8).at(np.arange(3.0)))
         assert calm.status.tolist() == [200] * 3
@@ -223,13 +223,13 @@ def test_an_application_without_inputs_ends_its_replicas_and_the_next_inputs_wai
 def flooded_s(base: str) -> float:
     """Flood an application: a device moves, and that costs the other one nothing. Returns how long it takes."""
     with flooding(base, "calm", CALM_PER_S, PATIENT_S) as calms:
-        assert eventually(lambda: budgets(base) == {"calm": {KIND: 2}, "flooded": {KIND: 2}})
-        assert eventually(lambda: used(base) == {"calm": 2, "flooded": 2})
+        becomes(lambda: budgets(base), {"calm": {KIND: 2}, "flooded": {KIND: 2}})
+        becomes(lambda: used(base), {"calm": 2, "flooded": 2})
         began_s = time.time()
         with flooding(base, "flooded", FLOOD_PER_S) as floods:
             (taken, *_) = eventually(lambda: events(base, "flooded", "granted", began_s))
             (moved, *_) = eventually(lambda: events(base, "flooded", "rolled out", taken["at_s"]))
-            assert eventually(lambda: used(base) == {"calm": 1, "flooded": 3})
+            becomes(lambda: used(base), {"calm": 1, "flooded": 3})
             steady_s = moved["at_s"] + 2.0
             assert eventually(lambda: keeps_up(floods, steady_s))
             assert budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}}

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.helpers.house import circles
+
 ROOT = Path(__file__).parents[2]
 PATTERNS = {"experiments/results/NAME.json", "experiments/NAME/run.py"}
 PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
@@ -72,6 +74,10 @@ def test_no_two_public_classes_have_the_same_name_nor_that_of_another_type() -> 
     assert not {name: paths for name, paths in files.items() if len(paths) > 1}
     of_product = {name for name, (path,) in files.items() if path.relative_to(ROOT).parts[0] in PRODUCT}
     assert not {name for path in sources(PRODUCT) for name in facts_of(path).aliases} & of_product
+
+
+def test_no_modules_of_the_product_import_each_other_in_a_circle() -> None:
+    assert circles(PRODUCT) == [], "inside functions, too; types alone are imported under TYPE_CHECKING"
 
 
 def test_no_test_module_imports_another() -> None:
