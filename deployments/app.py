@@ -114,7 +114,7 @@ def build(config: AppConfig) -> Application:
     """Build the application of `import_path: isobatch.deployments.app:build` in a Serve file from its `args:`."""
     check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
-    options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
+    options = {"num_cpus": config.replicas, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
     front = serve.deployment(
         name=FRONT,
         num_replicas=config.front_replicas,

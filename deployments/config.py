@@ -156,6 +156,12 @@ class AppConfig(ServedConfig):
     front_replicas: int = Field(
         1, ge=1, description="Replicas of the front, one CPU each. Each uses a share of every device, by its load."
     )
+    replicas: int = Field(
+        1,
+        ge=1,
+        description="Without a plan, on CPUs: copies of the network in the front's process that compute at once, each "
+        "on one CPU.",
+    )
     standby: dict[named.WholeKind, PositiveInt] = Field(
         {},
         description="The devices of a fleet on which replicas stand by with their weights, as KIND: COUNT: the fleet's "
@@ -273,6 +279,10 @@ class AppConfig(ServedConfig):
             raise ValueError("ramp_budget is for answers: early with devices:, where the plan is made at the start")
         if self.front_replicas > 1 and not self.planned:
             raise ValueError("front_replicas needs a plan or devices: without them, each would hold a whole network")
+        if self.replicas > 1 and self.planned:
+            raise ValueError("replicas is for serving without a plan, which has replicas of its own: leave it out")
+        if self.replicas > 1 and self.device != "cpu":
+            raise ValueError(f"replicas is for a CPU, not for device: {self.device}: for several GPUs make a plan")
         if self.rate_per_s and not self.devices:
             raise ValueError("rate_per_s needs devices: it is a goal for the plan that is made for them")
         return self
@@ -346,7 +356,7 @@ class AppConfig(ServedConfig):
 
     @property
     def front_cpus(self) -> int:
-        return self.front_replicas
+        return self.front_replicas * self.replicas
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         plan = read_plan(local(self.plan)) if self.plan and not plan else plan

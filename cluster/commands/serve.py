@@ -69,6 +69,9 @@ def serve(
         float | None, typer.Option(help="An answer's deadline; by default the file's, the plan's, or 1000.")
     ] = None,
     max_batch: Annotated[int | None, "The largest batch without a plan; by default the file's, or 32."] = None,
+    replicas: Annotated[
+        int | None, "Copies of the network without a plan, one CPU each; by default the file's, or 1."
+    ] = None,
     api_key_variable: Annotated[str | None, "Environment variable with the key that requests must send."] = None,
     plan: Annotated[
         Path | None, "A file of isobatch plan: each split runs on its own replicas, and a controller is added."
@@ -100,7 +103,7 @@ def serve(
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     fields = {
         "device": device, "dtype": dtype, "backend": backend, "slo_ms": slo_ms, "max_batch": max_batch,
-        "api_key_variable": api_key_variable,
+        "replicas": replicas, "api_key_variable": api_key_variable,
     }  # fmt: skip
     overrides = files | {name: value for name, value in fields.items() if value is not None}
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.

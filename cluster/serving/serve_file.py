@@ -34,7 +34,8 @@ REACHED = ("front", "deployer")  # the deployments that Serve starts; the deploy
 NAME = "isobatch"  # the name of an application that is made for a directory
 LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001  # the default, if it is free
-NOT_IN_OWN_PLANS = {"plan", "device", "max_batch"}  # with one of them, the plan in a model's directory is not taken
+# With one of these fields, the plan in a model's directory is not taken.
+NOT_IN_OWN_PLANS = {"plan", "device", "max_batch", "replicas"}
 
 # The fields that Serve reads. Serve ignores unknown fields; isobatch refuses them.
 OF_FILES = {

@@ -1,5 +1,6 @@
-"""Runs the network in the front's own process, without a plan and one batch at a time."""
+"""Runs the network in the front's own process, without a plan: each copy of it computes one batch at a time."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -9,11 +10,12 @@ from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.messages import FrontState
+from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.profiles.model import SplitModel, edges_of
 
-_GROUP = _REPLICA = "here"
+_GROUP = "here"
 # The planned time of a launch: nothing was measured, so late inputs are dropped when batches form, not at admission.
 _UNKNOWN_S = 0.0
 
@@ -46,10 +48,12 @@ class InProcess:
         ramps = frozenset(model.ramp_blocks if config.exits else ())
         times = (_UNKNOWN_S,) * config.max_batch
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
-        # No batch waits at the busy thread, so that it can still merge with inputs that arrive meanwhile.
+        # No batch waits at a busy thread, so that it can still merge with inputs that arrive meanwhile.
         limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
-        dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: [_REPLICA]}, limits)
-        return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)
+        copies = [await asyncio.to_thread(load_front_model, config, str(config.folder)) for _ in range(1, config.replicas)]
+        replicas = {f"{_GROUP}-{number}": SplitReplica(each) for number, each in enumerate([model, *copies])}
+        dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: list(replicas)}, limits)
+        return Driver(dispatcher, LocalWorkers(replicas), clock)
 
     async def others(self) -> list[FrontState]:
         return []

@@ -92,13 +92,16 @@ def known_plan(config: AppConfig, kind: str) -> Plan | None:
 
 
 def load_front_model(config: AppConfig, directory: str) -> SplitModel:
-    """Load the network for the front, which only encodes inputs if replicas run the network by a plan."""
+    """Load the network for the front, which only encodes inputs if a plan's replicas run the network."""
     if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
         return _made(config, directory, "cpu", "float32")
-    from isobatch.deployments.models.backends import block_ranges, make_ready
+    from isobatch.deployments.models.backends import block_ranges, keep_freed_memory, make_ready, share_threads
 
+    keep_freed_memory()
+    if config.replicas > 1:
+        share_threads(config.replicas)
     dtype = named_dtype(config) or _usual_dtype(directory, config.device)
     model = _load(config, directory, config.device, dtype)
     make_ready(model, directory, [*block_ranges(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
