@@ -50,8 +50,10 @@ class InProcess:
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
         # No batch waits at a busy thread, so that it can still merge with inputs that arrive meanwhile.
         limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
-        copies = [await asyncio.to_thread(load_front_model, config, str(config.folder)) for _ in range(1, config.replicas)]
-        replicas = {f"{_GROUP}-{number}": SplitReplica(each) for number, each in enumerate([model, *copies])}
+        networks = [model]
+        for _ in range(1, config.replicas):
+            networks.append(await asyncio.to_thread(load_front_model, config, str(config.folder)))
+        replicas = {f"{_GROUP}-{number}": SplitReplica(each) for number, each in enumerate(networks)}
         dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: list(replicas)}, limits)
         return Driver(dispatcher, LocalWorkers(replicas), clock)
 
