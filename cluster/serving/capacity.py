@@ -91,6 +91,7 @@ def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]
     for config in map(config_of, served(content)):
         if not config.plan:
             check_here(config.device, count_gpus)
+            _check_copies(config, cpus, "this machine")
             continue
         amounts = _amounts(config)
         _check_enough(config.plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
@@ -103,7 +104,7 @@ def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]
     """The CPUs and GPUs of an application with its fronts. `plan`: its plan, if it was made already."""
     groups = config.replica_groups(plan)
     if not groups:  # the front computes the network
-        return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
+        return {"CPU": max(1.0, config.front_cpus), "GPU": float(config.device.startswith("cuda"))}
     amounts = {name: sum(count * needs.get(name, 0.0) for _, count, needs in groups) for name in _COUNTED}
     return amounts | {"CPU": config.front_cpus + amounts["CPU"]}
 
@@ -177,6 +178,7 @@ def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]
         raise UserError(f"{config.plan or 'the plan'} runs on {missing[0]}; this {owner}: plan for these devices")
     if config.device != "cpu" and not config.plan and not has.get("GPU"):
         raise no_gpu(config.device, f"this {owner}")
+    _check_copies(config, max((node.get("CPU", 0) for node in nodes), default=0), "the largest node")
     needs, title = _amounts(config, plan), config.plan or ("the plan" if plan else "the network")
     for name, amount in needs.items() if groups else ():
         _check_enough(title, name, amount, has.get(name, 0), owner)
@@ -193,6 +195,13 @@ def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequ
             f"{plan} needs {count} replicas on {kind}, each with {_as_text(each)} of one node; this Ray's nodes have "
             f"room for {room}: plan for these"
         )
+
+
+def _check_copies(config: ServedConfig, cpus: float, owner: str) -> None:
+    copies = config.replicas if isinstance(config, AppConfig) else 1
+    if copies > max(1, cpus):
+        needs = f"replicas: {copies} needs {copies} CPUs of one node"
+        raise UserError(f"{needs}; {owner} has {cpus:g}: take fewer replicas")
 
 
 def _check_enough(plan: str, name: str, amount: float, available: float, owner_has: str) -> None:

@@ -1,8 +1,8 @@
 """Claim: with real compute, isobatch answers more inputs in time than other servers of the same network.
 
 Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
-call; the first two on one worker and on two. isobatch serves it in one process, and on two replicas by a plan; each
-with exits, and in full as a control. All use ONNX Runtime with one thread a worker and batches of at most 32, on the
+call; the first two on one worker and on two. isobatch serves it in one process, with two copies in one process, and on
+two replicas by a plan; each with exits, and in full as a control. All use ONNX Runtime with one thread a worker and batches of at most 32, on the
 same cores as the client. The best number of clients counts for each. One server runs at a time, since LitServe's idle
 workers poll; every other round has the opposite order. The output names peers that are not installed, at the beginning
 and at the end.
@@ -31,6 +31,7 @@ from experiments.serve.servers import isobatch, running
 from experiments.shared import minilm
 from experiments.shared.commands import run_isobatch
 from experiments.shared.machine import free_port
+from experiments.shared.real_network import SURVIVAL, checkpoint, texts
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
@@ -43,6 +44,7 @@ CLIENTS = (16, 32, 64, 512)
 INPUTS = 256  # that are sent, and as many others for the profile
 LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
+MINILM_BLOCKS, MINILM_WIDTH = 6, 384
 console = Console(stderr=True)
 
 
@@ -50,7 +52,8 @@ console = Console(stderr=True)
 class Peer:
     """A way to serve a network.
 
-    `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork.
+    `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork. `copies`:
+    of ours, the workers are copies in one process, not replicas of a plan.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Peer:
     workers: int = 1
     exits: str = ""
     headers: str = ""
+    copies: bool = False
 
     @property
     def ours(self) -> bool:
@@ -74,7 +78,11 @@ FULL = (
 )
 WITH_EXITS = tuple(replace(peer, name=f"{peer.name}_exits", exits=ONNX) for peer in FULL)
 PEERS = (*FULL, *WITH_EXITS)
-OURS = (Peer("isobatch", "ray"), Peer("isobatch_2", "ray", workers=2))
+OURS = (
+    Peer("isobatch", "ray"),
+    Peer("isobatch_2_copies", "ray", workers=2, copies=True),
+    Peer("isobatch_2", "ray", workers=2),
+)
 OURS_FULL = tuple(replace(own, name=f"{own.name}_full", headers="X-Full: 1\r\n") for own in OURS)
 PROFILED_S = 30  # seconds of timing, by which the plan for two replicas is made
 
@@ -97,12 +105,14 @@ class PeerWorkload:
 
 
 def workloads() -> Iterator[PeerWorkload]:
-    """The demo, and MiniLM on SST-2 with exits if its weights are at hand."""
+    """The demo, a BERT of MiniLM's shape with random weights, and MiniLM on SST-2 if its weights are at hand."""
     digits = [digit.tolist() for digit in demo_inputs(2 * INPUTS)]
     yield PeerWorkload("demo", str(demo_directory()), digits[:INPUTS], digits[INPUTS:], "image")
+    random = str(checkpoint(SURVIVAL[:MINILM_BLOCKS], MINILM_WIDTH))
+    yield PeerWorkload("random", random, texts(INPUTS), texts(INPUTS, seed=1), "text")
     try:
-        texts = minilm.sentences("test", 2 * INPUTS)[0]
-        yield PeerWorkload("minilm", str(minilm.prepared()), texts[:INPUTS], texts[INPUTS:], "text")
+        sentences = minilm.sentences("test", 2 * INPUTS)[0]
+        yield PeerWorkload("minilm", str(minilm.prepared()), sentences[:INPUTS], sentences[INPUTS:], "text")
     except UserError as error:
         console.print(f"[bold red]minilm IS NOT MEASURED[/] ({error}): it needs {minilm.NEEDS}", soft_wrap=True)
 
@@ -116,7 +126,7 @@ class PeerRound:
 
 
 def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, float]:
-    """`rounds` of `seconds` for every number of clients; `only` one workload (demo, minilm)."""
+    """`rounds` of `seconds` for every number of clients; `only` one workload (demo, random, minilm)."""
     there = [peer for peer in PEERS if has(peer)]
     missing = [peer for peer in PEERS if peer not in there]
     _tell_missing(missing)
@@ -226,8 +236,8 @@ def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) ->
 
 def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
     fields = {"model": workload.folder, "backend": "onnx", "slo_ms": SLO_MS}
-    if system.workers == 1:
-        return serve_file_of(folder, {**fields, "max_batch": BATCH})
+    if system.workers == 1 or system.copies:
+        return serve_file_of(folder, {**fields, "max_batch": BATCH, "replicas": system.workers})
     files = {name: str(folder / f"{name}.json") for name in ("plan", "profile")}
     return serve_file_of(folder, {**fields, **files, "cpus_per_replica": 0})
 
