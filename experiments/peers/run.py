@@ -2,10 +2,10 @@
 
 Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
 call; the first two on one worker and on two. isobatch serves it in one process, with two copies in one process, and on
-two replicas by a plan; each with exits, and in full as a control. All use ONNX Runtime with one thread a worker and batches of at most 32, on the
-same cores as the client. The best number of clients counts for each. One server runs at a time, since LitServe's idle
-workers poll; every other round has the opposite order. The output names peers that are not installed, at the beginning
-and at the end.
+two replicas by a plan; each with exits, and in full as a control. All use ONNX Runtime with one thread a worker and
+batches of at most 32, on the same cores as the client. The best number of clients counts for each. One server runs at a
+time, since LitServe's idle workers poll; every other round has the opposite order. The output names peers that are not
+installed, at the beginning and at the end.
 """
 
 import asyncio
