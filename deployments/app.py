@@ -114,7 +114,8 @@ def build(config: AppConfig) -> Application:
     """Build the application of `import_path: isobatch.deployments.app:build` in a Serve file from its `args:`."""
     check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
-    options = {"num_cpus": config.replicas, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
+    has_gpu = config.device.startswith("cuda") and not deployer
+    options = {"num_cpus": config.cpus_per_front, "num_gpus": int(has_gpu)}
     front = serve.deployment(
         name=FRONT,
         num_replicas=config.front_replicas,

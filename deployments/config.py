@@ -131,7 +131,9 @@ class AppConfig(ServedConfig):
     """An early-exit network behind HTTP. Every field has a default: without any, the built-in demo is served."""
 
     loader: named.ImportPath = Field(
-        named.LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel."
+        named.LOADER,
+        description="Function (directory, device=, dtype=) that returns a new SplitModel: copies (`replicas`) compute "
+        "on threads of their own.",
     )
     devices: named.DeclaredDevices | None = Field(
         None,
@@ -280,9 +282,9 @@ class AppConfig(ServedConfig):
         if self.front_replicas > 1 and not self.planned:
             raise ValueError("front_replicas needs a plan or devices: without them, each would hold a whole network")
         if self.replicas > 1 and self.planned:
-            raise ValueError("replicas is for serving without a plan, which has replicas of its own: leave it out")
+            raise ValueError("replicas is for serving without a plan: a plan has its own number of them")
         if self.replicas > 1 and self.device != "cpu":
-            raise ValueError(f"replicas is for a CPU, not for device: {self.device}: for several GPUs make a plan")
+            raise ValueError(f"replicas is for device: cpu, not for {self.device}: for several GPUs make a plan")
         if self.rate_per_s and not self.devices:
             raise ValueError("rate_per_s needs devices: it is a goal for the plan that is made for them")
         return self
@@ -356,7 +358,12 @@ class AppConfig(ServedConfig):
 
     @property
     def front_cpus(self) -> int:
-        return self.front_replicas * self.replicas
+        return self.front_replicas * self.cpus_per_front
+
+    @property
+    def cpus_per_front(self) -> int:
+        """The CPUs that Ray reserves for one front: without a plan one for each copy of the network that computes."""
+        return 1 if self.backend == named.VIRTUAL else self.replicas
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         plan = read_plan(local(self.plan)) if self.plan and not plan else plan

@@ -70,7 +70,9 @@ def serve(
     ] = None,
     max_batch: Annotated[int | None, "The largest batch without a plan; by default the file's, or 32."] = None,
     replicas: Annotated[
-        int | None, "Copies of the network without a plan, one CPU each; by default the file's, or 1."
+        int | None,
+        "Without a plan: copies of a classifier in one process, one CPU each, or replicas of a decoder; by default the "
+        "file's, or 1.",
     ] = None,
     api_key_variable: Annotated[str | None, "Environment variable with the key that requests must send."] = None,
     plan: Annotated[
@@ -108,7 +110,8 @@ def serve(
     overrides = files | {name: value for name, value in fields.items() if value is not None}
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
-    if not (device or out) and _is_model(target) and "plan" not in served(content)[0]["args"] and gpus_here():
+    on_cpus = device or out or "plan" in served(content)[0]["args"] or ((replicas or 1) > 1 and classifiers(content))
+    if not on_cpus and _is_model(target) and gpus_here():
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))

@@ -113,7 +113,7 @@ class DivisionProblem:
             if most_per_s := known.goodput_per_s(every):
                 requested_per_s = max(known.application.rate_per_s or 0.0, LEAST_REQUESTED * most_per_s)
                 lasts_s = AGAIN_S if standings[name].starts_quickly else config.replan_every_s
-                # A division lasts that long after the start, or no device would go to replicas that start more slowly.
+                # Counted from the end of the start: a longer start would else make each new device worth nothing.
                 lost_share = standings[name].start_s / (standings[name].start_s + lasts_s)
                 plans.append(replace(_with(known, rate_per_s=requested_per_s), lost_share=lost_share))
         return cls(config, devices, plans)

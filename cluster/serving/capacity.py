@@ -198,9 +198,9 @@ def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequ
 
 
 def _check_copies(config: ServedConfig, cpus: float, owner: str) -> None:
-    copies = config.replicas if isinstance(config, AppConfig) else 1
-    if copies > max(1, cpus):
-        needs = f"replicas: {copies} needs {copies} CPUs of one node"
+    needed = config.cpus_per_front if isinstance(config, AppConfig) else 1
+    if needed > max(1, cpus):
+        needs = f"replicas: {needed} needs {needed} CPUs of one node"
         raise UserError(f"{needs}; {owner} has {cpus:g}: take fewer replicas")
 
 

@@ -241,8 +241,8 @@ def local_ray(
     """Ray and Serve on this machine, until the block ends.
 
     `http`: Serve's http_options; `more`: further nodes; `metrics_port`: the port that Prometheus reads; None: any free
-    one. `check` raises an error if Ray's nodes have too few resources. It is called before Serve starts, since a stop
-    waits for that.
+    one. `check` raises an error if Ray's nodes have too few resources. It is called before Serve starts, because a
+    stop waits until Serve has started.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
@@ -351,10 +351,12 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
             yield serving
     finally:
-        for each in started:
-            each.settle()
-        ray.shutdown()
-        is_left.set()
+        try:
+            for each in started:
+                each.settle()
+        finally:
+            ray.shutdown()
+            is_left.set()
 
 
 def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:

@@ -13,6 +13,7 @@ from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel, edges_of
 
 _GROUP = "here"
@@ -49,10 +50,14 @@ class InProcess:
         times = (_UNKNOWN_S,) * config.max_batch
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
         # No batch waits at a busy thread, so that it can still merge with inputs that arrive meanwhile.
-        limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
+        # A launch that fails is the fault of its inputs, as all copies are alike: none is benched.
+        limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0, probe_every_s=0.0)
         networks = [model]
         for _ in range(1, config.replicas):
             networks.append(await asyncio.to_thread(load_front_model, config, str(config.folder)))
+        if len({id(each) for each in networks}) < len(networks):
+            each = f"replicas: {config.replicas} needs a network of its own for each thread"
+            raise UserError(f"loader {config.loader}: it returned the same network twice: {each}")
         replicas = {f"{_GROUP}-{number}": SplitReplica(each) for number, each in enumerate(networks)}
         dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: list(replicas)}, limits)
         return Driver(dispatcher, LocalWorkers(replicas), clock)

@@ -218,6 +218,7 @@ def _plan(workload: PeerWorkload, folder: Path) -> None:
     profile.unlink(missing_ok=True)
     run_isobatch(
         "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--kind", "cpu",
+        "--dtype", "float32",
         "--largest", BATCH, "--timing-s", PROFILED_S,
     )  # fmt: skip
     limits = ("--devices", "cpu=2", "--slo-ms", SLO_MS, "--backend", "onnx", "--max-batch", BATCH)
@@ -235,7 +236,7 @@ def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) ->
 
 
 def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
-    fields = {"model": workload.folder, "backend": "onnx", "slo_ms": SLO_MS}
+    fields = {"model": workload.folder, "backend": "onnx", "dtype": "float32", "slo_ms": SLO_MS}
     if system.workers == 1 or system.copies:
         return serve_file_of(folder, {**fields, "max_batch": BATCH, "replicas": system.workers})
     files = {name: str(folder / f"{name}.json") for name in ("plan", "profile")}

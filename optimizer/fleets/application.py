@@ -161,12 +161,12 @@ class PartPlans:
         return self.application.worth(goal, self.average_per_s(counts), dollars)
 
     def average_per_s(self, counts: KindCounts) -> float:
-        """The goodput on these devices, those included on which replicas must start."""
+        """The mean goodput while the division lasts: until replicas have started, only held devices answer."""
         goodput_per_s = self.goodput_per_s(counts)
         if self.held is None:
             return goodput_per_s
         first_per_s = self.goodput_per_s(tuple(map(min, counts, self.held)))
-        return goodput_per_s - self.lost_share * (goodput_per_s - first_per_s)
+        return goodput_per_s - self.lost_share * max(0.0, goodput_per_s - first_per_s)
 
     def check_any(self, counts: KindCounts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""

@@ -28,6 +28,7 @@ from isobatch.cluster.serving.serve_file import (
     grpc_addresses,
     only,
     serve_file,
+    served,
     with_demo,
     with_grpc,
 )
@@ -470,6 +471,14 @@ def test_options_of_the_command_override_the_file_and_the_plan(tmp_path: Path) -
     files = ("--plan", DEMO / "plan.json", "--profile", DEMO / "profile.json")
     with pytest.raises(UserError, match="max_batch cannot be set beside a plan"):
         ran("serve", "demo", *files, "--max-batch", 8, "--out", out)
+    copytree(demo_folder(), model := tmp_path / "model")
+    for name in ("plan.json", "profile.json"):
+        (model / name).write_text((DEMO / name).read_text())
+    planned = []
+    for options in ((), ("--replicas", 2)):
+        ran("serve", model, *options, "--out", out)
+        planned.append("plan" in served(serve_file(out, {}))[0]["args"])
+    assert planned == [True, False], "copies are for serving without the plan in the folder"
 
 
 def test_a_model_without_a_plan_is_computed_on_a_gpu_if_there_is_one(
@@ -482,7 +491,7 @@ def test_a_model_without_a_plan_is_computed_on_a_gpu_if_there_is_one(
         (tmp_path / name).write_text((DEMO / name).read_text())
     copytree(demo_folder(), model := tmp_path / "model")
     files = ("--plan", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
-    for options in ((model,), (model, "--device", "cpu"), (model, *files), ()):
+    for options in ((model,), (model, "--device", "cpu"), (model, "--replicas", 2), (model, *files), ()):
         ran("serve", *options, "--grpc-port", 0)
     devices = [content["applications"][0]["args"].get("device") for content in served]
-    assert devices == ["cuda", "cpu", None, None]
+    assert devices == ["cuda", "cpu", None, None, None]

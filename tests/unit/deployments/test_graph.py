@@ -95,6 +95,7 @@ def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
         "name", "front_replicas", "max_inside", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
         "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
         "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
+        "replicas",
     }  # fmt: skip
     told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *of_fronts])
     assert told == Counter([*AppConfig.model_fields])

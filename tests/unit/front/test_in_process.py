@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection
+from functools import cache
 from threading import Barrier
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.models.backends import share_threads
 from isobatch.profiles.errors import UserError
@@ -33,9 +35,16 @@ def load(directory: str, device: str, dtype: str) -> Toy:
     return Together()
 
 
+@cache
+def load_once(directory: str, device: str, dtype: str) -> Toy:
+    return Toy()
+
+
+CONFIG = AppConfig(model="/models/toy", loader=f"{__name__}:load", slo_ms=60_000, max_batch=1, replicas=2)
+
+
 async def test_copies_in_one_process_compute_at_once() -> None:
-    config = AppConfig(model="/models/toy", loader=f"{__name__}:load", slo_ms=60_000, max_batch=1, replicas=2)
-    service = Service(config, time.perf_counter)
+    service = Service(CONFIG, time.perf_counter)
     await service.open()
     inputs = service.encoded([[0, 3], [3, 5]])
     answers = await service.answer(service.register("", 0, {}), lambda: Content(inputs, list))
@@ -50,7 +59,7 @@ async def test_copies_in_one_process_compute_at_once() -> None:
     [
         ({"plan": "plan.json", "profile": "profile.json"}, "replicas is for serving without a plan"),
         ({"devices": "auto", "profile": "profile.json"}, "replicas is for serving without a plan"),
-        ({"device": "cuda"}, "replicas is for a CPU, not for device: cuda: for several GPUs make a plan"),
+        ({"device": "cuda"}, "replicas is for device: cpu, not for cuda: for several GPUs make a plan"),
     ],
 )
 def test_copies_are_refused_where_a_plan_or_a_gpu_says_otherwise(fields: dict[str, Any], reason: str) -> None:
@@ -58,8 +67,29 @@ def test_copies_are_refused_where_a_plan_or_a_gpu_says_otherwise(fields: dict[st
         checked(AppConfig, {"replicas": 2, **fields})
 
 
-def test_ray_reserves_a_cpu_for_each_copy() -> None:
+def test_each_copy_that_computes_has_a_cpu_of_its_own() -> None:
     assert checked(AppConfig, {"replicas": 3}).front_cpus == 3
+    virtual = {"backend": "virtual", "profile": "profile.json"}
+    assert checked(AppConfig, {"replicas": 3, **virtual}).front_cpus == 1
+
+
+async def test_after_an_input_that_breaks_the_network_every_copy_computes_on() -> None:
+    service = Service(CONFIG, time.perf_counter)
+    await service.open()
+    broken = service.answer(service.register("", 0, {}), lambda: Content(service.encoded([[0, -1], [0, -1]]), list))
+    with pytest.raises(RefusedError, match="the network failed: RuntimeError"):
+        await broken
+    began_s = time.monotonic()
+    inputs = service.encoded([[0, 3], [3, 5]])
+    await service.answer(service.register("", 0, {}), lambda: Content(inputs, list))
+    assert time.monotonic() - began_s < 4, "a replica of a plan would be tried again after 5 s"
+    await service.close()
+
+
+async def test_a_loader_that_returns_the_same_network_twice_is_refused() -> None:
+    config = CONFIG.model_copy(update={"loader": f"{__name__}:load_once"})
+    with pytest.raises(UserError, match=r"load_once: it returned the same network twice: replicas: 2 needs"):
+        await Service(config, time.perf_counter).open()
 
 
 def test_copies_divide_the_threads_once() -> None:
