@@ -110,8 +110,9 @@ def serve(
     overrides = files | {name: value for name, value in fields.items() if value is not None}
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
-    on_cpus = device or out or "plan" in served(content)[0]["args"] or ((replicas or 1) > 1 and classifiers(content))
-    if not on_cpus and _is_model(target) and gpus_here():
+    has_copies = (replicas or 1) > 1 and classifiers(content)  # in one process, which is for CPUs
+    is_decided = device or out or has_copies or "plan" in served(content)[0]["args"]
+    if not is_decided and _is_model(target) and gpus_here():
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))

@@ -217,9 +217,8 @@ def _plan(workload: PeerWorkload, folder: Path) -> None:
     data.write_text("".join(json.dumps({workload.column: each}) + "\n" for each in workload.recorded))
     profile.unlink(missing_ok=True)
     run_isobatch(
-        "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--kind", "cpu",
-        "--dtype", "float32",
-        "--largest", BATCH, "--timing-s", PROFILED_S,
+        "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--dtype", "float32",
+        "--kind", "cpu", "--largest", BATCH, "--timing-s", PROFILED_S,
     )  # fmt: skip
     limits = ("--devices", "cpu=2", "--slo-ms", SLO_MS, "--backend", "onnx", "--max-batch", BATCH)
     run_isobatch("plan", "--profile", profile, "--out", folder / "plan.json", *limits)
