@@ -3,9 +3,11 @@
 Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
 call; the first two on one worker and on two. isobatch serves it in one process, with two copies in one process, and on
 two replicas by a plan; each with exits, and in full as a control. All use ONNX Runtime with one thread a worker and
-batches of at most 32, on the same cores as the client. The best number of clients counts for each. One server runs at a
-time, since LitServe's idle workers poll; every other round has the opposite order. The output names peers that are not
-installed, at the beginning and at the end.
+batches of at most 32, on the same cores as the load. The best number of clients counts for each, and apart from that
+the best rate of random arrivals: clients that wait for their answers come back together, which fills the batches of a
+server that answers a batch at once, and a refused client asks again at once. One server runs at a time, since
+LitServe's idle workers poll; every other round has the opposite order. The output names peers that are not installed,
+at the beginning and at the end.
 """
 
 import asyncio
@@ -41,6 +43,10 @@ from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
 CLIENTS = (16, 32, 64, 512)
+FIRST, STEP, RATES = 0.5, 1.25, 7  # rates of arrivals: the first one over the best goodput with clients, and the others
+LAST = 0.8  # of the best goodput: with less, the rates end
+PATIENCE_S = 1.0  # after the last arrival
+ARRIVALS = "arrivals_"  # before the names of figures with random arrivals
 INPUTS = 256  # that are sent, and as many others for the profile
 LONE, LONE_PER_S = 50, 10.0  # lone requests, and their rate
 WARMS_UP = 16  # clients
@@ -122,7 +128,7 @@ class PeerRound:
     """The figures of one server in one round."""
 
     lone_ms: float
-    best: Summary
+    goodput_per_s: Mapping[str, float]  # at best, with clients ("") and with random arrivals
 
 
 def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, float]:
@@ -170,24 +176,24 @@ def _compared(
             seen = _seen(workload, system, folder, seconds)
             result[system.name].append(seen)
             console.print(
-                f"{workload.name}, round {number + 1} of {rounds}, {system.name}: {seen.best.goodput_per_s:,.0f}/s in "
-                f"time, lone {seen.lone_ms:.1f} ms"
+                f"{workload.name}, round {number + 1} of {rounds}, {system.name}: in time "
+                f"{seen.goodput_per_s['']:,.0f}/s with clients, {seen.goodput_per_s[ARRIVALS]:,.0f}/s with arrivals; "
+                f"lone {seen.lone_ms:.1f} ms"
             )
     return _figures(workload.name, result)
 
 
 def _figures(workload: str, result: Mapping[str, Sequence[PeerRound]]) -> dict[str, float]:
     figures = dict[str, float]()
-    goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in result.items()}
     lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in result.items()}
-    for name in result:
-        figures[f"goodput_per_s_{name}_{workload}"] = goodput[name]
-        figures[f"lone_ms_{name}_{workload}"] = lone_ms[name]
+    figures |= {f"lone_ms_{name}_{workload}": value for name, value in lone_ms.items()}
+    for load in ("", ARRIVALS):
+        goodput = {name: median(seen.goodput_per_s[load] for seen in rounds) for name, rounds in result.items()}
+        figures |= {f"{load}goodput_per_s_{name}_{workload}": value for name, value in goodput.items()}
+        figures |= {f"{load}{name}_{workload}": ratio for name, ratio in over_best(goodput).items()}
     others = [lone_ms[peer.name] for peer in PEERS if peer.name in lone_ms]
     if others:
         figures[f"lone_over_leanest_{workload}"] = lone_ms[OURS[0].name] / min(others)
-    for name, ratio in over_best(goodput).items():
-        figures[f"{name}_{workload}"] = ratio
     return figures
 
 
@@ -230,8 +236,9 @@ def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) ->
         load = partial(LoadGenerator, url, workload.bodies(system.listed), headers=system.headers)
         _clients(load, WARMS_UP, min(seconds, 2.0))
         lone = asyncio.run(load().at(arrivals("uniform", LONE_PER_S, LONE / LONE_PER_S, seed=1)))
-        best = max((_clients(load, count, seconds) for count in CLIENTS), key=lambda run: run.goodput_per_s)
-        return PeerRound(summary(lone, SLO_MS).latency_ms["p50"], best)
+        by_clients = max(_clients(load, count, seconds).goodput_per_s for count in CLIENTS)
+        goodput = {"": by_clients, ARRIVALS: _best_by_arrivals(load, FIRST * by_clients, seconds)}
+        return PeerRound(summary(lone, SLO_MS).latency_ms["p50"], goodput)
 
 
 def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
@@ -248,6 +255,18 @@ def running_peer(peer: Peer, folder: str) -> Iterator[str]:
     options = [folder, str(port), str(peer.workers), peer.exits]
     with running([python(peer), "-m", f"experiments.peers.{peer.needs}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"
+
+
+def _best_by_arrivals(load: Callable[..., LoadGenerator], per_s: float, seconds: float) -> float:
+    """The best goodput at rising rates of random arrivals."""
+    best_per_s = 0.0
+    for seed in range(RATES):
+        record = asyncio.run(load().at(arrivals("poisson", per_s * STEP**seed, seconds, seed), PATIENCE_S))
+        goodput_per_s = summary(record, SLO_MS).goodput_per_s
+        best_per_s = max(best_per_s, goodput_per_s)
+        if goodput_per_s < LAST * best_per_s:
+            break
+    return best_per_s
 
 
 def _clients(load: Callable[..., LoadGenerator], count: int, seconds: float) -> Summary:
