@@ -94,18 +94,17 @@ def answer_rows(
         digest.update(_bytes_of(row.value))
     if done and digest.hexdigest() != kept:
         raise UserError(f"the first {done} rows are not those that {part} answers: --force starts again")
-    with part.open("a") as file:
-        if not file.tell():
-            file.write(json.dumps({"job": job}) + "\n")
-        for some in chunks(remaining, at_once):
-            with naming_rows(data, some):
-                outputs = answer([row.value for row in some])
-            for row in some:
-                digest.update(_bytes_of(row.value))
-            written = [_record(row.number, output) for row, output in zip(some, outputs, strict=True)]
-            file.write(json.dumps({"digest": digest.hexdigest(), "outputs": written}) + "\n")
-            file.flush()
-            done += len(some)
+    for some in chunks(remaining, at_once):
+        with naming_rows(data, some):
+            outputs = answer([row.value for row in some])
+        for row in some:
+            digest.update(_bytes_of(row.value))
+        written = [_record(row.number, output) for row, output in zip(some, outputs, strict=True)]
+        lines = [{"digest": digest.hexdigest(), "outputs": written}]
+        with part.open("a") as file:  # only now, so that a run that fails before its first answers leaves no file
+            file.writelines(json.dumps(line) + "\n" for line in (lines if done else [{"job": job}, *lines]))
+        done += len(some)
+    part.touch()  # a file without rows has no answers
     return done
 
 

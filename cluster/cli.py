@@ -58,6 +58,8 @@ for command in (
 ):  # fmt: skip
     app.command()(with_options()(command))
 
+LOOP = "Symlink loop"  # the beginning of the RuntimeError for links that lead in a circle, before Python 3.13
+
 
 def main() -> None:
     """Run a command. An error that the user can mend, such as a full disk, is one line, and the exit code is 2.
@@ -71,7 +73,9 @@ def main() -> None:
     try:
         sys.path.append(_current_folder())
         app()
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith(LOOP):
+            raise
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(_message(error))}", highlight=False)
         sys.exit(2)
 

@@ -18,6 +18,7 @@ from isobatch.profiles.errors import UserError, naming_target, read_json
 _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
 )  # fmt: skip
+_RAMP_FILES = ("ramps.safetensors", "exits.json", "cascade.json")
 STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 # The files in a prepared model's folder that say how it is served.
 PLAN, PROFILE = "plan.json", "profile.json"
@@ -92,6 +93,11 @@ def weights_of(folder: Path) -> str:
     The hash does not depend on the folder's name, nor on whether the checkpoint was prepared.
     """
     return hash_of(sorted([*folder.glob("model*.safetensors"), *folder.glob("level-*/model*.safetensors")]))
+
+
+def ramps_of(folder: Path) -> str:
+    """A short hash of a checkpoint's ramps and of the rules by which inputs leave at them; "": it has none."""
+    return hash_of([path for name in _RAMP_FILES if (path := folder / name).is_file()])
 
 
 def content_of(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The serving graph: the running plan with everything that fronts and the deployer need to follow it."""
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from math import inf
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.route import Route, named_groups, route_of
-from isobatch.deployments.folders import weights_of
+from isobatch.deployments.folders import ramps_of, weights_of
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import first_plan
 from isobatch.deployments.precision import in_precision, named_dtype
@@ -20,6 +21,8 @@ from isobatch.optimizer.problem import Problem, problem
 from isobatch.profiles.devices import Device, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ def check_depth(config: AppConfig, num_blocks: int) -> None:
 
 
 def check_weights(config: AppConfig) -> None:
-    """Refuse the plan or profile of another network of the same depth. The plan would run, but break its promises."""
+    """Refuse the plan or profile of another network of the same depth, which would run, but break its promises. Warn of
+    exits that were counted with other ramps.
+    """
     if not (config.profile and config.model) or config.backend == VIRTUAL:
         return
     weights, profile = weights_of(config.folder), profile_of(config)
@@ -176,6 +181,9 @@ def check_weights(config: AppConfig) -> None:
                 f"{path} is of {model} (weights {known}), {config.model} has other weights ({weights}): profile and "
                 "plan the network that is served"
             )
+    if differ(profile.ramps, ramps_of(config.folder)):
+        counted = f"{config.profile} has exits that were counted with other ramps than {config.model} has now"
+        log.warning(f"{counted}, so the plan may promise too much: profile it with --data, and plan again")
 
 
 # Which parts of the application depend on each field of the configuration. Fields of none of these sets change only

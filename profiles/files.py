@@ -40,6 +40,7 @@ class Profile:
     # Of a cascade: the blocks at which its second and later levels begin. Every plan is cut there.
     edges: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()  # the measured costs of moving survivors
+    ramps: str = ""  # a hash of the ramps, and of their rules, with which the exits were counted; "": not known
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -74,7 +75,7 @@ class Profile:
 
         There may be derived tables for several backends and precisions. A later note replaces the earlier one on the
         same subject, and a later link that between the same kinds. The cost of sharing a device was measured with its
-        table, and is dropped with it.
+        table, and is dropped with it. Exits that were counted with other ramps are dropped.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
         anew = {(table.kind, table.length) for table in other.tables if not table.derived}
@@ -88,11 +89,11 @@ class Profile:
         own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in dropped)
         notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}
         links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
-        counted = other if other.exits else self
+        counted = other if other.exits or differ(self.ramps, other.ramps) else self
         return replace(
             self, tables=tuple(kept), exits=counted.exits, notes=tuple(notes.values()),
             weights=other.weights or self.weights, lengths=other.lengths or self.lengths,
-            token_exits=counted.token_exits, links=tuple(links.values()),
+            token_exits=counted.token_exits, links=tuple(links.values()), ramps=counted.ramps,
         )  # fmt: skip
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:

@@ -91,17 +91,30 @@ def numbers_in(option: str, text: str, number: Callable[[str], Number], what: st
     raise UserError(f"{option} {text!r} must be {what}")
 
 
-def check_writable(out: Path) -> None:
-    """Raise UserError if no file can be written at `out`. Commands check it before long work."""
+def check_writable(out: Path, *read: Path | None) -> None:
+    """Raise UserError if no file can be written at `out`, or if the command reads it. Checked before long work."""
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a directory: name a file in it")
+    for each in read:
+        if each and out.is_file() and each.exists() and out.samefile(each):
+            raise UserError(f"cannot write {out}: this command reads that file: name another one")
     try:
-        with TemporaryFile(dir=out.parent):
+        with suppress(FileNotFoundError):
+            out.stat()  # fails if links lead in a circle
+        with TemporaryFile(dir=Path(os.path.realpath(out)).parent):
             pass
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {error.strerror}: name a file in a directory that exists and is yours"
         ) from None
+
+
+def check_not_replaced(out: Path, *read: Path) -> None:
+    """Raise UserError if something that is read lies in the directory that is replaced."""
+    for each in read:
+        beside = each.parent.resolve()  # of a link, which would be lost even if it leads elsewhere
+        if out.resolve() in (beside, *beside.parents, *each.resolve().parents):
+            raise UserError(f"{each}: lies in --out {out}, which is replaced: move it, or name another directory")
 
 
 def check_picture(out: Path) -> None:

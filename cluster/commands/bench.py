@@ -65,7 +65,7 @@ def bench(
     if data is None:  # the demo has inputs of its own
         check_no_file(reading, labels=labels, max_rows=model != DEMO_NAME and max_rows != MAX_ROWS)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
-    check_writable(out)
+    check_writable(out, data)
     with busy("loading") as now:
         request = setup.BenchRequest(
             model, data, device, dtype, backend, length, largest, timing_s, threads, max_rows,

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
-from isobatch.cluster.commands import Metric, number_text, policy_path, share
+from isobatch.cluster.commands import Metric, check_not_replaced, number_text, policy_path, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
-from isobatch.deployments.folders import PLAN, PROFILE, weights_of
+from isobatch.deployments.folders import PLAN, PROFILE, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
 from isobatch.deployments.models.cascade_loading import check_policy, order_of
@@ -54,6 +54,7 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
+    check_not_replaced(options.out, *folders, data)
     rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
     names = label_names(folders[-1], options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
@@ -147,7 +148,7 @@ def _write(
     console: Console, out: Path, taken: Contender, policy: str, notes: dict[str, str | int | float], force: bool
 ) -> None:
     rules = write_cascade(out, taken.made, taken.chosen, policy, notes, force)
-    profile = replace(taken.profile, model=out.name, weights=weights_of(out))
+    profile = replace(taken.profile, model=out.name, weights=weights_of(out), ramps=ramps_of(out))
     save(profile, out / PROFILE)
     assert taken.plan, "This is a bug: a combination without a plan is never taken."
     plan = replace(taken.plan, model=profile.model, weights=profile.weights)

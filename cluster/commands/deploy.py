@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import above_0
+from isobatch.cluster.commands import above_0, check_writable
 from isobatch.cluster.commands.shared_options import check_unread
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import write_whole
@@ -170,6 +170,8 @@ def kubernetes(
     from isobatch.cluster.serving.kubernetes import as_yaml, files, labels, objects
     from isobatch.cluster.serving.serve_file import serve_file
 
+    if out:
+        check_writable(out, file)
     content = serve_file(file, {})
     text = as_yaml(objects(content, image, storage_class, labels(nodes or ())))
     if out:

@@ -28,6 +28,7 @@ def explain(
     profile: Annotated[Path, "The measured times that the plan was made from."],
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, that of the plan."] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
+    one_machine: Annotated[bool, "All devices are in one machine, as in the plan made with this option."] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the steps; '': no picture.", show_default="beside the plan")
     ] = None,
@@ -55,7 +56,7 @@ def explain(
     picture = plan.with_name(f"{plan.stem}-steps.png") if picture is None else picture
     if picture.name:
         check_picture(picture)
-    facts, padded = _problems(explained, known)
+    facts, padded = _problems(explained, known, one_machine)
     objective = Objective(slo_s=slo_s, max_batch=max_batch)
     all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
     more = changes(facts, objective)
@@ -77,7 +78,7 @@ def explain(
         console.print(f"the picture is {picture}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]":
+def _problems(plan: "Plan", profile: Profile, one_machine: bool) -> "tuple[Problem, Problem | None]":
     """The problem that the plan solves; and the same problem with padded texts, where texts differ in length."""
     from isobatch.deployments.planning import device
     from isobatch.optimizer import problem
@@ -86,7 +87,8 @@ def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]
     if differ(plan.weights, profile.weights):
         raise UserError(f"the plan is for {plan.model}, the profile is of {profile.model}, whose weights are others")
     devices = [device(kind, count) for kind, count in plan.devices().items()]
-    measured, links = profile.on(plan.backend, plan.dtype), links_between(devices, measured=profile.links)
+    measured = profile.on(plan.backend, plan.dtype)
+    links = links_between(devices, one_machine=one_machine, measured=profile.links)
     for kind in plan.devices():
         measured.check_has(kind, plan.backend, plan.dtype)
     survival = measured.exits_of(plan.length).planning_survival(opened(plan))

@@ -118,7 +118,7 @@ def load(
     if out.suffix == ".png":
         raise UserError(f"--out {out} is for the figures, as JSON: the picture has the same name with .png")
     for file in (out, out.with_suffix(".png")):
-        check_writable(file)
+        check_writable(file, data, bodies, lengths, prompts, arriving.trace)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
     run = partial(_run, arriving, clients, seconds, console)

@@ -127,7 +127,7 @@ def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")
     if out := options.out:
-        check_writable(out)
+        check_writable(out, options.profile)
     profile, objective = load(options.profile), objective_of(options)
     result = planned(options, options.devices, profile, objective)
     if out:

@@ -127,7 +127,7 @@ class PlannedFleet:
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
     devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
-    check_writable(out or Path("plan.json"))
+    check_writable(out or Path("plan.json"), file, *(file.parent / each.profile for each in content.applications))
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
     for each in applications if content.standby else ():

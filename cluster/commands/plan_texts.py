@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def plan_decoder(options: "DecoderPlanOptions") -> None:
     goal, out = _decoding_goal(options), options.out
     if out:
-        check_writable(out)
+        check_writable(out, options.profile)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
     profile = profile_for(local(options.model), options.profile, goal.exits)
     with busy("planning"):

@@ -67,7 +67,7 @@ def predict(
     check_unread({"--device": url and device != "auto", "--dtype": url and dtype}, "is for --model: leave it out")
     check_unread({"--api-key-variable": model and api_key_variable}, "is for --url: leave it out")
     check_out(out, force)
-    check_writable(out)
+    check_writable(out, data)
     listed = int(scores) if scores.isdecimal() else scores
     if not are_scores(listed):
         raise UserError(f"--scores is {scores!r}: {SCORES}")
@@ -85,7 +85,8 @@ def predict(
             shown = show(rows, f"answering {data.name}")
             count = answer_rows(data, shown, source.answerer(), part, job, source.at_once)
         except KeyboardInterrupt:
-            console.print(f"interrupted: {part} has the answers so far; the same command continues from there")
+            kept = f"{part} has the answers so far; the same command continues from there"
+            console.print(f"interrupted: {kept if part.exists() else 'no row was answered yet'}")
             raise typer.Exit(INTERRUPTED) from None
         finish(part, out, reading.label_separator)
     console.print(f"{count:,} rows are answered in {out}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Dtype, Metric, policy_path, share, share_cores
+from isobatch.cluster.commands import METRICS, Dtype, Metric, check_not_replaced, policy_path, share, share_cores
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
@@ -125,7 +125,7 @@ def prepare(classifier: ClassifierPrepareOptions, decoder: DecoderPrepareOptions
     loss = share(classifier.max_accuracy_loss)
     pipeline.check_free(classifier.out, classifier.force)
     source = checkpoint.locate(classifier.model, check_if_decoder)
-    _check_not_replaced(classifier.out, source, classifier.data)
+    check_not_replaced(classifier.out, source, classifier.data)
     if is_decoder(source):
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
         check_only(DecoderPrepareOptions, classifier, refusal)
@@ -136,14 +136,6 @@ def prepare(classifier: ClassifierPrepareOptions, decoder: DecoderPrepareOptions
             _prepare_own(classifier, source, loss)
         else:
             _prepare_classifier(classifier, source, loss)
-
-
-def _check_not_replaced(out: Path, *read: Path) -> None:
-    """Raise UserError if something that is read lies in the directory that is replaced."""
-    for each in read:
-        beside = each.parent.resolve()  # of a link, which would be lost even if it leads elsewhere
-        if out.resolve() in (beside, *beside.parents, *each.resolve().parents):
-            raise UserError(f"{each}: lies in --out {out}, which is replaced: move it, or name another directory")
 
 
 def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:

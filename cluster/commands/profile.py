@@ -89,7 +89,7 @@ def profile(options: ClassifierProfileOptions) -> None:
     from isobatch.deployments.models import checkpoint
 
     known_backend(options.backend)
-    check_writable(options.out)
+    check_writable(options.out, options.data)
     source = checkpoint.locate(options.model, check_if_decoder)
     if is_decoder(source):
         from isobatch.cluster.commands.profile_texts import profile_texts

@@ -18,7 +18,7 @@ from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
 from isobatch.cluster.serving.local import attached
-from isobatch.deployments.folders import locked, weights_of
+from isobatch.deployments.folders import locked, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
@@ -34,7 +34,7 @@ from isobatch.deployments.sources import title_of
 from isobatch.profiles.devices import Link, kind_of, known_kinds, whole_kind
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.files import Profile, differ, load, save
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.measure import CountedExits, count_exits, device_name
@@ -69,7 +69,11 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     kind = options.kind or kind_of(device_name(str(exact.device)))
     if warning := block_times.uncatalogued(kind):
         console.print(warning, highlight=False)
+    ramps = ramps_of(source)
     counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
+    if before and counted_before and differ(before.ramps, ramps):
+        console.print(f"the exits in {out} are of other ramps, so they are dropped: --data counts them again")
+        counted_before = False
     exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
     network = block_times.on_timed_backend(exact, model, options.backend, dtype)
     with naming_rows(data or source, rows):
@@ -94,7 +98,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     exits, by_tokens = (each and block_times.with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *(note for _, note in shared), *exit_notes)
     tables = (*own, *(table for table, _ in shared), *derived)
-    new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
+    new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network), ramps=ramps)
     with locked(out):  # another command may have added a profile meanwhile
         save(load(out).joined_by(new) if out.exists() else new, out)
     _report(console, new, out)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Metric, above_0, number_text
+from isobatch.cluster.commands import METRICS, Metric, above_0, check_not_replaced, number_text
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
-from isobatch.deployments.folders import PLAN, PROFILE, weights_of
+from isobatch.deployments.folders import PLAN, PROFILE, ramps_of, weights_of
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load, save, write_whole
@@ -53,6 +53,7 @@ def tune(
     if goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"--goal {goal} is for 'isobatch plan': give goodput, latency or goodput-per-dollar")
     check_free(out, force)
+    check_not_replaced(out, model, profile)
     if not (model / EVIDENCE).is_file():
         raise UserError(f"{model} has no {EVIDENCE}: 'isobatch prepare' writes a directory with one")
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
@@ -101,7 +102,7 @@ def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evide
 
     pipeline.tune(model, out, evidence, result.chosen, force)
     # token_exits: with new thresholds, the lengths of the texts that leave are not known.
-    save(replace(known, exits=result.exits, token_exits=None), out / PROFILE)
+    save(replace(known, exits=result.exits, token_exits=None, ramps=ramps_of(out)), out / PROFILE)
     write_whole(out / PLAN, result.plan.to_json())
 
 

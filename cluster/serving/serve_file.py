@@ -43,6 +43,10 @@ OF_FILES = {
     "target_capacity", "tracing_config",
 }  # fmt: skip
 NODES = "nodes"  # a field that only `isobatch serve` reads
+OF_HTTP = {
+    "host", "keep_alive_timeout_s", "port", "request_timeout_s", "root_path", "ssl_ca_certs", "ssl_certfile",
+    "ssl_keyfile", "ssl_keyfile_password",
+}  # fmt: skip
 OF_APPLICATIONS = {
     "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",
     "name", "port", "route_prefix", "runtime_env",
@@ -330,16 +334,17 @@ def _read(path: Path) -> ServeFile:
         if not (isinstance(fields, dict) and all(isinstance(name, str) for name in fields)):
             raise UserError(f"{path}: '{place}:' must be fields with values, got {type(fields).__name__}")
         _check_fields(path, known, settings)
+    _check_fields(f"{path}: http_options", OF_HTTP, content.get("http_options") or {})
     return content  # type: ignore[no-any-return]
 
 
-def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) -> None:
+def _check_fields(place: Path | str, known: Collection[str], settings: dict[Any, Any]) -> None:
     """Refuse unknown fields. With a misspelt `route_prefix`, an application would take another one's paths."""
     for name in settings:
         if name not in known:
             similar = get_close_matches(str(name), known, n=1)
             hint = f"is {similar[0]!r} meant?" if similar else f"there are: {', '.join(sorted(known))}"
-            raise UserError(f"{path}: there is no field {name!r}; {hint}")
+            raise UserError(f"{place}: there is no field {name!r}; {hint}")
 
 
 def _check_deployments(deployments: Any) -> None:

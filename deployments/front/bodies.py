@@ -228,6 +228,8 @@ def json_in(body: bytes) -> object:
     >>> json_in(b'{"inputs": "a text"}')
     {'inputs': 'a text'}
     """
+    if not body:
+        raise RefusedError(400, "the body is empty: it must be JSON")
     gc.disable()  # millions of lists would start the collector again and again: ten times the cost of reading them
     try:
         return _decode(body)

@@ -14,6 +14,7 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.commands.cascade_run import table
 from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import sustained_per_s
+from isobatch.deployments.folders import ramps_of
 from isobatch.deployments.models import load_served
 from isobatch.deployments.prepare.cascades import Combination
 from isobatch.optimizer import problem
@@ -134,8 +135,11 @@ def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
     code, said = run("plan --profile both/profile.json --devices v100=2 --slo-ms 500")
     assert code == 0, said
     assert profile.num_blocks == load_served(here / "both").num_blocks
+    assert profile.ramps == ramps_of(here / "both")
     code, said = run(LINE)
     assert "exists already" in said
+    code, said = run(f"{LINE} --force".replace("others.csv", "both/exits.json"))
+    assert "both/exits.json: lies in --out both, which is replaced" in said
 
 
 def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) -> None:

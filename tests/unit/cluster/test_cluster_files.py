@@ -36,6 +36,7 @@ from isobatch.cluster.serving.serve_file import (
     NODES,
     OF_APPLICATIONS,
     OF_FILES,
+    OF_HTTP,
     controllers,
     serve_file,
 )
@@ -94,9 +95,10 @@ def known(model: type[BaseModel]) -> set[str]:
 
 
 def test_the_fields_that_are_let_pass_are_those_that_serve_reads() -> None:
-    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+    from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
     assert (known(ServeDeploySchema), known(ServeApplicationSchema)) == (OF_FILES, OF_APPLICATIONS)
+    assert known(HTTPOptionsSchema) == OF_HTTP
 
 
 @cache

@@ -299,6 +299,8 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dic
         (("--devices", "v100=1"), {}, "--devices is for one application"),
         (("--ttft-ms", "5"), {}, "--ttft-ms is for one application"),
         (("--out", "nowhere/serve.yaml"), {}, "cannot write nowhere/serve.yaml"),
+        (("--out", "fleet.yaml"), {}, "cannot write fleet.yaml: this command reads that file"),
+        (("--out", "bert.json"), {"profile": "bert.json"}, "cannot write bert.json: this command reads that file"),
         (("--out", "serve.yaml"), {}, "--out: a needs model: the directory to serve"),
         (("--out", "serve.yaml"), {"model": "nothing"}, "a: model = 'nothing': no such directory"),
         (("--out", "serve.yaml"), {"args": {"backend": "virtual", "x": 1}}, "a: args: there is no field 'x'"),

@@ -111,6 +111,10 @@ def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds
     assert cluster(file).autoscalerOptions == {"version": "v2"}
 
 
+def test_the_serve_file_is_not_replaced(file: Path) -> None:
+    assert "this command reads that file" in str(run(file, "--out", str(file)).exception)
+
+
 def test_http_listens_where_the_pods_are_asked(file: Path) -> None:
     file.write_text(file.read_text() + "http_options: {port: 9000}\n")
     _, service = yaml.safe_load_all(run(file).stdout)

@@ -153,10 +153,17 @@ def test_times_in_the_networks_own_precision_are_first_so_that_plans_take_them(
 def test_exits_that_were_prepared_anew_replace_those_of_before(prepared: Path, tmp_path: Path) -> None:
     folder, out = Path(copytree(prepared, tmp_path / "again")), tmp_path / "p.json"
     profiled(folder, out, "--tokens", "6")
-    rules = ExitRules(ramps=(RampRule(block=1, threshold=0.5, survival=0.5),))
-    save_ramps(folder, rules, {1: make_head("light", 32, 3)})
-    profiled(folder, out, "--tokens", "6")
-    assert load_profile(out).exits == ExitProfile((1.0, 1.0, 0.5, 0.5))
+    counted = ("--tokens", "6", "--data", str(prepared / "inputs.jsonl"))
+    for more in (("--tokens", "6"), counted):
+        profiled(folder, out, *more)
+        before = load_profile(out).exits
+        assert "they are dropped" not in profiled(folder, out, "--tokens", "6")
+        assert load_profile(out).exits == before
+        survival = 0.75 if more is counted else 0.5
+        rules = ExitRules(ramps=(RampRule(block=1, threshold=0.5, survival=survival),))
+        save_ramps(folder, rules, {1: make_head("light", 32, 3)})
+        assert ("they are dropped" in profiled(folder, out, "--tokens", "6")) == (more is counted)
+        assert load_profile(out).exits == ExitProfile((1.0, 1.0, survival, survival))
 
 
 def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_together(tmp_path: Path) -> None:
@@ -189,6 +196,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
     ("more", "sentence"),
     [
         (("--out", "nodir/p.json"), "cannot write nodir/p.json: No such file or directory"),
+        (("--data", "empty.jsonl", "--out", "empty.jsonl"), "cannot write empty.jsonl: this command reads that file"),
         (("--devices", "v1000"), "unknown device kind 'v1000'"),
         (("--data", "empty.jsonl"), "holds no inputs"),
         (("--text-column", "text"), "--text-column is for --data: name a file"),

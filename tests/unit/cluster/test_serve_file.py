@@ -43,6 +43,7 @@ from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
 from isobatch.profiles.files import load, save
+from isobatch.profiles.promise import RULES
 from isobatch.profiles.text_profile import load_text_profile
 from tests.helpers.commands import ran
 
@@ -267,6 +268,7 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one() + "\nhttp_options: {port: 70000}", "http_options: port = 70000: "),
         (one() + "\nhttp_options: {port: null}", "http_options: port = None: "),
         (one() + "\nhttp_option: {port: 9}", "is 'http_options' meant"),
+        (one() + "\nhttp_options: {prot: 9}", "http_options: there is no field 'prot'; is 'port' meant?"),
         (one() + "\n7: 8", "no field 7; there are: applications, contr"),
         (one(route_prefix="a"), "applications: route_prefix = 'a': "),
         (one(name="[x]"), r"applications: name = \['x'\]: Input should be a valid string"),
@@ -303,9 +305,9 @@ def test_a_controller_without_arguments_controls_the_application_of_the_usual_na
 
 
 def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
-    text = one(args="{grpc_port: '8001'}") + "\nhttp_options: {port: '9', a: b}"
+    text = one(args="{grpc_port: '8001'}") + "\nhttp_options: {port: '9', root_path: /b}"
     content = serve_file(written(tmp_path, text), {})
-    assert content["http_options"] == {"host": "127.0.0.1", "port": 9, "a": "b"}
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 9, "root_path": "/b"}
     assert grpc_addresses(content) == [("127.0.0.1", 8001)]
 
 
@@ -326,7 +328,9 @@ def test_a_path_that_is_not_there_or_of_another_kind_is_named() -> None:
         serve_file(Path("llm-demo"), {"profile": str(DEMO / "profile.json")})
 
 
-def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(tmp_path: Path) -> None:
+def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     profile, plan = load(DEMO / "profile.json"), read_plan(DEMO / "plan.json")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
@@ -341,6 +345,13 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
 
     served(mine, mine)
     served("", "")  # of an earlier version, which did not say
+    assert not caplog.text
+    profile = replace(profile, ramps="others")
+    served(mine, mine)
+    assert not caplog.text, "a network without ramps"
+    (tmp_path / "model" / RULES).write_text("{}")
+    served(mine, mine)
+    assert "exits that were counted with other ramps than" in caplog.text
     with pytest.raises(UserError, match=f"is of mother .*/model has other weights .{mine}"):
         served("other", mine)
     for profile_of in (mine, ""):

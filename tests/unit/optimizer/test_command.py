@@ -140,6 +140,23 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
         run(profile, *options)
 
 
+def test_what_is_read_is_not_replaced(profile: Path, tmp_path: Path) -> None:
+    link, loop, lost = (tmp_path / name for name in ("link.json", "loop.json", "lost.json"))
+    link.symlink_to(profile)
+    loop.symlink_to(loop)
+    lost.symlink_to(tmp_path / "nowhere" / "plan.json")
+    before = profile.read_text()
+    for out, reason in (
+        (profile, "this command reads that file: name another one"),
+        (link, "this command reads that file: name another one"),
+        (loop, "Too many levels of symbolic links"),
+        (lost, "No such file or directory"),
+    ):
+        with pytest.raises(UserError, match=f"cannot write {out}: {reason}"):
+            run(profile, "--out", str(out))
+    assert profile.read_text() == before
+
+
 def test_a_plan_promises_its_score(profile: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = json.loads(run(profile, "--json", "--out", str(path)))

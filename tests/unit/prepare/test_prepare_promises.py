@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isobatch.deployments.folders import ramps_of
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare import pipeline
@@ -118,6 +119,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
     assert plan.length == profile.length == 6
     assert (plan.slo_s, plan.backend, plan.dtype) == (1.0, "onnx", "float32")
     assert profile.token_exits is None, "they were those of other thresholds"
+    assert profile.ramps == ramps_of(out)
     assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
     shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
     assert sorted([*shut, *plan.ramps]) == [0, 1, 2]
@@ -126,6 +128,8 @@ def test_a_plan_and_thresholds_are_chosen_together(
         patched.setattr("isobatch.optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
         with pytest.raises(UserError, match="exists already; --force replaces it"):
             tune()
+        with pytest.raises(UserError, match="which is replaced: move it, or name another directory"):
+            tune("--force", "--profile", str(out / "profile.json"))
         with pytest.raises(UserError, match="--goal cost is for 'isobatch plan': give goodput, latency or"):
             tune("--force", "--goal", "cost")
         save(replace(measured, weights="0" * 16), tmp_path / "profile.json")
