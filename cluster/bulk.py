@@ -100,9 +100,10 @@ def answer_rows(
         for row in some:
             digest.update(_bytes_of(row.value))
         written = [_record(row.number, output) for row, output in zip(some, outputs, strict=True)]
-        lines = [{"digest": digest.hexdigest(), "outputs": written}]
+        lines: list[Mapping[str, Any]] = [] if done else [{"job": job}]
+        lines.append({"digest": digest.hexdigest(), "outputs": written})
         with part.open("a") as file:  # only now, so that a run that fails before its first answers leaves no file
-            file.writelines(json.dumps(line) + "\n" for line in (lines if done else [{"job": job}, *lines]))
+            file.writelines(json.dumps(line) + "\n" for line in lines)
         done += len(some)
     part.touch()  # a file without rows has no answers
     return done

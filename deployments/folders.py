@@ -1,5 +1,6 @@
 """Directories that are written completely or not at all, the cache, and the hashes of a checkpoint's files."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -14,11 +15,12 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from isobatch.profiles.errors import UserError, naming_target, read_json
+from isobatch.profiles.promise import RULES
 
 _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
 )  # fmt: skip
-_RAMP_FILES = ("ramps.safetensors", "exits.json", "cascade.json")
+_RAMP_WEIGHTS = ("ramps.safetensors", "cascade.json")  # of a cascade: how its levels are weighted
 STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 # The files in a prepared model's folder that say how it is served.
 PLAN, PROFILE = "plan.json", "profile.json"
@@ -96,8 +98,11 @@ def weights_of(folder: Path) -> str:
 
 
 def ramps_of(folder: Path) -> str:
-    """A short hash of a checkpoint's ramps and of the rules by which inputs leave at them; "": it has none."""
-    return hash_of([path for name in _RAMP_FILES if (path := folder / name).is_file()])
+    """A short hash of what decides at which ramps a checkpoint's inputs leave, also if it has no ramps."""
+    content = checkpoint_json(folder, RULES)
+    rules = {name: content.get(name) for name in ("policy", "ramps", "head_temperature", "most_unsure")}
+    weights = hash_of([path for name in _RAMP_WEIGHTS if (path := folder / name).is_file()])
+    return sha256(f"{weights} {json.dumps(rules)}".encode()).hexdigest()[:16]
 
 
 def content_of(folder: Path) -> str:

@@ -181,7 +181,7 @@ def check_weights(config: AppConfig) -> None:
                 f"{path} is of {model} (weights {known}), {config.model} has other weights ({weights}): profile and "
                 "plan the network that is served"
             )
-    if differ(profile.ramps, ramps_of(config.folder)):
+    if profile.exits and config.exits and differ(profile.ramps, ramps_of(config.folder)):
         counted = f"{config.profile} has exits that were counted with other ramps than {config.model} has now"
         log.warning(f"{counted}, so the plan may promise too much: profile it with --data, and plan again")
 

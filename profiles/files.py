@@ -86,10 +86,12 @@ class Profile:
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
         dropped = {*self.kinds} - {table.kind for table in kept}
+        counted = other if other.exits or differ(self.ramps, other.ramps) else self
+        if counted is other:
+            dropped |= {"exits"}
         own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in dropped)
         notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}
         links = {(link.source, link.target, link.one_machine): link for link in self.links + other.links}
-        counted = other if other.exits or differ(self.ramps, other.ramps) else self
         return replace(
             self, tables=tuple(kept), exits=counted.exits, notes=tuple(notes.values()),
             weights=other.weights or self.weights, lengths=other.lengths or self.lengths,

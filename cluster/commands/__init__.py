@@ -92,12 +92,14 @@ def numbers_in(option: str, text: str, number: Callable[[str], Number], what: st
 
 
 def check_writable(out: Path, *read: Path | None) -> None:
-    """Raise UserError if no file can be written at `out`, or if the command reads it. Checked before long work."""
+    """Raise UserError if no file can be written at `out`, or if the command uses it. Checked before long work."""
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a directory: name a file in it")
+    if out.exists() and not out.is_file():  # a device or a pipe, which is not replaced
+        return
     for each in read:
-        if each and out.is_file() and each.exists() and out.samefile(each):
-            raise UserError(f"cannot write {out}: this command reads that file: name another one")
+        if each and os.path.realpath(out) == os.path.realpath(each):
+            raise UserError(f"cannot write {out}: this command uses that file: name another one")
     try:
         with suppress(FileNotFoundError):
             out.stat()  # fails if links lead in a circle

@@ -54,7 +54,7 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
-    check_not_replaced(options.out, *folders, data)
+    check_not_replaced(options.out, *(folder / "config.json" for folder in folders), data)
     rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
     names = label_names(folders[-1], options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)

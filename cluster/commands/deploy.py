@@ -168,11 +168,11 @@ def kubernetes(
     import sys
 
     from isobatch.cluster.serving.kubernetes import as_yaml, files, labels, objects
-    from isobatch.cluster.serving.serve_file import serve_file
+    from isobatch.cluster.serving.serve_file import plan_files, serve_file
 
-    if out:
-        check_writable(out, file)
     content = serve_file(file, {})
+    if out:
+        check_writable(out, file, *plan_files(content))
     text = as_yaml(objects(content, image, storage_class, labels(nodes or ())))
     if out:
         write_whole(out, text)

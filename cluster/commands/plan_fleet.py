@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable, number_text
-from isobatch.cluster.commands.fleet_file import FleetEntry, read_fleet
+from isobatch.cluster.commands.fleet_file import FleetEntry, FleetFile, read_fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
@@ -127,7 +127,7 @@ class PlannedFleet:
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
     devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
-    check_writable(out or Path("plan.json"), file, *(file.parent / each.profile for each in content.applications))
+    _check_outputs(content, file, out)
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
     for each in applications if content.standby else ():
@@ -145,7 +145,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
         applications, devices = _shared_or_not(applications, choices, content.goal, file.parent)
     planned = _planned(applications, devices, content.goal, options.gap)
     folder = out.parent if out else Path()
-    plans = {_plan_file(each, folder): each.plan for each in planned.applications if each.plan}
+    plans = {_plan_file(each.entry, folder): each.plan for each in planned.applications if each.plan}
     for path, plan in plans.items():
         write_whole(path, plan.to_json())
     if options.as_json:
@@ -156,8 +156,18 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
         _write_serve_file(planned, out, file.parent, content.standby)
 
 
-def _plan_file(each: Planned, folder: Path) -> Path:
-    return folder / f"{each.entry.name}-plan.json"
+def _plan_file(entry: FleetEntry, folder: Path) -> Path:
+    return folder / f"{entry.name}-plan.json"
+
+
+def _check_outputs(content: FleetFile, file: Path, out: Path | None) -> None:
+    """Raise UserError if a plan or the Serve file cannot be written, or would replace a file in use."""
+    read = [file, *(file.parent / each.profile for each in content.applications)]
+    plans = [_plan_file(each, out.parent if out else Path()) for each in content.applications]
+    if out:
+        check_writable(out, *read, *plans)
+    for each in plans:
+        check_writable(each, *read)
 
 
 def _shared_or_not(
@@ -268,7 +278,7 @@ def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: b
     members = [each for each in planned.applications if each.result]
     for each in members:
         name = each.entry.name
-        arguments = _arguments(each, folder) | {"plan": str(_plan_file(each, out.parent).resolve())}
+        arguments = _arguments(each, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
         served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
         controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
@@ -310,7 +320,7 @@ def _print(planned: PlannedFleet, folder: Path) -> None:
         figures = map(number_text, (each.goodput_per_s, *estimates))
         table.add_row(each.entry.name, as_text(each.devices) or "none", *figures)
         if each.plan:
-            lines.append(f"{each.entry.name}: {summary(each.plan)}; written to {_plan_file(each, folder)}")
+            lines.append(f"{each.entry.name}: {summary(each.plan)}; written to {_plan_file(each.entry, folder)}")
     console.print(table)
     for line in (*lines, *_lines(planned)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

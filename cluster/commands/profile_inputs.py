@@ -70,10 +70,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     if warning := block_times.uncatalogued(kind):
         console.print(warning, highlight=False)
     ramps = ramps_of(source)
-    counted_before = before is not None and any(note.startswith(COUNTED) for note in before.notes)
-    if before and counted_before and differ(before.ramps, ramps):
-        console.print(f"the exits in {out} are of other ramps, so they are dropped: --data counts them again")
-        counted_before = False
+    counted_before = before is not None and _is_counted(before, ramps, out, data, console)
     exits, exit_notes = (None, ()) if counted_before else _prepared_exits(exact)
     network = block_times.on_timed_backend(exact, model, options.backend, dtype)
     with naming_rows(data or source, rows):
@@ -106,6 +103,16 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         raise ended
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _is_counted(before: Profile, ramps: str, out: Path, data: Path | None, console: Console) -> bool:
+    """Whether the exits were counted over recorded inputs with these ramps. Prints that others are dropped."""
+    if not any(note.startswith(COUNTED) for note in before.notes):
+        return False
+    same = not differ(before.ramps, ramps)
+    if not same and data is None:
+        console.print(f"the exits in {out} are of other ramps, so they are dropped: --data counts them again")
+    return same
 
 
 def _check_whole(kind: str | None) -> None:

@@ -119,7 +119,7 @@ def serve(
     if out:
         starting = {"--dashboard": dashboard, "--metrics-port": metrics_port, "--patience-s": patience_s != PATIENCE_S}
         check_unread(starting, "is for a server that starts here: --out only writes a file")
-        write(content, out, plan, profile)
+        write(content, out)
         return
     if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
         raise UserError(f"--profile {profile} is for a plan: give --plan too")
@@ -130,11 +130,13 @@ def _is_model(target: str | None) -> bool:
     return target not in (None, DEMO_NAME, LLM_DEMO_NAME) and not Path(target or "").is_file()
 
 
-def write(content: dict[str, Any], out: Path, *read: Path | None) -> None:
-    """Write a Serve file with absolute paths. `read`: the plan and the profile that it names."""
+def write(content: dict[str, Any], out: Path) -> None:
+    """Write a Serve file with absolute paths."""
     import yaml
 
-    check_writable(out, *read)
+    from isobatch.cluster.serving.serve_file import plan_files
+
+    check_writable(out, *plan_files(content))
     write_whole(out, yaml.safe_dump(content, sort_keys=False))
     runs = f"isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster"
     print(f"written to {out}: {runs}", file=sys.stderr)  # standard output may be JSON

@@ -51,7 +51,8 @@ PLAIN = re.compile(r"[\w/.+@:~-]+")  # a path that HAProxy reads as it is: blank
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
 HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 SILENT_S = 15  # how long a client may fail to send or to receive
-QUESTION_WITHIN_S = 5  # the time for the front to answer a GET or HEAD: a health check, /stats, the page
+HEALTH_WITHIN_S = 5  # the time for the front to answer a health check
+HEALTH = f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}"  # HAProxy's condition for a health check
 ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
 REQUEST_ID = "req.fhdr(x-request-id)"  # sent back with each answer, HAProxy's own too, so that clients and logs agree
 LONGEST_ID = 200  # characters of an id that is sent back
@@ -123,7 +124,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             f"timeout client {SILENT_S}s",
             "# over HTTP/2 each connection, of which a client has a share, could have a hundred requests",
             "option disable-h2-upgrade",
-            *of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}", trusted_proxies()),
+            *of_clients(connections, HEALTH, trusted_proxies()),
             f"http-request set-var(txn.id) {REQUEST_ID} if {{ {REQUEST_ID} -m reg ^[[:print:]]{{1,{LONGEST_ID}}}$ }}",
             "# Serve would fail on an id that is not UTF-8",
             "http-request del-header X-Request-Id if !{ var(txn.id) -m found }",
@@ -162,7 +163,8 @@ def _deadlines(slo_map: Path) -> Iterator[str]:
     predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
     for time_ms, condition in ((deadline_ms, infers), (slo_ms, predicts)):
         yield f"http-request set-timeout server {time_ms},add({CUT_MS}) if {condition}"
-    yield f"http-request set-timeout server {QUESTION_WITHIN_S}s if METH_GET"  # Serve's own proxy would hold it
+    # While no front runs, Serve's own proxy would hold a health check until one does.
+    yield f"http-request set-timeout server {HEALTH_WITHIN_S}s if {HEALTH}"
 
 
 def short_temporary() -> str:

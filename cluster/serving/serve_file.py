@@ -322,6 +322,12 @@ def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
     return [(str(each.get("grpc_host", LOCALHOST)), each["grpc_port"]) for each in arguments if each.get("grpc_port")]
 
 
+def plan_files(content: ServeFile) -> list[Path]:
+    """The plans and profiles that the applications of a Serve file read."""
+    arguments = [application["args"] for application in served(content)]
+    return [Path(each[name]) for each in arguments for name in ("plan", "profile") if each.get(name)]
+
+
 def _read(path: Path) -> ServeFile:
     content = read_yaml(path)
     applications = content.get("applications") if isinstance(content, dict) else None

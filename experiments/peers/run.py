@@ -43,8 +43,10 @@ from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
 CLIENTS = (16, 32, 64, 512)
-FIRST, STEP, RATES = 0.5, 1.25, 7  # rates of arrivals: the first one over the best goodput with clients, and the others
-LAST = 0.8  # of the best goodput: with less, the rates end
+RATES = 7  # of random arrivals, at most
+FIRST = 0.5  # the first rate, as a share of the best goodput with clients
+STEP = 1.25  # the factor from one rate to the next
+LAST = 0.8  # a share of the best goodput: a rate with less is the last one
 PATIENCE_S = 1.0  # after the last arrival
 ARRIVALS = "arrivals_"  # before the names of figures with random arrivals
 INPUTS = 256  # that are sent, and as many others for the profile
@@ -260,7 +262,7 @@ def running_peer(peer: Peer, folder: str) -> Iterator[str]:
 def _best_by_arrivals(load: Callable[..., LoadGenerator], per_s: float, seconds: float) -> float:
     """The best goodput at rising rates of random arrivals."""
     best_per_s = 0.0
-    for seed in range(RATES):
+    for seed in range(RATES if per_s > 0 else 0):
         record = asyncio.run(load().at(arrivals("poisson", per_s * STEP**seed, seconds, seed), PATIENCE_S))
         goodput_per_s = summary(record, SLO_MS).goodput_per_s
         best_per_s = max(best_per_s, goodput_per_s)

@@ -206,7 +206,7 @@ def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tm
     with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
         ran("bench", checkpoint, "--out", "/nonexistent/bench.json")
     (data := tmp_path / "reviews.csv").touch()
-    with pytest.raises(UserError, match=f"cannot write {data}: this command reads that file"):
+    with pytest.raises(UserError, match=f"cannot write {data}: this command uses that file"):
         ran("bench", checkpoint, "--data", data, "--out", data)
     for option, value in (("--label-column", "verdict"), ("--labels", "yes=1"), ("--max-rows", 50)):
         with pytest.raises(UserError, match=f"{option} is for --data: name a file"):

@@ -144,7 +144,7 @@ def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[
         (("--out", "a.csv"), "give either --model DIRECTORY, which answers here, or --url of a server"),
         (("--model", "my-bert", "--out", "a.txt"), "its suffix must be one of .csv, .jsonl, .parquet"),
         (("--model", "my-bert", "--out", "others.csv"), "others.csv exists: --force replaces it"),
-        (("--model", "my-bert", "--out", "others.csv", "--force"), "cannot write others.csv: this command reads that"),
+        (("--model", "my-bert", "--out", "others.csv", "--force"), "cannot write others.csv: this command uses that"),
         (("--model", "my-bert", "--out", "a.csv", "--scores", "0"), "--scores is '0': it must be 'all', 'winner' or"),
         (("--model", "nowhere/there/is", "--out", "a.csv"), "no such directory"),
         (("--url", "http://127.0.0.1:1", "--out", "a.csv"), "nobody answers at http://127.0.0.1:1"),
@@ -166,7 +166,7 @@ def test_a_run_that_answers_nothing_leaves_nothing(here: Path, monkeypatch: pyte
     Path("wrong.jsonl").write_text('{"text": 5}\n')
     wrong = CliRunner().invoke(app, ["predict", "wrong.jsonl", "--model", "my-bert", "--out", "c.csv"])
     assert "row 1: 'text' must be a text" in str(wrong.exception)
-    assert not list(here.glob("c.csv*.part"))
+    assert not list(here.glob("c.csv.part"))
 
 
 def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

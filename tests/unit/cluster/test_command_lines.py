@@ -122,6 +122,25 @@ def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: 
     assert (ended.value.code, f"wrote {tmp_path}/caf\\udce9/alerts.yaml" in written.getvalue().decode()) == (0, True)
 
 
+def test_links_in_a_circle_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (loop := tmp_path / "loop").symlink_to(loop)
+    monkeypatch.setattr(sys, "argv", ["isobatch", "prepare", str(tmp_path), "--data", "a.csv", "--out", str(loop)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_error_of_our_own_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("isobatch.cluster.cli.app", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
+
+
 def test_a_current_folder_that_is_gone_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,8 +111,9 @@ def test_kinds_that_a_controller_may_request_have_nodes_that_the_autoscaler_adds
     assert cluster(file).autoscalerOptions == {"version": "v2"}
 
 
-def test_the_serve_file_is_not_replaced(file: Path) -> None:
-    assert "this command reads that file" in str(run(file, "--out", str(file)).exception)
+def test_no_file_of_the_application_is_replaced(file: Path) -> None:
+    for each in (file, file.parent / "plan.json"):
+        assert f"cannot write {each}: this command uses that file" in str(run(file, "--out", str(each)).exception)
 
 
 def test_http_listens_where_the_pods_are_asked(file: Path) -> None:

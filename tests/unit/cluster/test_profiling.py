@@ -152,18 +152,27 @@ def test_times_in_the_networks_own_precision_are_first_so_that_plans_take_them(
 
 def test_exits_that_were_prepared_anew_replace_those_of_before(prepared: Path, tmp_path: Path) -> None:
     folder, out = Path(copytree(prepared, tmp_path / "again")), tmp_path / "p.json"
-    profiled(folder, out, "--tokens", "6")
-    counted = ("--tokens", "6", "--data", str(prepared / "inputs.jsonl"))
-    for more in (("--tokens", "6"), counted):
-        profiled(folder, out, *more)
-        before = load_profile(out).exits
-        assert "they are dropped" not in profiled(folder, out, "--tokens", "6")
-        assert load_profile(out).exits == before
-        survival = 0.75 if more is counted else 0.5
+    alone = ("--tokens", "6")
+    counting = (*alone, "--data", str(prepared / "inputs.jsonl"))
+
+    def prepare_anew(survival: float) -> ExitProfile:
         rules = ExitRules(ramps=(RampRule(block=1, threshold=0.5, survival=survival),))
         save_ramps(folder, rules, {1: make_head("light", 32, 3)})
-        assert ("they are dropped" in profiled(folder, out, "--tokens", "6")) == (more is counted)
-        assert load_profile(out).exits == ExitProfile((1.0, 1.0, survival, survival))
+        return ExitProfile((1.0, 1.0, survival, survival))
+
+    profiled(folder, out, *alone)
+    anew = prepare_anew(0.5)
+    assert "they are dropped" not in profiled(folder, out, *alone)
+    assert load_profile(out).exits == anew
+    profiled(folder, out, *counting)
+    counted = load_profile(out).exits
+    assert "they are dropped" not in profiled(folder, out, *alone)
+    assert load_profile(out).exits == counted != anew
+    prepare_anew(0.75)
+    assert "they are dropped" not in profiled(folder, out, *counting), "they are counted again"
+    anew = prepare_anew(0.6)
+    assert "they are dropped" in profiled(folder, out, *alone)
+    assert load_profile(out).exits == anew
 
 
 def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_together(tmp_path: Path) -> None:
@@ -196,7 +205,7 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
     ("more", "sentence"),
     [
         (("--out", "nodir/p.json"), "cannot write nodir/p.json: No such file or directory"),
-        (("--data", "empty.jsonl", "--out", "empty.jsonl"), "cannot write empty.jsonl: this command reads that file"),
+        (("--data", "empty.jsonl", "--out", "empty.jsonl"), "cannot write empty.jsonl: this command uses that file"),
         (("--devices", "v1000"), "unknown device kind 'v1000'"),
         (("--data", "empty.jsonl"), "holds no inputs"),
         (("--text-column", "text"), "--text-column is for --data: name a file"),

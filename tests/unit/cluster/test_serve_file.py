@@ -34,7 +34,7 @@ from isobatch.cluster.serving.serve_file import (
 )
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
-from isobatch.deployments.folders import weights_of
+from isobatch.deployments.folders import ramps_of, weights_of
 from isobatch.deployments.graph import plan_hash
 from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
@@ -345,13 +345,14 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
 
     served(mine, mine)
     served("", "")  # of an earlier version, which did not say
-    assert not caplog.text
-    profile = replace(profile, ramps="others")
+    profile = replace(profile, ramps=ramps_of(tmp_path / "model"))
     served(mine, mine)
-    assert not caplog.text, "a network without ramps"
-    (tmp_path / "model" / RULES).write_text("{}")
+    assert not caplog.text
+    (tmp_path / "model" / RULES).write_text('{"head_temperature": 2.0, "notes": {}}')
     served(mine, mine)
     assert "exits that were counted with other ramps than" in caplog.text
+    with pytest.raises(UserError, match=r"plan\.json: this command uses that file"):
+        ran("serve", tmp_path / "serve.yaml", "--out", tmp_path / "plan.json")
     with pytest.raises(UserError, match=f"is of mother .*/model has other weights .{mine}"):
         served("other", mine)
     for profile_of in (mine, ""):

@@ -1,6 +1,7 @@
 """isobatch plan, from a profile on disk to tables and JSON."""
 
 import json
+import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -147,14 +148,22 @@ def test_what_is_read_is_not_replaced(profile: Path, tmp_path: Path) -> None:
     lost.symlink_to(tmp_path / "nowhere" / "plan.json")
     before = profile.read_text()
     for out, reason in (
-        (profile, "this command reads that file: name another one"),
-        (link, "this command reads that file: name another one"),
+        (profile, "this command uses that file: name another one"),
+        (link, "this command uses that file: name another one"),
         (loop, "Too many levels of symbolic links"),
         (lost, "No such file or directory"),
     ):
         with pytest.raises(UserError, match=f"cannot write {out}: {reason}"):
             run(profile, "--out", str(out))
     assert profile.read_text() == before
+
+
+def test_a_plan_may_be_written_to_a_pipe(profile: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe:
+        run(profile, "--out", f"/dev/fd/{writing}")
+        os.close(writing)
+        assert json.loads(pipe.read())["model"] == "distilbert"
 
 
 def test_a_plan_promises_its_score(profile: Path, tmp_path: Path) -> None:

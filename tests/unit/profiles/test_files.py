@@ -147,6 +147,16 @@ def test_notes_do_not_outlive_what_they_speak_of() -> None:
     assert set(joined.notes) == {"v100, 32 tokens: steady", "v100, 128 tokens: fine"}
 
 
+def test_exits_go_with_the_ramps_that_they_were_counted_with() -> None:
+    notes = ("exits: counted over 5 inputs", "v100: fine")
+    first = Profile("m", (V100,), ExitProfile((1.0,) * V100.num_blocks), notes, ramps="a1")
+    for ramps in ("", "a1"):
+        joined = first.joined_by(Profile("m", (V100,), ramps=ramps))
+        assert (joined.exits, joined.notes, joined.ramps) == (first.exits, notes, "a1")
+    joined = first.joined_by(Profile("m", (V100,), ramps="b2"))
+    assert (joined.exits, joined.notes, joined.ramps) == (None, notes[1:], "b2")
+
+
 def test_what_sharing_costs_goes_with_the_measurement_of_the_device() -> None:
     def measured(kind: str, length: int) -> LatencyTable:
         return replace(V100, kind=kind, length=length, source="measured")
