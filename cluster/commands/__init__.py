@@ -91,13 +91,15 @@ def numbers_in(option: str, text: str, number: Callable[[str], Number], what: st
     raise UserError(f"{option} {text!r} must be {what}")
 
 
-def check_writable(out: Path, *read: Path | None) -> None:
-    """Raise UserError if no file can be written at `out`, or if the command uses it. Checked before long work."""
+def check_writable(out: Path, *used: Path | None) -> None:
+    """Raise UserError if no file can be written at `out`, or if it is one of the files that the command uses. Commands
+    check it before long work.
+    """
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a directory: name a file in it")
     if out.exists() and not out.is_file():  # a device or a pipe, which is not replaced
         return
-    for each in read:
+    for each in used:
         if each and os.path.realpath(out) == os.path.realpath(each):
             raise UserError(f"cannot write {out}: this command uses that file: name another one")
     try:

@@ -62,6 +62,24 @@ def test_a_kind_that_the_catalogue_lacks_is_explained_by_its_own_times(files: tu
     assert "one more mine" in ran("explain", plan, "--profile", profile, "--picture", "")
 
 
+def test_survivors_move_faster_inside_one_machine(tmp_path: Path) -> None:
+    plan, profile, splits = (
+        tmp_path / "plan.json",
+        tmp_path / "profile.json",
+        (Split(0, 3, 8, (0, 1, 2)), Split(3, 6, 8)),
+    )
+    tables = tuple(datasheet_table(distilbert(), kind, batch_sizes=(1, 8)) for kind in ("v100", "p100"))
+    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), profile)
+    placements = (Placement("v100", 1, splits[:1]), Placement("p100", 1, splits[1:]))
+    plan.write_text(Plan(placements, slo_s=0.012).to_json())
+
+    def sustained_per_s(*more: str) -> float:
+        told = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", "", *more))
+        return float(told["steps"][-1]["goodput_per_s"])
+
+    assert sustained_per_s("--one-machine") > 1.2 * sustained_per_s()
+
+
 def test_packing_is_a_step_where_texts_have_lengths() -> None:
     steps = list(explained.steps(TWO, FAST, Objective(slo_s=0.05, max_batch=8), padded=FAST))
     assert [each.mechanism for each in steps][2] == explained.PACKING
