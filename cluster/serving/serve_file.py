@@ -44,8 +44,8 @@ OF_FILES = {
 }  # fmt: skip
 NODES = "nodes"  # a field that only `isobatch serve` reads
 OF_HTTP = {
-    "host", "keep_alive_timeout_s", "port", "request_timeout_s", "root_path", "ssl_ca_certs", "ssl_certfile",
-    "ssl_keyfile", "ssl_keyfile_password",
+    "host", "keep_alive_timeout_s", "location", "middlewares", "num_cpus", "port", "request_timeout_s", "root_path",
+    "root_url", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password",
 }  # fmt: skip
 OF_APPLICATIONS = {
     "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",

@@ -95,10 +95,11 @@ def known(model: type[BaseModel]) -> set[str]:
 
 
 def test_the_fields_that_are_let_pass_are_those_that_serve_reads() -> None:
-    from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+    from ray.serve.config import HTTPOptions
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
     assert (known(ServeDeploySchema), known(ServeApplicationSchema)) == (OF_FILES, OF_APPLICATIONS)
-    assert known(HTTPOptionsSchema) == OF_HTTP
+    assert known(HTTPOptions) == OF_HTTP
 
 
 @cache
