@@ -87,7 +87,7 @@ class Profile:
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
         dropped = {*self.kinds} - {table.kind for table in kept}
         counted = other if other.exits or differ(self.ramps, other.ramps) else self
-        if counted is other:
+        if self.exits and not counted.exits:
             dropped |= {"exits"}
         own = (note for note in self.notes if note.partition(": ")[0].partition(", ")[0] not in dropped)
         notes = {note.partition(": ")[0]: note for note in (*own, *other.notes)}

@@ -171,10 +171,9 @@ def kubernetes(
     from isobatch.cluster.serving.serve_file import plan_files, serve_file
 
     content = serve_file(file, {})
-    if out:
-        check_writable(out, file, *plan_files(content))
     text = as_yaml(objects(content, image, storage_class, labels(nodes or ())))
     if out:
+        check_writable(out, file, *plan_files(content))
         write_whole(out, text)
     else:
         print(text, end="")

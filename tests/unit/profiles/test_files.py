@@ -153,6 +153,7 @@ def test_exits_go_with_the_ramps_that_they_were_counted_with() -> None:
     for ramps in ("", "a1"):
         joined = first.joined_by(Profile("m", (V100,), ramps=ramps))
         assert (joined.exits, joined.notes, joined.ramps) == (first.exits, notes, "a1")
+    assert first.joined_by(replace(first, notes=("link: fast",))).notes == (*notes, "link: fast"), "nothing was counted"
     joined = first.joined_by(Profile("m", (V100,), ramps="b2"))
     assert (joined.exits, joined.notes, joined.ramps) == (None, notes[1:], "b2")
 
