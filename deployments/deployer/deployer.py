@@ -88,9 +88,6 @@ class Deployer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running = self._rolling_out = False
         self._cannot: CannotStartError | None = None
-        self._benched = frozenset[str]()
-        self._device_ids: frozenset[str] | None = None
-        self._wakes_in_s: float | None = None  # of a parked application
         self._graph = self._first()
         self._take_over()
 
@@ -149,11 +146,16 @@ class Deployer:
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
         async with self._moving:  # waits for the clean-up after a restart
             try:
-                before = None if self._graph.parked else self._graph.plan
-                after = self._graph_of(plan, self._graph.version + 1).plan
-                self._benched = frozenset(benched)
-                stay, standby, switch = Counter(benched.values()), self._config.standby, self._switch
-                return await move(self._fleet, before, after, switch, self._use_interim, patience_s, stay, standby)
+                before, after = self._graph, self._changed(plan, benched=frozenset(benched), wakes_in_s=None)
+
+                async def switch(to: Plan) -> None:
+                    graph = after if to is after.plan else before
+                    await self._send(replace(graph, version=self._graph.version + 1))
+
+                old, stay = None if before.parked else before.plan, Counter(benched.values())
+                return await move(
+                    self._fleet, old, after.plan, switch, self._use_interim, patience_s, stay, self._config.standby
+                )
             except (UserError, CannotStartError) as error:
                 return Undone(str(error), blameless=isinstance(error, BLAMELESS))
             except Exception as error:
@@ -165,8 +167,7 @@ class Deployer:
     async def use(self, device_ids: frozenset[str]) -> None:
         """Let all fronts use the standby replicas on these devices only; the plan stays."""
         async with self._moving:
-            self._device_ids = device_ids
-            await self._switch(self._graph.plan)
+            await self._send(self._changed(device_ids=device_ids))
 
     async def park(self, wakes_in_s: float) -> None:
         """End all replicas; the next roll-out starts some. `wakes_in_s`: the expected time from the next input until
@@ -174,31 +175,32 @@ class Deployer:
         """
         async with self._moving:
             if not self._graph.parked:
-                await self._switch(self._graph.plan, wakes_in_s)
+                await self._send(self._changed(wakes_in_s=wakes_in_s))
             await asyncio.to_thread(self._scale)
 
-    async def _switch(self, plan: Plan, wakes_in_s: float | None = None) -> None:
-        """Send all fronts the plan."""
-        self._wakes_in_s = wakes_in_s
-        graph = self._graph_of(plan, self._graph.version + 1)
-        await self._send(graph, plan, graph.version)
+    def _changed(self, plan: Plan | None = None, **changes: Any) -> Graph:
+        """The present graph with another plan or other changes. Raises UserError if the plan does not fit."""
+        if plan:
+            changes["plan"], changes["facts"] = plan, graph_of(plan, self._profile, self._config).facts
+        return replace(self._graph, version=self._graph.version + 1, **changes)
 
-    async def _send(self, graph: Graph, stored: Plan, version: int) -> None:
-        """Send all fronts a graph. A plan is stored first, with which a restarted deployer continues."""
-        await asyncio.to_thread(self._remember, stored, version)  # Ray's store may be unreachable for a while
+    async def _send(self, graph: Graph, stored: Graph | None = None) -> None:
+        """Send all fronts a graph. It is stored first, or the one with which a restarted deployer should continue."""
+        await asyncio.to_thread(self._remember, stored or graph)  # Ray's store may be unreachable for a while
         self._graph = graph
         await self._fronts.ask(graph, FOLLOW_WITHIN_S)
 
     async def _use_interim(self, counts: Mapping[str, int]) -> None:
         """Send all fronts the best plan for the devices that remain while others are freed, if there is one.
 
-        The previous plan is stored under a version that no front knows yet, so a restarted deployer returns to it.
+        If this deployer ends during the move, the next one must return to the previous plan. So that plan is stored,
+        with a version that no front follows yet.
         """
-        before, version = self._graph.plan, self._graph.version
-        smaller = await asyncio.to_thread(plan_for_fewer, before, counts, self._config, self._profile)
+        before = self._graph
+        smaller = await asyncio.to_thread(plan_for_fewer, before.plan, counts, self._config, self._profile)
         if smaller:
-            graph = self._graph_of(replace(smaller, thresholds=before.thresholds), version + 1)
-            await self._send(graph, before, version + 2)
+            graph = self._changed(replace(smaller, thresholds=before.plan.thresholds))
+            await self._send(graph, stored=replace(before, version=graph.version + 1))
 
     # Start and end
 
@@ -207,17 +209,13 @@ class Deployer:
         memory = stored_plan(self._application)
         self._origin, self._recalled = plan_hash(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
+            graph = graph_of(Plan.from_json(memory.plan), self._profile, self._config)
+            graph = replace(graph, version=memory.version, wakes_in_s=memory.wakes_in_s)
             if self._config.standby and memory.device_ids is not None:  # without standby, replicas have no ids
-                self._device_ids = frozenset(memory.device_ids)
-            self._wakes_in_s = memory.wakes_in_s
-            return self._graph_of(Plan.from_json(memory.plan), memory.version)
-        return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
-
-    def _graph_of(self, plan: Plan, version: int) -> Graph:
-        return replace(
-            graph_of(plan, self._profile, self._config), version=version, fleet=self._fleet.prefix,
-            benched=self._benched, device_ids=self._device_ids, wakes_in_s=self._wakes_in_s,
-        )  # fmt: skip
+                graph = replace(graph, device_ids=frozenset(memory.device_ids))
+        else:
+            graph = replace(read_graph(self._config), version=memory.version + 1 if memory else 0)
+        return replace(graph, fleet=self._fleet.prefix)
 
     def _take_over(self) -> None:
         """Take the lead before the first front joins. Replicas of a previous deployer end now if it has ended.
@@ -245,7 +243,7 @@ class Deployer:
             if self._config.standby:
                 await asyncio.to_thread(self._scale)
         async with self._moving:  # or an older plan could be stored last
-            await asyncio.to_thread(self._remember, self._graph.plan, self._graph.version)
+            await asyncio.to_thread(self._remember, self._graph)
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         self._running = True
         own_task(self._clean_up_later(left), self._tasks)
@@ -259,12 +257,12 @@ class Deployer:
             return dict.fromkeys(self._fleet.states(), 0)
         return most_of(self._graph.plan.devices(), self._config.standby)
 
-    def _remember(self, plan: Plan, version: int) -> None:
+    def _remember(self, graph: Graph) -> None:
         """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
         if self._leadership.of_application():
-            ids = None if self._device_ids is None else sorted(self._device_ids)
-            of_plan = self._fleet.prefix, self._origin, version, plan.to_json()
-            StoredPlan(*of_plan, device_ids=ids, wakes_in_s=self._wakes_in_s).store(self._application)
+            ids = None if graph.device_ids is None else sorted(graph.device_ids)
+            of_plan = graph.fleet, self._origin, graph.version, graph.plan.to_json()
+            StoredPlan(*of_plan, device_ids=ids, wakes_in_s=graph.wakes_in_s).store(self._application)
 
     async def _clean_up_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain. While Serve or

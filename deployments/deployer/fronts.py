@@ -78,8 +78,9 @@ class Fronts:
     def _share(self, small_change: float = 0.0) -> None:
         """Send each front its share, unless it differs by no more than `small_change` from the one sent before."""
         self._arrivals_per_s = {front: self._arrivals_per_s.get(front, 0.0) for front in self._boxes}
+        self._sent_shares = {front: self._sent_shares.get(front, 0.0) for front in self._boxes}
         for front, share in shares(self._arrivals_per_s).items():
-            if not small_change or abs(share - self._sent_shares.get(front, 0.0)) > small_change:
+            if not small_change or abs(share - self._sent_shares[front]) > small_change:
                 self._sent_shares[front] = share
                 self._boxes[front].put_nowait(FrontMessage(0, ReplicaShare(share)))
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 # missing replicas join later, and cold ones get orders between their full batches.
 JOIN_WITHIN_S = 4.0
 REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
-RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
+RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer or the replicas that stand by
 STUCK_S = 5.0  # a launch that still runs this long after its time limit counts as hung, and its replica is ended
 CONNECT_WITHIN_S = 5.0  # the time to connect to a replica
 # The time for a replica to run full batches of the plan. After that it is used even if it has not.
@@ -77,7 +77,7 @@ class Follower:
         self._reroute()
         self._listening = asyncio.create_task(self._listen(messages))
         idle = [f"{self._graph.fleet}.{kind}" for kind in self._config.standby.keys() - self._graph.plan.devices()]
-        self._joining = [asyncio.create_task(self._workers.join(fleet)) for fleet in idle]
+        self._joining = [asyncio.create_task(self._join_standby(fleet)) for fleet in idle]
         if self._config.front_replicas > 1:
             self._reporting = asyncio.create_task(self._report_arrivals(self._driver))
         return self._driver
@@ -173,6 +173,15 @@ class Follower:
         """Reach the replicas of a plan, and have those that it uses run full batches of it."""
         self._workers.plan, self._workers.uses = graph.plan.to_json(), graph.uses
         await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
+
+    async def _join_standby(self, fleet: str) -> None:
+        """Reach the replicas of a kind that only stand by. They may start later than this front."""
+        while True:
+            try:
+                return await self._workers.join(fleet)
+            except Exception as error:
+                log.warning("replicas of %s cannot be reached yet: %s: %s", fleet, type(error).__name__, error)
+            await asyncio.sleep(RETRY_AFTER_S)
 
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
         self._replicas[fleet] = list(replicas)

@@ -9,13 +9,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from isobatch.deployments.transport.connection import Message
 from isobatch.deployments.transport.packed import Integers, Packed, Packing, is_all, pack, take
 from isobatch.profiles.model import Batch
 
 State = Batch | Packed | Packing
+MOST_DROPPED = 1000  # survivors that were dropped before their time may leave this many entries
 
 
 class LostError(RuntimeError):
@@ -65,7 +66,7 @@ class Holdings:
         self.address = "here"  # replaced by the address at which other processes reach this one
         self._clock = clock
         self._states: dict[str, State] = {}
-        self._ends: list[tuple[float, str]] = []
+        self._ends: list[tuple[float, str]] = []  # a heap, also of survivors that were dropped earlier
         self._lock = threading.RLock()  # reentrant: garbage collection under the lock may drop survivors
 
     def __len__(self) -> int:
@@ -112,3 +113,6 @@ class Holdings:
         with self._lock:
             while self._ends and (self._ends[0][0] <= now_s or self._ends[0][1] not in self._states):
                 self._states.pop(heappop(self._ends)[1], None)
+            if len(self._ends) > 2 * len(self._states) + MOST_DROPPED:
+                self._ends = [end for end in self._ends if end[1] in self._states]
+                heapify(self._ends)

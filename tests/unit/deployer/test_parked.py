@@ -112,6 +112,35 @@ async def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
     assert used == [["a", "b"], ["a"], ["a", "b"]]
 
 
+async def test_after_a_failed_roll_out_the_earlier_replicas_stay_benched(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    graphs, one = list[Graph](), begin(config)
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(graphs.__len__)
+    plan = replace(graphs[0].plan, placements=(replace(graphs[0].plan.placements[0], replicas=1),))
+    assert isinstance(await one.apply(plan, benched={"slow": "v100"}), Moved)
+    assert graphs[-1].benched == {"slow"}
+    replicas.broken = True
+    more = replace(plan, placements=(replace(plan.placements[0], replicas=3),))
+    assert isinstance(await one.apply(more, patience_s=0.1), Undone)
+    await one.use(frozenset(("v100-0",)))
+    assert (graphs[-1].plan, graphs[-1].benched) == (plan, {"slow"})
+    front.cancel()
+
+
+async def test_an_application_that_gets_other_devices_stays_parked(
+    begin: Callable[[AppConfig], Any], config: AppConfig
+) -> None:
+    graphs, one = list[Graph](), begin(config)
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(graphs.__len__)
+    await one.park(7.0)
+    await one.use(frozenset(("v100-0",)))
+    assert (graphs[-1].wakes_in_s, graphs[-1].device_ids) == (7.0, {"v100-0"})
+    front.cancel()
+
+
 @dataclass
 class Handle:
     """As Serve's handle to a deployer."""
@@ -176,6 +205,29 @@ async def test_a_front_answers_questions_while_it_follows_plans_one_after_anothe
     waiting.gate.set()
     await until(lambda: len(waiting.replies) == 3)
     assert waiting.replies == [3, 1, 2]
+    await driver.close()
+
+
+async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments.front import follower
+
+    config = config.model_copy(update={"standby": {"k80": 1}, "sharers": 2})
+    graph, waiting, attempts = read_graph(config), Waiting(), list[float]()
+    waiting.messages.put_nowait(FrontMessage(0, replace(graph, wakes_in_s=9.0)))
+
+    async def whereabouts() -> None:
+        attempts.append(time.monotonic())
+        raise TimeoutError
+
+    monkeypatch.setattr(waiting, "whereabouts", whereabouts)
+    monkeypatch.setattr(follower, "RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    front = follower.Follower(config, Handle(waiting), "")
+    driver = await front.open(Toy(), time.monotonic)
+    await until(lambda: len(attempts) == 3)
     await driver.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -182,6 +183,21 @@ def test_survivors_expire_without_a_drop() -> None:
     for gone in (long, short):
         with pytest.raises(LostError):
             holdings.get(gone.key)
+
+
+def test_survivors_that_are_dropped_leave_nothing_though_others_stay_for_long() -> None:
+    holdings = Holdings(Clock())
+    first = holdings.hold(numbers(3), for_s=1.0)
+    state = numbers(3)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            holdings.drop([holdings.hold(state, for_s=9.0).key])
+        left_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left_bytes < 2**19
+    assert holdings.get(first.key)
 
 
 def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
