@@ -243,7 +243,10 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
     try:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        exporter = resolve_name(_EXPORTERS[name])()
+        sampling, processor = TraceSampling.read(environment), BatchSpanProcessor(resolve_name(_EXPORTERS[name])())
     except ImportError as error:
         raise UserError(f"{EXPORTER}={name} needs a package: pip install 'isobatch[tracing]'") from error
-    return Tracing(TraceSampling.read(environment), BatchSpanProcessor(exporter), clock)
+    except ValueError as error:
+        given = ", ".join(f"{key}={value}" for key, value in environment.items() if key.startswith("OTEL_BSP_"))
+        raise UserError(f"{given or EXPORTER}: {error}") from error
+    return Tracing(sampling, processor, clock)

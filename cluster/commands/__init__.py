@@ -41,7 +41,7 @@ def key_headers(variable: str | None) -> dict[str, str]:
     if variable is None:
         return {}
     if not (key := os.environ.get(variable, "").strip()):  # as the server reads it
-        raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
+        raise UserError(f"--api-key-variable {variable}: that environment variable is not set, or empty")
     return {"X-API-Key": key}
 
 

@@ -32,6 +32,7 @@ MOST_NAMED = 64  # names in a list of a request, such as its outputs
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. No real size has more, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 18
+_HALF_A_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # msgspec calls it truncated
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="?([^";\s]*)', re.IGNORECASE)  # .NET sends names without quotes
@@ -234,7 +235,10 @@ def json_in(body: bytes) -> object:
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}{_near(body, str(error))}") from error
+        reason = str(error)
+        if "truncated" in reason and (half := _HALF_A_PAIR.search(body)):
+            reason = f"{half[0].decode()} is half of a surrogate pair"
+        raise RefusedError(400, f"the body is not JSON: {reason}{_near(body, reason)}") from error
     finally:
         gc.enable()
 

@@ -59,7 +59,9 @@ def key_in(variable: str | None) -> bytes | None:
     # os.environ.get fails on a name that is no text, such as "\ud800". No header keeps a line break at a key's end.
     key = dict(os.environ).get(variable, "").strip()
     if not key:
-        raise UserError(f"api_key_variable = {variable!r}: that environment variable is not set where the front runs")
+        raise UserError(
+            f"api_key_variable = {variable!r}: that environment variable is not set (or empty) for the front"
+        )
     return key.encode()
 
 

@@ -124,8 +124,11 @@ class _Inferences:
             values = protocol.columns(service, answers, grpc_server.outputs_of(model, request))
             return self._whole(**grpc_server.infer_fields(model, request, values))
 
-        timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
-        return Content(service.encoded_each(self._values(request)), written, timeout_s(next(timeouts_us, 0)))
+        timeouts = [each.value for each in request.parameters if each.key == "timeout"]
+        if any(field.name != "int64_param" for each in timeouts for field, _ in each.ListFields()):
+            raise RefusedError(400, "parameters.timeout must be an int64_param, in microseconds")
+        timeout_us = timeouts[0].int64_param if timeouts else 0
+        return Content(service.encoded_each(self._values(request)), written, timeout_s(timeout_us))
 
     def _values(self, request: Any) -> Any:
         if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:

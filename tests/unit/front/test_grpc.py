@@ -208,6 +208,14 @@ async def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], held
     assert re.match("DEADLINE_EXCEEDED|UNAVAILABLE: refused: the deadline", f"{error.code().name}: {error.details()}")
 
 
+@pytest.mark.parametrize("value", [{"string_param": "100"}, {"bool_param": True}])
+async def test_a_timeout_of_another_type_is_refused(value: dict[str, Any]) -> None:
+    async with asked() as client:
+        error = await refusal(client.ask("ModelInfer", **pairs(), parameters=[{"key": "timeout", "value": value}]))
+    assert error.code().name == "INVALID_ARGUMENT"
+    assert "timeout must be an int64_param" in error.details()
+
+
 async def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
     request = message("ModelInferRequest")
     wrong = request(**pairs() | {"model_name": "other", "id": "9"})

@@ -62,6 +62,8 @@ def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) ->
         (b"{", 400, "not JSON"),
         (b"[" * 150, 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
+        (b'{"inputs": "\\ud800"}', 400, "not JSON: \\ud800 is half of a surrogate pair"),
+        (b'{"inputs": "\\ud83d\\ude00"', 400, "truncated"),
         (b'{"inputs": [NaN, 1]}', 400, "not JSON: JSON is malformed: invalid character (byte 12), before 'NaN, 1]}'"),
         (b"[1]", 400, '{"inputs": ...}'),
         (b'{"inputs": [0, 1], "input": 2}', 400, "'input' is not known"),

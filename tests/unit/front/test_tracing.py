@@ -236,3 +236,13 @@ def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.Mon
 def test_a_wrong_variable_is_one_sentence(wrong: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "console"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "-1"), ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000")]
+)
+def test_a_limit_that_opentelemetry_refuses_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    with pytest.raises(UserError, match=f"{name}={value}: "):
+        tracing_here(time.perf_counter)
