@@ -240,10 +240,11 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
         raise UserError(f"{EXPORTER} is {name!r}: there are: none, {', '.join(_EXPORTERS)}")
     from pkgutil import resolve_name
 
+    sampling = TraceSampling.read(environment)
     try:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        sampling, processor = TraceSampling.read(environment), BatchSpanProcessor(resolve_name(_EXPORTERS[name])())
+        processor = BatchSpanProcessor(resolve_name(_EXPORTERS[name])())
     except ImportError as error:
         raise UserError(f"{EXPORTER}={name} needs a package: pip install 'isobatch[tracing]'") from error
     except ValueError as error:

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 # missing replicas join later, and cold ones get orders between their full batches.
 JOIN_WITHIN_S = 4.0
 REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
-RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer or the replicas that stand by
+RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
+STANDBY_AGAIN_S = 5.0  # the same for replicas that only stand by, whose start may take minutes
 STUCK_S = 5.0  # a launch that still runs this long after its time limit counts as hung, and its replica is ended
 CONNECT_WITHIN_S = 5.0  # the time to connect to a replica
 # The time for a replica to run full batches of the plan. After that it is used even if it has not.
@@ -181,7 +182,7 @@ class Follower:
                 return await self._workers.join(fleet)
             except Exception as error:
                 log.warning("replicas of %s cannot be reached yet: %s: %s", fleet, type(error).__name__, error)
-            await asyncio.sleep(RETRY_AFTER_S)
+            await asyncio.sleep(STANDBY_AGAIN_S)
 
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
         self._replicas[fleet] = list(replicas)

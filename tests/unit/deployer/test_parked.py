@@ -222,7 +222,7 @@ async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
         raise TimeoutError
 
     monkeypatch.setattr(waiting, "whereabouts", whereabouts)
-    monkeypatch.setattr(follower, "RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(follower, "STANDBY_AGAIN_S", 0.01)
     monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
     monkeypatch.setattr(follower.router, "watch", lambda *_: None)
     front = follower.Follower(config, Handle(waiting), "")
