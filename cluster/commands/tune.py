@@ -55,7 +55,7 @@ def tune(
     check_free(out, force)
     check_not_replaced(out, model, profile)
     if not (model / EVIDENCE).is_file():
-        raise UserError(f"{model} has no {EVIDENCE}: 'isobatch prepare' writes a directory with one")
+        raise UserError(f"{model} has no {EVIDENCE}: 'isobatch prepare' writes a directory with one, 'cascade' none")
     evidence, known = Evidence.read(model / EVIDENCE).for_metric(metric), load(profile)
     options = ClassifierPlanOptions(
         slo_ms=slo_ms, goal=goal, max_batch=max_batch, one_machine=one_machine, no_later=no_later, gap=gap,
