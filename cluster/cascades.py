@@ -1,8 +1,9 @@
 """The times of networks, and the plan of each combination on the user's devices, simulated under one load for all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,20 @@ def timed_candidate(
         known = Profile(each.name, tuple(derived(config, others, [inputs.length], side, model.ramp_blocks)))
         by_kind |= {kind: known.table(kind) for kind in others}
     return Timed(tuple(by_kind[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
+
+
+def order_notes(names: Sequence[str], costs_s: Sequence[float]) -> Iterator[str]:
+    """A remark on each network that takes longer than the next one. `costs_s` are of one input.
+
+    >>> list(order_notes(["tiny", "base"], [0.001, 0.020])), len(list(order_notes(["base", "tiny"], [0.020, 0.001])))
+    ([], 1)
+    """
+    for (name, cost_s), (later, later_s) in pairwise(zip(names, costs_s, strict=True)):
+        if cost_s > later_s:
+            slower = (
+                f"{name} takes {cost_s * 1e3:.3g} ms for an input, and {later}, which comes later, {later_s * 1e3:.3g}"
+            )
+            yield f"{slower}: name the largest network last, because the loss is compared with that one"
 
 
 def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTable:

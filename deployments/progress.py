@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -36,7 +37,7 @@ def busy(
         with console.status(what) as status:
             yield status.update
         return
-    end, steps = ended(), [what]
+    end, steps = ended(), deque([what], maxlen=1)
     printing = Thread(target=_print_until, args=(end, steps, clock), daemon=True)
     printing.start()
     try:

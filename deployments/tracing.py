@@ -251,3 +251,9 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
         given = ", ".join(f"{key}={value}" for key, value in environment.items() if key.startswith("OTEL_BSP_"))
         raise UserError(f"{given or EXPORTER}: {error}") from error
     return Tracing(sampling, processor, clock)
+
+
+def check_tracing(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError for variables that every process would refuse."""
+    if tracing := tracing_here(time.monotonic, environment):
+        tracing.close()

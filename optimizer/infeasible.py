@@ -41,9 +41,9 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     needed_s = evaluate(fastest, facts, objective).latency_s / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
-    slack = ", slack included" if objective.slack else ""
+    how = "by estimate, slack included" if objective.slack else "by estimate"
     least_ms = _rounded(needed_s * 1e3, 4, ROUND_CEILING)
-    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {least_ms} ms{slack}"
+    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {least_ms} ms {how}"
 
 
 def _too_heavy(facts: Problem) -> str | None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isobatch.cluster.cascades import Contender, Tryout, timed_candidate
+from isobatch.cluster.cascades import Contender, Tryout, order_notes, timed_candidate
 from isobatch.cluster.commands import Metric, check_not_replaced, number_text, policy_path, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.deployments.folders import PLAN, PROFILE, ramps_of, weights_of
@@ -57,7 +57,7 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     check_not_replaced(options.out, *(folder / "config.json" for folder in folders), data)
     rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
     names = label_names(folders[-1], options.labels)
-    sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
+    sample = draw(show(rows, f"reading {data.resolve().name}"), data, names, options.max_rows, options.seed)
     if sample.labels is None:
         if options.metric not in (None, "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
@@ -126,7 +126,8 @@ def _trial(
     timing = (recorded, names, options.device, options.timing_s, options.largest)
     with busy("timing the networks"):
         timed, notes = zip(*(timed_candidate(each, *timing) for each in candidates), strict=True)
-    for note in chain.from_iterable(notes):
+    order = order_notes([each.name for each in candidates], [sum(each.costs) for each in timed])
+    for note in chain(chain.from_iterable(notes), order):
         console.print(note, highlight=False)
     tested = [sample.values[row] for row in sample.parts.test]
     return Tryout(candidates, timed, [each.tokens(tested) for each in timed], terms, kinds, options.slo_ms / 1e3)

@@ -181,11 +181,20 @@ def kubernetes(
         print(f"the image needs {here} as {there}", file=sys.stderr)
 
 
-def dashboards(out: Annotated[Path, "Folder for the files."] = Path("monitoring")) -> None:
+def dashboards(
+    out: Annotated[Path, "Folder for the files."] = Path("monitoring"),
+    force: Annotated[bool, "Replace files that were changed."] = False,
+) -> None:
     """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
 
     Example: [bold]isobatch dashboards[/]
     """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: it is a file: name a folder")
     out.mkdir(parents=True, exist_ok=True)
-    for file in sorted(DASHBOARDS.iterdir()):
+    files = sorted(DASHBOARDS.iterdir())
+    for file in files:
+        if not force and (out / file.name).exists() and (out / file.name).read_bytes() != file.read_bytes():
+            raise UserError(f"{out / file.name} is not as this version writes it: name another --out, or give --force")
+    for file in files:
         print(f"wrote {copy(file, out)}")

@@ -64,7 +64,7 @@ class LivePlan:
         # A status renders this object again and again.
         self._status: Status | None = console.status(self) if console.is_terminal else None
         self._due_s = self._began_s + FIRST_LINE_S
-        self._best = "planning"
+        self._best = "looking for a first plan"
         self._before: Any = None  # the handler of Ctrl-C
 
     def __enter__(self) -> Self:

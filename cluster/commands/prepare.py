@@ -187,7 +187,7 @@ def _prepare_classifier(
         raise UserError("--ramp and --own-exits are not for a network whose answers are maps: its exits have bridges")
     names = label_names(source, options.labels, options.label_separator)
     console = Console(markup=False)
-    inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
+    inputs = show(options.rows_for(source, console, data), f"reading {data.resolve().name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)
     if sample.labels is None:
         if options.metric not in (None, "agreement"):

@@ -149,7 +149,9 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving.capacity import check_capacity, check_machine
     from isobatch.cluster.serving.local import check_place, claimed, local_nodes, local_ray
     from isobatch.deployments.own_cores import usable_cores
+    from isobatch.deployments.tracing import check_tracing
 
+    check_tracing()
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()

@@ -135,8 +135,13 @@ def decisions(replanned: Replanned) -> Table:
 
 @contextmanager
 def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar over simulated time; the function that it yields moves it."""
-    with Progress(transient=True) as bar:
+    """A bar over simulated time, or lines where there is no terminal; the function that it yields moves it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        with busy("simulating") as show_step:
+            yield lambda at_s: show_step(f"simulating, at {at_s:,.0f} of {seconds:,.0f} s")
+        return
+    with Progress(transient=True, console=console) as bar:
         task = bar.add_task("simulating", total=seconds)
         yield lambda at_s: bar.update(task, completed=at_s)
 

@@ -9,6 +9,7 @@ import yaml
 
 from isobatch.cluster.commands.deploy import DASHBOARDS
 from isobatch.deployments.metrics import METRICS
+from isobatch.profiles.errors import UserError
 from tests.helpers.commands import ran
 from tests.helpers.scraping import OF_SERVE, scraped_names
 
@@ -34,6 +35,20 @@ def test_the_command_writes_the_files(tmp_path: Path) -> None:
     ran("dashboards", "--out", tmp_path / "new")
     for file in DASHBOARDS.iterdir():
         assert (tmp_path / "new" / file.name).read_text() == file.read_text()
+
+
+def test_a_changed_file_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> None:
+    ran("dashboards", "--out", tmp_path)
+    ran("dashboards", "--out", tmp_path)
+    (rules := tmp_path / "alerts.yaml").write_text("groups: []\n")
+    (tmp_path / "dashboard.json").unlink()
+    with pytest.raises(UserError, match=r"alerts.yaml is not as this version writes it: .*--force"):
+        ran("dashboards", "--out", tmp_path)
+    assert (rules.read_text(), [*tmp_path.iterdir()]) == ("groups: []\n", [rules])
+    ran("dashboards", "--out", tmp_path, "--force")
+    assert rules.read_text() == (DASHBOARDS / "alerts.yaml").read_text()
+    with pytest.raises(UserError, match=r"alerts.yaml: it is a file: name a folder"):
+        ran("dashboards", "--out", rules)
 
 
 def test_every_query_can_be_read_by_prometheus() -> None:

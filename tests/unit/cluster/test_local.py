@@ -165,7 +165,7 @@ def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: p
         check_place("127.0.0.1", 8000)
 
 
-def test_serve_says_in_one_line_that_its_place_is_taken(
+def test_serve_refuses_in_one_line_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those who run the tests have handlers of their own
@@ -185,6 +185,8 @@ def test_serve_says_in_one_line_that_its_place_is_taken(
     assert f"--metrics-port {twice} is that of HTTP or gRPC" in refusal("--port", twice, "--metrics-port", twice)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert "already running at 10.0.0.1:6379" in refusal()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    assert "OTEL_TRACES_EXPORTER is 'zipkin': there are: none, otlp, console" in refusal()
 
 
 def test_an_orphan_is_adopted_and_ended_and_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
