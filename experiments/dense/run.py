@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -32,6 +32,8 @@ from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
 from isobatch.cluster.bench.compare import GIVEN, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
+from isobatch.cluster.commands.plan import ClassifierPlanOptions
+from isobatch.cluster.commands.plan_search import objective_of, planned
 from isobatch.cluster.commands.tune import tune
 from isobatch.cluster.profiling.block_times import sample_inputs, timed
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
@@ -52,7 +54,7 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
-from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import Profile, save, write_whole
 from isobatch.profiles.files import load as read_profile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_iou
@@ -187,13 +189,23 @@ class Networks:
         return shape.cost(shape.places(self.evidence.likely_candidates(opened, costs)))
 
     def tuned(self, name: str, **options: Any) -> "TunedNetwork":
-        """The plan of `isobatch tune` for one device; kept for the live part."""
+        """The plan of `isobatch tune` for one device; kept for the live part.
+
+        It is the plan of `isobatch plan` where no thresholds are better than those of `isobatch prepare`.
+        """
         out = place_of("dense", name)
         if not out.exists():
             tune(self.folder, self.folder / PROFILE, f"{KIND}=1", out, max_batch=LARGEST, gap=GAP, **options)
         if not out.exists():
-            raise UserError(f"{name}: no thresholds are better than those of isobatch prepare")
+            self._plan(out, ClassifierPlanOptions(max_batch=LARGEST, gap=GAP, **options))
         return TunedNetwork(out, read_plan(out / PLAN), read_profile(out / PROFILE))
+
+    def _plan(self, out: Path, options: ClassifierPlanOptions) -> None:
+        profile = replace(read_profile(self.folder / PROFILE), exits=self.evidence.exits(self.evidence.prepared))
+        plan = planned(options, f"{KIND}=1", profile, objective_of(options)).plan
+        copytree(self.folder, out)
+        save(profile, out / PROFILE)
+        write_whole(out / PLAN, plan.to_json())
 
     def goodput(self) -> Figures:
         made = self.tuned("tuned", slo_ms=1e3 * self.slo_s)
