@@ -18,7 +18,8 @@ from isobatch.deployments.ray_facts import inside_replica, node_cpus
 from isobatch.deployments.tracing import tracing_here
 
 OWN_LOGGERS = ("isobatch",)
-LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc")  # they log a line for each client that violates a protocol
+# The first three log a line for each client that violates a protocol, the last for each batch of spans that is not sent.
+LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc", "opentelemetry")
 SERVE_LOGGER = "ray.serve"
 LINES_PER_KIND = 5  # in each period
 PERIOD_S = 60.0

@@ -76,6 +76,11 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     assert lines.said[-1] == "the controller could not look"
 
 
+def test_a_collector_that_refuses_spans_is_logged(lines: Lines) -> None:
+    logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").error("Failed to export %s", "spans")
+    assert lines.said == ["Failed to export spans"]
+
+
 def test_serve_gets_the_configured_format() -> None:
     options = process_options(AppConfig(log_format="json").log_format, 1.0)
     assert options["logging_config"]["encoding"] == "JSON"
