@@ -72,10 +72,12 @@ def write(request: TensorRequest, model: str, outputs: Mapping[str, Values]) -> 
 
 
 def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
-    end = len(body) if header is None else number(header)
-    if end is None or end > len(body):
-        reason = f"it must be a number up to the body's {len(body)} bytes"
-        raise RefusedError(400, f"{JSON_BYTES_HEADER} is {shown(header)}: {reason}")
+    end = len(body)
+    if header is not None and body:  # an empty body has an error of its own
+        end = number(header) or 0
+        if not 0 < end <= len(body):
+            reason = f"it must be a number from 1 to {len(body)}, the bytes of the body that are JSON"
+            raise RefusedError(400, f"{JSON_BYTES_HEADER} is {shown(header)}: {reason}")
     content = json_in(body[:end])
     if not isinstance(content, dict):
         raise RefusedError(400, "the body must be a JSON object with 'inputs'")
