@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class TensorRequest:
     outputs: Mapping[str, bool] | None  # whether each requested output is binary; None: all outputs
     binary: bool  # whether outputs are binary, if `outputs` is None
     within_s: float | None = None  # the deadline, if the request tells it
+    best: Mapping[str, int] = field(default_factory=dict)  # by output: how many of its best labels are wanted
 
 
 def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> TensorRequest:
@@ -43,13 +44,15 @@ def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> T
     request = validated(InferRequest, content)
     parameters = request.parameters
     binary = bool(parameters and parameters.binary_data_output)
-    requested = {}
+    requested, best = dict[str, bool](), dict[str, int]()
     for output in request.outputs or ():
-        own = output.parameters.binary_data if output.parameters else None
-        requested[output.name] = binary if own is None else own
+        own = output.parameters
+        requested[output.name] = binary if own is None or own.binary_data is None else own.binary_data
+        if own and own.classification is not None:
+            best[output.name] = own.classification
     timeout_us = parameters.timeout if parameters else None
     values = _values(request.inputs[0], raw, sizes, texts)
-    return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us))
+    return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us), best)
 
 
 def timeout_s(timeout_us: int | None) -> float | None:
