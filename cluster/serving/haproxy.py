@@ -134,6 +134,8 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "# Serve would compute on for clients that send this and disconnect",
             "http-request del-header X-Request-Disconnect-Disabled",
             f"acl large req.hdr_val(content-length) gt {MOST_BYTES}",
+            "# req.hdr_val reads 32 bits, which a longer number exceeds",
+            f"acl large req.hdr(content-length) -m len gt {len(str(MOST_BYTES))}",
             f"http-request wait-for-body time {HURRIED_S}s if !large {{ fe_conn gt {connections // 2} }}",
             f"http-request wait-for-body time {REQUEST_S}s if !large",
             "http-request set-var(txn.came) req.body_len if !METH_GET",

@@ -165,7 +165,7 @@ class _Generation(_RequestFields):
         None, ge=-1, description=f"Only this number of most probable tokens; 0 or -1: all; {_OF_THE_FILE}all."
     )
     seed: Count | None = Field(
-        None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: another one each time."
+        None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same text; none: another one each time."
     )
     stop: Stops = Field([], description=f"The text ends before this text, or one of up to {MOST_STOPS}.")
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")

@@ -30,8 +30,8 @@ MOST_DIMENSIONS = 8  # dimensions of a tensor
 LONGEST_NAME = 1024  # characters of a name or an id
 MOST_NAMED = 64  # names in a list of a request, such as its outputs
 _SHOWN_BYTES = 20  # of a wrong body, in the error
-# Digits of a size. No real size has more, and Python refuses to read numbers with thousands of digits.
-_LONGEST_NUMBER = 18
+# Digits of a size. HAProxy refuses longer ones, and Python refuses to read numbers with thousands of digits.
+_LONGEST_NUMBER = 20
 _HALF_A_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # msgspec calls it truncated
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)

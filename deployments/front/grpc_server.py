@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.api import GuardedNetwork
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from isobatch.deployments.front.calls import Call, CallConnection, Method
@@ -145,11 +145,31 @@ def check_infer(model: DescribedModel, request: Any) -> None:
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
         raise RefusedError(400, f"an id may have {LONGEST_NAME} characters, and a request {MOST_NAMED} outputs")
     check_outputs([output.name for output in request.outputs], model.outputs)
+    protocol.check_best(model, best_of(request))
 
 
 def outputs_of(model: DescribedModel, request: Any) -> list[str]:
     """The outputs that a request names, or the usual ones."""
     return [output.name for output in request.outputs] or model.usual_outputs
+
+
+def best_of(request: Any) -> dict[str, int]:
+    """By output, how many of its best labels a request wants as texts."""
+    counts = [
+        (each.name, integer_in(each.parameters, "classification", "a number of labels")) for each in request.outputs
+    ]
+    return {name: count for name, count in counts if count is not None}
+
+
+def integer_in(parameters: Any, name: str, unit: str) -> int | None:
+    """The parameter of this name; None: there is none. Raises `RefusedError` for one of another type."""
+    values = [each.value for each in parameters if each.key == name]
+    for field, value in (sent for each in values for sent in each.ListFields()):
+        if field.name != "int64_param":
+            reason = f"must be an int64_param, {unit}, not the {field.name} {shown(value)}"
+            raise RefusedError(400, f"parameters.{name} {reason}")
+    number: int | None = values[0].int64_param if values else None
+    return number
 
 
 def infer_fields(model: DescribedModel, request: Any, values: Mapping[str, Values]) -> Fields:

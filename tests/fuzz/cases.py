@@ -39,7 +39,11 @@ PREDICT = {"inputs": [[4, 7], [0, 3]]}
 V2 = {
     "id": "7",
     "inputs": [{"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[4, 7], [0, 3]]}],
-    "outputs": [{"name": "label", "parameters": {"binary_data": True}}, {"name": "score"}],
+    "outputs": [
+        {"name": "label", "parameters": {"binary_data": True}},
+        {"name": "score"},
+        {"name": "scores", "parameters": {"classification": 2}},
+    ],
     "parameters": {"timeout": 1_000_000, "binary_data_output": False},
 }
 
@@ -173,6 +177,7 @@ GRPC = [
     _grpc_request(raw_input_contents=[np.array([[4, 7], [0, 3]]).tobytes()]),
     _grpc_request(raw_input_contents=[b""] * 5000),
     _grpc_request(outputs=[{"name": "label"}] * 5000),
+    _grpc_request(outputs=[{"name": "scores", "parameters": [{"key": "classification", "value": {"int64_param": 2}}]}]),
     _grpc_request(parameters=[{"key": "timeout", "value": {"int64_param": -(2**62)}}]),
 ]
 # Of a decoder: a request of OpenAI's interface, and one over gRPC

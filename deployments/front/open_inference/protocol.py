@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.counts import together
 from isobatch.deployments.front.open_inference.schemas import BYTES
 from isobatch.deployments.front.service import Service
-from isobatch.deployments.tasks import WINNER
+from isobatch.deployments.tasks import WINNER, best_labels
 
 VERSION = "1"
 Tensors = Mapping[str, tuple[str, Sequence[int]]]  # kind and shape, by name
@@ -30,6 +31,7 @@ class DescribedModel:
     extensions: Sequence[str]  # of the protocol, which the server has
     configuration: Mapping[str, Any] = field(default_factory=dict)  # besides the names of tensors
     on_request: Collection[str] = ()  # outputs that a request gets only if it names them
+    ranked: Collection[str] = ()  # outputs with a score for each label of the network
 
     @property
     def usual_outputs(self) -> list[str]:
@@ -48,10 +50,13 @@ def model_of(service: Service) -> DescribedModel:
         "parameters": {"promise": {"string_value": service.promised}},
     }
     outputs = {name: (of, [-1, *sizes]) for name, (of, sizes) in _outputs(service).items()}
-    extensions = ["binary_tensor_data", "model_configuration", "statistics"]
+    task = service.task
+    ranked = () if task.by_token or task.by_map or task.by_score else (SCORES,)
+    extensions = ["classification"] if ranked else []
+    extensions += ["binary_tensor_data", "model_configuration", "statistics"]
     on_request = (SCORES,) if service.config.scores == WINNER else ()
     inputs = {"inputs": (kind, [-1, *shape])}
-    return DescribedModel(service.name, inputs, outputs, extensions, configuration, on_request)
+    return DescribedModel(service.name, inputs, outputs, extensions, configuration, on_request, ranked)
 
 
 def server(model: DescribedModel) -> dict[str, Any]:
@@ -77,6 +82,17 @@ def check(model: DescribedModel, name: str, version: str = VERSION) -> None:
     if (name, version or VERSION) != (model.name, VERSION):
         problem = f"there is no model {shown(name)} in version {shown(version or VERSION)}"
         raise RefusedError(404, f"{problem}: this is {model.name!r}, {VERSION!r}")
+
+
+def check_best(model: DescribedModel, best: Mapping[str, int]) -> None:
+    """Raise `RefusedError` if the best labels of an output are wanted that has no score for each label."""
+    for name, count in best.items():
+        wanted = f"classification = {shown(count)} of output {shown(name)}"
+        if name not in model.ranked:
+            has = ", ".join(model.ranked) or "none"
+            raise RefusedError(400, f"{wanted}: this output has no score for each label; outputs that have: {has}")
+        if count < 1:
+            raise RefusedError(400, f"{wanted}: the number must be 1 or more")
 
 
 async def statistics(service: Service) -> dict[str, Any]:
@@ -107,15 +123,32 @@ async def statistics(service: Service) -> dict[str, Any]:
     return {"model_stats": [model]}
 
 
-def columns(service: Service, answers: Sequence[Answer], names: Collection[str]) -> dict[str, Any]:
-    """The output tensors of these names, with a row for each answer."""
+def columns(
+    service: Service, answers: Sequence[Answer], names: Collection[str], best: Mapping[str, int]
+) -> dict[str, Any]:
+    """The output tensors of these names, with a row for each answer.
+
+    `best`: by output, how many of the best labels stand in place of all scores, as texts like those of Triton.
+    """
     tensors = service.task.columns(answers, service.labels)
     tensors["exit_block"] = np.array([answer.exit_block for answer in answers], np.int64)
     if service.reads_text:
         tensors["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
     if SCORES in names:
         tensors[SCORES] = service.task.probabilities(answers)
+    tensors |= {name: _texts_of_best(tensors[name], service.labels, count) for name, count in best.items()}
     return {name: tensors[name] for name in names}
+
+
+def _texts_of_best(scores: NDArray[np.float32], names: Sequence[str], count: int) -> NDArray[Any]:
+    """The best labels of each input, as Triton writes them: `score:label:name`.
+
+    >>> _texts_of_best(np.float32([[0.2, 0.7, 0.1]]), "abc", 2).tolist()
+    [['0.700000:1:b', '0.200000:0:a']]
+    """
+    rows = [best_labels(row, names, count) for row in scores]
+    texts = [[f"{each['score']:f}:{each['label']}:{each['name']}" for each in row] for row in rows]
+    return np.array(texts, dtype=object)
 
 
 def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:

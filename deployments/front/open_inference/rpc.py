@@ -119,15 +119,13 @@ class _Inferences:
     def _content(self, request: Any) -> Content[Any]:
         service, model = self._service, self._model
         grpc_server.check_infer(model, request)
+        names, best = grpc_server.outputs_of(model, request), grpc_server.best_of(request)
 
         def written(answers: list[Answer]) -> Any:
-            values = protocol.columns(service, answers, grpc_server.outputs_of(model, request))
+            values = protocol.columns(service, answers, names, best)
             return self._whole(**grpc_server.infer_fields(model, request, values))
 
-        timeouts = [each.value for each in request.parameters if each.key == "timeout"]
-        if any(field.name != "int64_param" for each in timeouts for field, _ in each.ListFields()):
-            raise RefusedError(400, "parameters.timeout must be an int64_param, in microseconds")
-        timeout_us = timeouts[0].int64_param if timeouts else 0
+        timeout_us = grpc_server.integer_in(request.parameters, "timeout", "in microseconds")
         return Content(service.encoded_each(self._values(request)), written, timeout_s(timeout_us))
 
     def _values(self, request: Any) -> Any:

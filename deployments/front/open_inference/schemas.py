@@ -60,6 +60,7 @@ class InputTensor(_Part):
 
 class OutputParameters(_Part):
     binary_data: bool | None = None  # None: the request's `binary_data_output` decides
+    classification: int | None = Field(None, description="This many of the best labels, as score:label:name.")
 
 
 class WantedOutput(_Part):

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class TensorRequest:
     outputs: Mapping[str, bool] | None  # whether each requested output is binary; None: all outputs
     binary: bool  # whether outputs are binary, if `outputs` is None
     within_s: float | None = None  # the deadline, if the request tells it
+    best: Mapping[str, int] = field(default_factory=dict)  # by output: how many of its best labels are wanted
 
 
 def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> TensorRequest:
@@ -43,13 +44,15 @@ def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> T
     request = validated(InferRequest, content)
     parameters = request.parameters
     binary = bool(parameters and parameters.binary_data_output)
-    requested = {}
+    requested, best = dict[str, bool](), dict[str, int]()
     for output in request.outputs or ():
-        own = output.parameters.binary_data if output.parameters else None
-        requested[output.name] = binary if own is None else own
+        own = output.parameters
+        requested[output.name] = binary if own is None or own.binary_data is None else own.binary_data
+        if own and own.classification is not None:
+            best[output.name] = own.classification
     timeout_us = parameters.timeout if parameters else None
     values = _values(request.inputs[0], raw, sizes, texts)
-    return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us))
+    return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us), best)
 
 
 def timeout_s(timeout_us: int | None) -> float | None:
@@ -72,10 +75,12 @@ def write(request: TensorRequest, model: str, outputs: Mapping[str, Values]) -> 
 
 
 def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
-    end = len(body) if header is None else number(header)
-    if end is None or end > len(body):
-        reason = f"it must be a number up to the body's {len(body)} bytes"
-        raise RefusedError(400, f"{JSON_BYTES_HEADER} is {shown(header)}: {reason}")
+    end = len(body)
+    if header is not None and body:  # an empty body has an error of its own
+        end = number(header) or 0
+        if not 0 < end <= len(body):
+            reason = f"it must be a number from 1 to {len(body)}, the bytes of the body that are JSON"
+            raise RefusedError(400, f"{JSON_BYTES_HEADER} is {shown(header)}: {reason}")
     content = json_in(body[:end])
     if not isinstance(content, dict):
         raise RefusedError(400, "the body must be a JSON object with 'inputs'")

@@ -83,6 +83,8 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         b"FOO /app/predict HTTP/1.1\r\nHost: x\r\n\r\n": 405,
         b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{": 408,
         b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{": 503,  # at once
+        b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000000\r\n\r\n{": 503,
+        b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n{": 503,
     }
 
     def check(said: bytes) -> None:

@@ -143,6 +143,7 @@ WRONG = (
     ({"inputs": [text(True, "text_input", "BOOL")]}, "tensor text_input is BYTES of shape [1], got 'BOOL'"),
     ({"inputs": [text("")]}, "the prompt is empty"),
     ({"outputs": [triton.InferRequestedOutput("label")]}, "there is no output 'label'"),
+    ({"outputs": [triton.InferRequestedOutput("text_output", class_count=2)]}, "this output has no score for each"),
 )
 
 

@@ -44,6 +44,7 @@ def refusing() -> Iterator[World]:
         ({"prompt": "1+1=", "logprobs": 21}, 400, "logprobs = 21: Input should be less than or equal to 20"),
         ({"prompt": "1+1=", "logprobs": 1, "echo": True}, 400, "logprobs = 1: with echo, they would be missing for"),
         ({"prompt": "1+1=", "temperature": -1}, 400, "temperature = -1: "),
+        ({"prompt": "1+1=", "seed": 2**63}, 400, f"seed = {2**63}: Input should be less than or equal to {2**63 - 1}"),
         ({"prompt": "1+1=", "top_p": 0}, 400, "top_p = 0: "),
         ({"prompt": "1+1=", "max_tokens": 0}, 400, "max_tokens = 0: "),
         ({"prompt": "1+1=", "max_tokens": 41}, 400, "max_tokens = 41: 40 are allowed"),

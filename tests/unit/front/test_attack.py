@@ -111,9 +111,18 @@ def test_tensors_of_a_wrong_shape_are_refused(client: TestClient, wrong: dict[st
     refused(client, 400, json={"inputs": [GOOD]} | wrong)
 
 
-@pytest.mark.parametrize("told", ["9" * 5000, "-1", "1e3", "", "x" * 5000, "99"])
+@pytest.mark.parametrize("told", ["9" * 5000, "-1", "1e3", "", "x" * 5000, "99", "0"])
 def test_a_false_content_length_is_not_trusted(client: TestClient, told: str) -> None:
-    assert "must be a number" in refused(client, 400, content=b"{}", headers={JSON_BYTES_HEADER: told})
+    sentence = refused(client, 400, content=b"{}", headers={JSON_BYTES_HEADER: told})
+    assert sentence.startswith(f"{JSON_BYTES_HEADER} is '{told[:20]}")
+    assert sentence.endswith("': it must be a number from 1 to 2, the bytes of the body that are JSON")
+
+
+@pytest.mark.parametrize("digits", [12, 19])
+async def test_a_large_content_length_is_refused_before_the_body_comes(digits: int) -> None:
+    length = b"9" * digits
+    with pytest.raises(RefusedError, match=f"the body has {length.decode()} bytes: 100 are allowed"):
+        await asyncio.wait_for(bodies.body_of({b"content-length": length}, Network(), 100), 5)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])

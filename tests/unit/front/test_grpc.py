@@ -37,6 +37,11 @@ def labels(reply: Any) -> list[int]:
     return list(np.frombuffer(reply.raw_output_contents[at], "<i8"))
 
 
+def classified(output: str = "scores", **count: Any) -> dict[str, Any]:
+    wanted = {"name": output, "parameters": [{"key": "classification", "value": count}]}
+    return pairs() | {"outputs": [wanted]}
+
+
 @pytest.fixture(autouse=True)
 def loop() -> Any:
     """As Serve has it."""
@@ -60,6 +65,16 @@ async def test_values_come_raw_or_one_by_one_and_only_the_requested_outputs_come
         reply = await client.ask("ModelInfer", **pairs(), outputs=[{"name": "exit_block"}])
     assert [each.name for each in reply.outputs] == ["exit_block"]
     assert np.frombuffer(reply.raw_output_contents[0], "<i8").tolist() == [3, 0]
+
+
+async def test_the_best_labels_of_each_input_are_texts() -> None:
+    outputs = [*classified(int64_param=2)["outputs"], {"name": "exit_block"}]
+    async with asked() as client:
+        reply = await client.ask("ModelInfer", **pairs(), outputs=outputs)
+    texts = b"0.690568:7:7", b"0.034381:0:0", b"0.690568:3:3", b"0.034381:0:0"
+    kinds = [(each.name, each.datatype, list(each.shape)) for each in reply.outputs]
+    assert kinds == [("scores", "BYTES", [2, 2]), ("exit_block", "INT64", [2])]
+    assert reply.raw_output_contents[0] == b"".join(b"\x0c\0\0\0" + text for text in texts)
 
 
 async def test_health_metadata_configuration_and_statistics() -> None:
@@ -89,6 +104,11 @@ WRONG = [
     (pairs("FP16", fp32_contents=[1.0]), "INVALID_ARGUMENT", "raw_input_contents only"),
     (pairs(int64_contents=[0, -1] * 2), "INTERNAL", "RuntimeError"),
     (pairs() | {"outputs": [{"name": "logits"}]}, "INVALID_ARGUMENT", "no output 'logits'"),
+    (classified("label", int64_param=3), "INVALID_ARGUMENT", "of output 'label': this output has no score"),
+    (classified(int64_param=-1), "INVALID_ARGUMENT", "= -1 of output 'scores': the number must be 1 or"),
+    (classified(int64_param=0), "INVALID_ARGUMENT", "= 0 of output 'scores': the number must be 1 or"),
+    (classified(string_param="3"), "INVALID_ARGUMENT", "must be an int64_param, a number of labels, not"),
+    (classified(bool_param=True), "INVALID_ARGUMENT", "parameters.classification must be an int64_param"),
     (pairs(int64_contents=[0, 1] * 2, shape=(1, 4)), "INVALID_ARGUMENT", "must be [block, label]"),
     (pairs() | {"model_name": "x" * 100_000}, "NOT_FOUND", ""),
     (pairs("FP32", shape=(5_000_000, 0)), "INVALID_ARGUMENT", ""),

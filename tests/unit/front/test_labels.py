@@ -62,6 +62,18 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     assert about["scores"]["shape"] == [-1, 4]
 
 
+def test_the_best_labels_have_their_names(client: DocumentedClient) -> None:
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
+    wanted = {"name": "scores", "parameters": {"classification": 3}}
+    reply = client.post("/v2/models/labels/infer", json={"inputs": [tensor], "outputs": [wanted]})
+    (scores,) = reply.json()["outputs"]
+    best = [(row, label) for row in expected() for label in np.argsort(-row)[:3]]
+    values, *named = zip(*(text.split(":") for text in scores["data"]), strict=True)
+    assert scores["shape"] == [3, 3]
+    assert [*map(float, values)] == pytest.approx([row[label] for row, label in best], abs=1e-5)
+    assert [*zip(*named, strict=True)] == [(str(label), NAMES[label]) for _, label in best]
+
+
 def test_grpc_says_the_same() -> None:
     _, raw = inferred(label_network(), [2, 1], [b"the of", b"film"])
     assert np.frombuffer(raw["labels"], "<i8").tolist() == [0, 1]

@@ -24,6 +24,7 @@ from tests.helpers.documented import TOY, TOY_OF_TEXTS, served
 
 INFER = "/v2/models/toy/infer"
 SIZES = Sizes(max_inputs=256, max_bytes=2**24)
+BEST_TWO = ["0.690568:7:7", "0.034381:0:0", "0.690568:3:3", "0.034381:0:0"]  # of inputs with the labels 7 and 3
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,11 @@ def client() -> Iterator[TestClient]:
 
 def tensor(**changes: Any) -> dict[str, Any]:
     return {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[4, 7], [0, 3]], **changes}
+
+
+def classified(count: Any, output: str = "scores", **parameters: Any) -> dict[str, Any]:
+    wanted = {"name": output, "parameters": {"classification": count, **parameters}}
+    return {"inputs": [tensor()], "outputs": [wanted]}
 
 
 def test_json_in_json_out(client: TestClient) -> None:
@@ -65,11 +71,32 @@ def test_bytes_in_bytes_out(client: TestClient) -> None:
     assert exit_block["data"] == [3, 0]
 
 
+def test_the_best_labels_of_each_input_are_texts(client: TestClient) -> None:
+    reply = client.post(INFER, json=classified(2)).json()
+    assert reply["outputs"] == [{"name": "scores", "shape": [2, 2], "datatype": "BYTES", "data": BEST_TWO}]
+    reply = client.post(INFER, json=classified(2, binary_data=True))
+    end, raw = int(reply.headers[JSON_BYTES_HEADER]), b"".join(b"\x0c\0\0\0" + each.encode() for each in BEST_TWO)
+    (scores,) = json.loads(reply.content[:end])["outputs"]
+    assert scores == {
+        "name": "scores", "shape": [2, 2], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}
+    }  # fmt: skip
+    assert reply.content[end:] == raw
+
+
+@pytest.mark.parametrize("count", [10, 11, 2**70])
+def test_more_labels_than_there_are_mean_all(client: TestClient, count: int) -> None:
+    (scores,) = client.post(INFER, json=classified(count)).json()["outputs"]
+    others = [f"0.034381:{label}:{label}" for label in range(10)]
+    assert scores["shape"] == [2, 10]
+    assert scores["data"] == [BEST_TWO[0], *others[:7], *others[8:], BEST_TWO[2], *others[:3], *others[4:]]
+
+
 def test_health_and_metadata(client: TestClient) -> None:
     assert client.get("/v2/models/toy").json()["properties"] == {"promise": "nothing is promised about losses by exits"}
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/toy/ready", "/v2/models/toy/versions/1/ready"):
         assert client.get(path).status_code == client.head(path).status_code == 200, path
-    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
+    extensions = ["classification", "binary_tensor_data", "model_configuration", "statistics"]
+    assert client.get("/v2").json()["extensions"] == extensions
     about = client.get("/v2/models/toy").json()
     assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name", "scores"]
     assert client.get("/v2/models/toy/config").json()["max_batch_size"] == 256
@@ -97,6 +124,13 @@ def test_an_output_is_binary_as_its_own_parameter_or_else_the_request_tells(own:
         ({"inputs": [tensor(datatype="UINT8", data=[[1, 300], [2, 3]])]}, "300 is not of type UINT8"),
         ({"inputs": [tensor(parameters={"binary_data_size": 5})]}, "binary_data_size is 5, but 0 bytes follow"),
         ({"inputs": [tensor()], "outputs": [{"name": "logits"}]}, "no output 'logits'; there are: label"),
+        (classified(3, "label"), "'label': this output has no score for each label; outputs that have: scores"),
+        (classified(0), "classification = 0 of output 'scores': the number must be 1 or more"),
+        (classified(-1), "classification = -1 of output 'scores': the number must be 1 or more"),
+        (classified("3"), "outputs.0.parameters.classification = '3': Input should be a valid integer"),
+        (classified(True), "outputs.0.parameters.classification = True: Input should be a valid integer"),
+        (classified(1.5), "outputs.0.parameters.classification = 1.5: Input should be a valid integer"),
+        (classified(3, "logits"), "no output 'logits'; there are: label"),
     ],
 )
 def test_errors_name_the_wrong_value(client: TestClient, body: dict[str, Any], sentence: str) -> None:

@@ -93,6 +93,16 @@ def test_tensors_hold_maps(client: DocumentedClient) -> None:
     assert result["score"]["data"] == pytest.approx(expected.amax(dim=3).ravel().tolist(), abs=1e-5)
 
 
+def test_maps_have_no_best_labels(client: DocumentedClient) -> None:
+    pixels = PICTURES[..., None].astype(np.float32)
+    tensor = {"name": "inputs", "datatype": "FP32", "shape": list(pixels.shape), "data": pixels.ravel().tolist()}
+    outputs = [{"name": "scores", "parameters": {"classification": 2}}]
+    reply = client.post("/v2/models/scenes/infer", json={"inputs": [tensor], "outputs": outputs})
+    reason = "this output has no score for each label; outputs that have: none"
+    assert (reply.status_code, reply.json()["error"]) == (400, f"classification = 2 of output 'scores': {reason}")
+    assert "classification" not in client.get("/v2").json()["extensions"]
+
+
 def test_grpc_says_the_same() -> None:
     _, raw = inferred(pixel_network(), [2], list(map(png, PICTURES)))
     assert np.frombuffer(raw["label"], "<i8").tolist() == maps().ravel().tolist()
