@@ -28,11 +28,16 @@ def show(
 
 @contextmanager
 def bar(what: str, total: float) -> Iterator[Callable[..., None]]:
-    """Show a bar on a terminal. Yields a function that gets the part of `total` that is done, and its present step."""
+    """Show a bar on a terminal. Yields a function that gets the part of `total` that is done, and the present step."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(what, total=total)
-        yield lambda done, step=None: shown.update(task, completed=done, description=step)
+
+        def move(done: float, share: float = 0.0, step: str = "") -> None:
+            """`share`: of the next unit, beside those that are done."""
+            shown.update(task, completed=done + share, description=f"{what} {step}")
+
+        yield move
 
 
 @contextmanager

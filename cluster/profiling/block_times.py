@@ -124,7 +124,7 @@ def timed(
             facts = replace(facts, backend=model.backend, dtype=dtype)
             sweep = Sweep(
                 model, each.batch, stopwatch, budget_s=budget_s / len(inputs), largest=largest, least=each.least,
-                progress=lambda share, what, done=index: advance(done + share, f"timing {what}"),
+                progress=partial(advance, index),
             )  # fmt: skip
             own = sweep.run(facts)
             added_s = replica_adds_s(model, each.batch(own.table.largest), host_clock_for(device))
