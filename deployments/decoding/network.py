@@ -195,7 +195,7 @@ class CutDecoder:
 
     def __init__(
         self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int,
-        grammars: Grammars | None = None,
+        grammars: Grammars | None,
     ) -> None:  # fmt: skip
         self._anatomy, self._ramps, self._splits, self._grammars = anatomy, ramps, splits, grammars
         shape = anatomy.shape

@@ -109,7 +109,7 @@ def allowed_connections(most: int) -> int:
     return min(most, int((files - FILES_BESIDE) / FILES_OF_ONE))
 
 
-def of_clients(connections: int, health: str, proxies: Collection[str] = ()) -> list[str]:
+def of_clients(connections: int, health: str, proxies: Collection[str]) -> list[str]:
     """HAProxy's rules for clients: a share of the connections for each, and the least frequent client goes first.
 
     The more connections all clients have, the fewer one client gets, so some remain for clients that come later. A
