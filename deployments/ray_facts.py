@@ -336,10 +336,10 @@ async def ask_all(handle: Any, method: str) -> list[Any]:
 
     try:
         async with asyncio.timeout(_REPLICA_ANSWERS_WITHIN_S):
-            asked = await handle.broadcast(method)._fetch_replica_results_async()
+            replies = await handle.broadcast(method)._fetch_replica_results_async()
     except (DeploymentUnavailableError, TimeoutError):  # there is no replica at this moment
         return []
-    answers = [asyncio.ensure_future(each.get_async()) for each in asked]
+    answers = [asyncio.ensure_future(each.get_async()) for each in replies]
     if answers:
         await asyncio.wait(answers, timeout=_REPLICA_ANSWERS_WITHIN_S)
     for late in (each for each in answers if not each.done()):

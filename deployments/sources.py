@@ -230,7 +230,7 @@ class _Files:
             pass
         if _Files.of(self.remote).mark != self.mark:
             raise UserError(f"{self.remote.url}: was changed while it was fetched: start again")
-        lines = [f"{_hash_of(to / name)}  {name}\n" for name in self.sizes]
+        lines = [f"{_sha256_of(to / name)}  {name}\n" for name in self.sizes]
         (to / SUMS).write_text("".join(lines))
 
     def _megabytes(self, to: Path) -> Iterator[None]:
@@ -261,13 +261,13 @@ def _is_whole(folder: Path) -> bool:
         return False
     for line in (folder / SUMS).read_text().splitlines():
         expected, _, name = line.partition("  ")
-        if not (folder / name).is_file() or _hash_of(folder / name) != expected:
+        if not (folder / name).is_file() or _sha256_of(folder / name) != expected:
             log.warning("%s: is not as it was fetched: the model is fetched again", folder / name)
             return False
     return True
 
 
-def _hash_of(path: Path) -> str:
+def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 

@@ -84,7 +84,7 @@ def optimize(
     objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = exits or profile.exits_of(profile.length)
-    asked = problem(profile, devices, links, exits.survival, profile.length, exits)
+    facts = problem(profile, devices, links, exits.survival, profile.length, exits)
 
     def find(facts: Problem) -> Plan:
         if objective.ramp_budget is not None:
@@ -94,7 +94,7 @@ def optimize(
             raise UserError(reason(facts, objective))
         return facts.annotated(plan)
 
-    planned = plan_for_its_ramps(asked, objective, find)
+    planned = plan_for_its_ramps(facts, objective, find)
     assert planned, "This is a bug: where there is no plan, an error says why."
     return planned[0]
 

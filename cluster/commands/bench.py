@@ -8,7 +8,6 @@ from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, check_writable, numbers_in
 from isobatch.cluster.commands.shared_options import (
-    OLD_BUDGET,
     READS,
     DeviceHere,
     Labels,
@@ -41,7 +40,7 @@ def bench(
     backend: Annotated[str, "As `backend:` of `isobatch serve`. auto: the fastest here."] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = LENGTH,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
-    timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing."), OLD_BUDGET] = 20.0,
+    timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing.")] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = MAX_ROWS,
     as_json: Annotated[bool, "Print only the result, as JSON."] = False,

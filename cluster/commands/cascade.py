@@ -7,14 +7,7 @@ from typing import Annotated
 import typer
 
 from isobatch.cluster.commands import METRICS, Metric, above_0
-from isobatch.cluster.commands.shared_options import (
-    OLD_BUDGET,
-    READS,
-    DeviceHere,
-    Labels,
-    ReadingOptions,
-    with_options,
-)
+from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, with_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +31,7 @@ class CascadeOptions:
     labels: Labels = None
     max_rows: Annotated[int, typer.Option(min=50, help="The most rows; more are sampled uniformly.")] = 20_000
     device: DeviceHere = "auto"
-    timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network."), OLD_BUDGET] = 20.0
+    timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network.")] = 20.0
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 32
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one for each of its CPUs.")] = 1
     seed: Annotated[int, "For the sample and its parts."] = 0

@@ -8,10 +8,8 @@ import typer
 
 from isobatch.cluster.commands import Dtype, check_writable
 from isobatch.cluster.commands.shared_options import (
-    OLD_BUDGET,
     READS,
     DeviceHere,
-    OldName,
     ReadingOptions,
     check_not_given,
     check_only,
@@ -35,9 +33,7 @@ class ProfileOptions:
         "or of its checkpoint if this device is fast in it.",
     ] = None
     timing_s: Annotated[
-        float,
-        typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost."),
-        OLD_BUDGET,
+        float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
     ] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1
     kind: Annotated[str | None, "Name of this kind of device, if not the catalogue's."] = None
@@ -50,9 +46,7 @@ class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
     data: Annotated[Path | None, f"Recorded inputs, over which exits are counted: {READS}."] = None
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000
     tokens: Annotated[
-        str | None,
-        "Numbers of tokens of the texts to measure; none: as many as in those of --data, else 32,128.",
-        OldName("lengths", "--lengths is a file in isobatch load and simulate"),
+        str | None, "Numbers of tokens of the texts to measure; none: as many as in those of --data, else 32,128."
     ] = None
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
     together: Annotated[

@@ -6,7 +6,6 @@ a flag. Others are annotated for typer.
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -199,18 +198,6 @@ class ArrivalOptions:
 Command = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class OldName:
-    """Metadata of an option: the name of the parameter that it had before, which still works, and why it changed."""
-
-    name: str
-    why: str
-
-
-# Of the seconds for which commands measure a network.
-OLD_BUDGET = OldName("budget", "--budget is dollars per hour in isobatch plan")
-
-
 def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Command]:
     """Adds the fields of these classes to a command's own options. Its function gets an object of each.
 
@@ -221,23 +208,15 @@ def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Co
         parameters = signature(function, eval_str=True).parameters
         own = {name: each for name, each in parameters.items() if name not in classes}
         options = own | {each.name: each for kind in classes.values() for each in _parameters(kind)}
-        old_names = {each.name: old for each in options.values() if (old := _old_name(each))}
 
         @wraps(function)
         def command(**values: Any) -> None:
-            for name, old in old_names.items():
-                if (value := values.pop(old.name)) is not None:
-                    Console(stderr=True, soft_wrap=True).print(f"{flag(old.name)} is now {flag(name)}: {old.why}")
-                    if values[name] != options[name].default:
-                        raise UserError(f"{flag(name)} and {flag(old.name)} are the same: give only {flag(name)}")
-                    values[name] = value
             objects = {
                 name: kind(**{each.name: values[each.name] for each in fields(kind)}) for name, kind in classes.items()
             }
             function(**{name: values[name] for name in own}, **objects)
 
         keywords = [_as_option(each).replace(kind=Parameter.KEYWORD_ONLY) for each in options.values()]
-        keywords += [_hidden(each, old_names[each.name]) for each in keywords if each.name in old_names]
         command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in keywords}
         return command
@@ -285,20 +264,8 @@ def _parameters(kind: "type[DataclassInstance]") -> list[Parameter]:
 def _as_option(parameter: Parameter) -> Parameter:
     if get_origin(parameter.annotation) is not Annotated:
         return parameter
-    kind, option, *_ = get_args(parameter.annotation)
+    kind, option = get_args(parameter.annotation)
     if isinstance(option, str):
         names = (flag(parameter.name),) if parameter.default is False else ()
         option = typer.Option(*names, help=option)
     return parameter.replace(annotation=Annotated[kind, option])
-
-
-def _old_name(parameter: Parameter) -> OldName | None:
-    return next((each for each in get_args(parameter.annotation) if isinstance(each, OldName)), None)
-
-
-def _hidden(parameter: Parameter, old: OldName) -> Parameter:
-    """The same option by its old name, which --help does not show."""
-    kind, option = get_args(parameter.annotation)
-    option = copy(option)
-    option.hidden = True
-    return parameter.replace(name=old.name, default=None, annotation=Annotated[kind | None, option])

@@ -359,7 +359,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
             is_left.set()
 
 
-def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
+def _start_ray(dashboard: bool, metrics_port: int | None) -> int:
     """Start Ray, with several attempts: on a busy machine its processes may give up waiting for each other.
 
     Returns the number of its main process.

@@ -268,7 +268,7 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
 
 def cheapest_kept(
     possible: Sequence[tuple[int, ...]], cost: Callable[[Sequence[int]], tuple[float, int]],
-    kept: Callable[[Sequence[int]], Kept | None], at: int = 0,
+    kept: Callable[[Sequence[int]], Kept | None], at: int,
 ) -> Kept | None:  # fmt: skip
     """What `kept` returns for the cheapest numbers of devices for which it is not None; `at`: where to begin.
 

@@ -259,7 +259,7 @@ class T5Anatomy:
             states = states + own.SelfAttention.o(view.attend(block, queries, kv, 1.0))
             attention = across.EncDecAttention
             queries = self._heads(attention.q(across.layer_norm(states)))
-            states = states + attention.o(view.attend_source(block, queries, 1.0))
+            states = states + attention.o(view.attend_source(block, queries))
             states = feed(states)
         return states
 

@@ -159,7 +159,7 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
         bands += 1
         read += len(pieces) * context
         seen += len(pieces) * rows * context
-    asked = sum(piece.num_predictions for piece in launch.pieces)
+    predictions = sum(piece.num_predictions for piece in launch.pieces)
     sources, source_rows, source_seen = _read_by_encoder(launch)
     return LaunchSize(
         launches=1,
@@ -169,8 +169,8 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
         rows=blocks * launch.running,
         read=blocks * read,
         seen=blocks * seen,
-        heads=float(asked > 0),
-        asked=asked,
+        heads=float(predictions > 0),
+        asked=predictions,
         sources=sources,
         source_rows=source_rows,
         source_seen=source_seen,

@@ -124,8 +124,8 @@ class AskedLogprobs:
     """The log probabilities of the tokens in those rows whose requests ask for them, before logits are adjusted."""
 
     def __init__(self, logits: Tensor, draws: Listed[Draw], block: int) -> None:
-        asked = {row: draw.sampling.alternatives for row, draw in enumerate(draws)}
-        self._counts = {row: count for row, count in asked.items() if count is not None}
+        alternatives = {row: draw.sampling.alternatives for row, draw in enumerate(draws)}
+        self._counts = {row: count for row, count in alternatives.items() if count is not None}
         self._block = block
         if self._counts:
             self._places = to_device([list(self._counts)], logits.device)[0]
@@ -195,7 +195,7 @@ class CutDecoder:
 
     def __init__(
         self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int,
-        grammars: Grammars | None = None,
+        grammars: Grammars | None,
     ) -> None:  # fmt: skip
         self._anatomy, self._ramps, self._splits, self._grammars = anatomy, ramps, splits, grammars
         shape = anatomy.shape
@@ -299,13 +299,13 @@ class CutDecoder:
             return [[] for _ in launch.pieces]
         states = rows if len(places) == len(rows) else rows[to_device([places], rows.device)[0]]
         logits, draws = at_least_float32(self._anatomy.head(self._padded(states))[: len(states)]), _draws(launch)
-        asked = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
+        wanted = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
         adjust(logits, draws)
         if self._grammars:
             self._grammars.apply(logits, [(draw.sampling, draw.written) for draw in draws])
         tokens = choose(logits, draws)
         on_host = torch.stack((tokens, self._sure(launch.split, logits))).tolist()  # one copy
-        logprobs = asked.of(tokens)
+        logprobs = wanted.of(tokens)
         predictions = (
             TokenPrediction(token, bool(is_sure), logprobs.get(row))
             for row, (token, is_sure) in enumerate(zip(*on_host, strict=True))

@@ -92,8 +92,9 @@ class PagedView:
             self._within[window] = [band.within(window) for band in self._bands]
         return self._attend(self._within[window], block, query, scaling, cap)
 
-    def attend_source(self, block: int, query: Tensor, scaling: float) -> Tensor:
-        return self._attend(self._sources, block, query, scaling)
+    def attend_source(self, block: int, query: Tensor) -> Tensor:
+        """Attend to what the encoder has read. Networks with one (T5) do not scale their scores."""
+        return self._attend(self._sources, block, query, scaling=1.0)
 
     def _attend(
         self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float, cap: float | None = None

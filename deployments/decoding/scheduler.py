@@ -186,7 +186,7 @@ class Scheduler:
         self.preempted = 0
         # For each split, by its first block: the launches, the sequences in them, and the room for sequences in them.
         self.launched: dict[int, tuple[int, int, int]] = {}
-        # The residents of the last launch if others had to wait for places, pages or time; else 0.
+        # The number of residents when the last launch was chosen, if sequences still waited then; else 0.
         self._crowd = 0
         self._now_s = 0.0  # when a launch was chosen last
         self._names = 0  # the name of the latest sequence

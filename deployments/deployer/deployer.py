@@ -32,8 +32,8 @@ _LEADERS = "leaders:"  # followed by the application's name: the key under which
 class Leadership:
     """Lets one deployer take the lead, and find out whether it still has it.
 
-    A replaced deployer lives on while its fronts drain, and meanwhile another may lead the same replicas. `fleet` is
-    the prefix of the applications that hold the replicas.
+    After another deployer replaces one, the old one runs until its fronts have no requests, and must leave the replicas
+    alone. `fleet` is the prefix of the applications that hold the replicas.
     """
 
     def __init__(self, application: str, fleet: str) -> None:

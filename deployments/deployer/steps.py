@@ -9,7 +9,7 @@ from typing import Protocol
 
 from isobatch.optimizer.plan import Plan
 
-FRONT = "front"  # the deployment of fronts; of texts, it leads the replicas from plan to plan
+FRONT = "front"  # the name of the fronts' Serve deployment; a decoder's fronts also change its replicas' plan
 DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need
 COUNT_EVERY_S = 1.0  # between two checks that Ray has the devices

@@ -6,9 +6,9 @@ rules decide for each lane, the lane with the earliest answer first:
 1. No input has a risk above `highest_risk`: usually 50 %. It is higher where a late input costs others little: on idle
    replicas, and in launches that take no longer with it. An empty lane admits every input that has time by the plan.
 2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
-   number of inputs that may still be late. Each admission pays in the tolerated share and takes out the risk; the end
-   of the input pays the risk back, and takes out 1 if the input was late. A request counts as one, with the risk of
-   its last input: it takes out 1 if any of its inputs was late.
+   number of inputs that may still be late. Each admission adds the tolerated share, and subtracts the input's risk.
+   When the input ends, its risk is added again, and 1 is subtracted if it was late. A request counts as one input: it
+   has the risk of its last input, and is late if any of its inputs was late.
 
 The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
 - Launches have room: a refusal would only waste the replicas' time.
@@ -108,8 +108,8 @@ class Admission:
         alone, risk = alone_risk(lane, expected, left_s, weight), expected.late(left_s)
         if self.wakes_in_s is None:
             lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
-        # A fast path: a risk of at most MAX_LATE is always admitted, and a full account does not grow, so the tolerated
-        # share does not matter.
+        # `_tolerated` takes time. Its result does not matter here: an input with a risk of at most MAX_LATE is admitted
+        # whatever share is tolerated, and a full account stays full.
         is_safe = risk <= MAX_LATE
         tolerated = MAX_LATE if is_safe and self._may_be_late == MOST_SAVED_INPUTS else self._tolerated(lane, alone)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all

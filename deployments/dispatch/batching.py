@@ -124,7 +124,7 @@ class StageQueues:
         seconds: dict[Group, float] = {}
         for stage in stages:
             group = self._groups[stage.group]
-            # The share of this stage's inputs that get there; all, if the plan expected none even here.
+            # Of the inputs before `self.stage`, the share that reaches this one; 1 if the plan expects no inputs there.
             share = min(1.0, stage.survival / survival) if (survival := self.stage.survival) > 0 else 1.0
             seconds[group] = seconds.get(group, 0.0) + share * stage.seconds_per_weight
         return tuple(seconds.items())

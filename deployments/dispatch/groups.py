@@ -280,7 +280,7 @@ class Group:
         self._update()
 
     def _update(self) -> None:
-        """Other fronts make a shared replica slower under load, so assume that before it is measured."""
+        """Under load, launches of other fronts slow a replica down. This is assumed before it is measured."""
         share = self._limits.share
         self._busy_slowdown = max(self.slowdown, 1 / share) if share < 1 else self.slowdown
         self._devices = max(1, self.working)

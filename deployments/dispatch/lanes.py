@@ -65,9 +65,9 @@ class ExpectedTimes(NamedTuple):
         return self.ends_s[-1] + self.estimates.latest[-1] * self.full_launch_s
 
     def needed_s(self, chance: float) -> float:
-        """The time until a deadline that the input misses with about this probability.
+        """The time that the input may take, if it may exceed it with about this probability.
 
-        This assumes that exit points are far apart.
+        Exit points are taken to be far apart.
         """
         estimates, number = self.estimates, 0
         while estimates.unanswered[number] >= chance:
@@ -304,9 +304,9 @@ class Lane:
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:
-    """How much less time an input adds to a launch than its share of a full launch takes, as a part of that share.
+    """What an input saves if it joins a launch, as a share of a full launch's time per input.
 
-    1: launches of any size take as long; 0: each input adds its whole share.
+    1: launches of all sizes take the same time, so the input adds nothing; 0: it adds that time per input.
 
     >>> _free_joining((2.0, 2.0)), _free_joining((1.0, 2.0)), _free_joining((1.0,)), _free_joining((2.2, 2.0))
     (1.0, 0.0, 0.0, 1.0)

@@ -31,8 +31,8 @@ class Stage:
     """Blocks `start..stop`, run as one launch by any replica of `group`.
 
     `launch_s[n - 1]` is the planned time of a launch of n inputs; `survival` is the share of all inputs that get here;
-    `transfer_s` is the time that a full batch needs on the link to this stage. `local`: inputs from an earlier stage of
-    the same group stay on the replica that ran them there.
+    `transfer_s` is the time that a full batch needs on the link to this stage. `local`: an input stays on the replica
+    on which it passed an earlier stage of the same group.
 
     `length`: the tokens of a planned input. An input then weighs its tokens, and a launch has room for `batch` planned
     inputs; `least_s` is the time of a launch of almost no tokens. None: every input weighs 1.

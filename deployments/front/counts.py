@@ -178,7 +178,7 @@ class Counts:
         self.in_time += in_time
         self.in_time_weight += weight if in_time else 0
 
-    def input_unfinished(self, block: int, weight: int = 1) -> None:
+    def input_unfinished(self, block: int, weight: int) -> None:
         """An input ended before this block (late, abandoned, failed, or answered by an earlier level)."""
         self.unfinished[block] += 1
         self.unfinished_weights[block] += weight

@@ -25,7 +25,7 @@ class IncomingRequest(NamedTuple):
     long_wait_s: float  # a longer wait before it is read counts as overload
     full: bool  # its client wants the full network's answer
     priority: int  # of its inputs, where queues go by priority
-    part: float  # the share of its client's time that another front has left to this one
+    part: float  # 1, or the share of its client's time that another front gives to this network, its canary
 
     def deadline_s(self, usual_s: float) -> float:
         """When its client gives up. `usual_s`: how long a client waits if its headers set no time."""

@@ -195,7 +195,7 @@ def _style_in(content: Mapping[str, Any]) -> MapStyle | None:
     return MapStyle(form, (size[0], size[1]))
 
 
-def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -> dict[str, Any]:
+def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int) -> dict[str, Any]:
     """The answer's JSON, as `schemas.py` describes it; times are rounded to microseconds."""
     output = task.output(answer, labels, top) | {
         "exit_block": answer.exit_block,

@@ -34,9 +34,8 @@ REPEAT_S = 1.0  # the time between two repetitions of the limit: HAProxy forgets
 COUNT_EVERY_S = 0.25  # the time between two readings of HAProxy's refusals, while it refuses
 # The time that HAProxy has for a reply. Without one, the next attempt comes later.
 REPLY_WITHIN_S = 1.0
-# A lower limit shows its effect after the first time at the earliest, and after the second one at the latest.
-SEEN_AFTER_S = 0.06
-SURELY_SEEN_AFTER_S = 0.2
+SEEN_AFTER_S = 0.06  # a lower limit shows no effect before this time
+SURELY_SEEN_AFTER_S = 0.2  # by this time it does, even if requests from before it are still inside
 # The bounds of the factor that lowers the limit: the more requests were strained, the smaller it is.
 LEAST_FACTOR = 0.7
 MOST_FACTOR = 0.9
@@ -110,7 +109,7 @@ def allowed_connections(most: int) -> int:
     return min(most, int((files - FILES_BESIDE) / FILES_OF_ONE))
 
 
-def of_clients(connections: int, health: str, proxies: Collection[str] = ()) -> list[str]:
+def of_clients(connections: int, health: str, proxies: Collection[str]) -> list[str]:
     """HAProxy's rules for clients: a share of the connections for each, and the least frequent client goes first.
 
     The more connections all clients have, the fewer one client gets, so some remain for clients that come later. A

@@ -111,8 +111,8 @@ class Service:
     ) -> IncomingRequest:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
-        `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: the share of the
-        client's time that another front has left to this one.
+        `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: as in
+        `IncomingRequest`.
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
@@ -267,9 +267,9 @@ class Service:
         return max(0.0, min(incoming.gives_up_s, incoming.arrived_s + self._slo_s) - self._clock())
 
     def _waits(self, incoming: IncomingRequest, deadline_s: float, as_long_s: float) -> bool:
-        """Whether a client waits for about as long as this. Refusals of others, who are in a hurry, show no overload.
+        """Whether a client waits for about `as_long_s` or longer. Refusals of clients that wait less show no overload.
 
-        The limit follows clients that wait for as long as usual; the controller those that wait for as long as the SLO.
+        For the proxy's limit this is the usual wait, for the controller the SLO.
         """
         return deadline_s - incoming.arrived_s >= incoming.part * _ENOUGH * as_long_s
 

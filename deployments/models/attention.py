@@ -90,9 +90,7 @@ def _mapped(function: Callable[[Tensor], Tensor], tensors: QueryKeyValue) -> Que
     return function(query), function(key), function(value)
 
 
-def packed_attention(
-    tokens: QueryKeyValue, spans: Spans, scaling: float | None = None, bias: Bias | None = None
-) -> Tensor:
+def packed_attention(tokens: QueryKeyValue, spans: Spans, scaling: float | None, bias: Bias | None) -> Tensor:
     """Attention inside each text, from tokens x heads x width to tokens x (heads * width)."""
     if bias is None and spans.edges is not None and tokens[0].shape[-1] % FUSED_WIDTH_MULTIPLE == 0:
         return varlen(tokens, spans.edges, spans.longest, scaling).flatten(1)

@@ -70,7 +70,7 @@ def order_of(own: Sequence[str], wanted: Sequence[str], folder: Path) -> tuple[i
     numbers = {name.casefold(): number for number, name in enumerate(own)}
     if len(numbers) != len(own) or set(numbers) != {name.casefold() for name in wanted}:
         raise UserError(
-            f"{folder}: its labels are {_listed(own)}, those of the last level {_listed(wanted)}: "
+            f"{folder}: its labels are {_first_of(own)}, those of the last level {_first_of(wanted)}: "
             "a cascade answers with one set of names; rename them under id2label in its config.json"
         )
     return tuple(numbers[name.casefold()] for name in wanted)
@@ -113,6 +113,6 @@ def _are_equal(first: Encoder, second: Encoder) -> bool:
     return (first.types, first.longest) == (second.types, second.longest) and contents[0] == contents[1]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_of(names: Sequence[str]) -> str:
     """The first six names, for an error message."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -85,7 +85,7 @@ def fingerprint(directory: str | Path, model: TorchModel) -> str:
 class ExportedRanges:
     """The block ranges that are ready to run. Requested ranges are exported on a background thread."""
 
-    def __init__(self, compute: Compute, source: GraphSource, cache: Path, records: bool = False) -> None:
+    def __init__(self, compute: Compute, source: GraphSource, cache: Path, records: bool) -> None:
         self._compute, self.source, self.cache, self.records = compute, source, cache, records
         self._ready: dict[BlockRange, Session] = {}
         self.requested: dict[BlockRange, Future[None]] = {}  # those that were needed before they were exported

@@ -84,7 +84,7 @@ def suffix_of(path: Path) -> str:
     return path.suffix.lower()
 
 
-def check_format(path: Path, layout: Layout = Layout()) -> None:
+def check_format(path: Path, layout: Layout) -> None:
     """Raise UserError if files of this format cannot be read, or if `layout` has options for other formats."""
     suffix = suffix_of(path)
     for option, value, formats in (

@@ -122,7 +122,10 @@ def temperature(logits: Tensor, targets: Tensor) -> float:
     return round(math.exp(result.x), 4)
 
 
-def calibration_error(logits: Tensor, targets: Tensor, bins: int = 15) -> float:
+BINS = 15  # of confidence, over which the calibration error is summed
+
+
+def calibration_error(logits: Tensor, targets: Tensor) -> float:
     """Expected calibration error: the mean difference of confidence and accuracy, over equally wide confidence bins.
 
     >>> round(calibration_error(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.eye(2)), 3)
@@ -130,6 +133,6 @@ def calibration_error(logits: Tensor, targets: Tensor, bins: int = 15) -> float:
     """
     confidence, label = logits.softmax(dim=1).max(dim=1)
     right = targets.gather(1, label.unsqueeze(1)).squeeze(1)
-    places = (confidence * bins).long().clamp(max=bins - 1)
-    gaps = torch.zeros(bins).index_add(0, places, right - confidence)
+    places = (confidence * BINS).long().clamp(max=BINS - 1)
+    gaps = torch.zeros(BINS).index_add(0, places, right - confidence)
     return float(gaps.abs().sum() / len(logits))

@@ -4,16 +4,13 @@ import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
 import typer.main
 from rich.markup import render
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app, main
-from isobatch.cluster.commands.shared_options import OldName, with_options
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,34 +78,6 @@ def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
     for parameter in COMMAND.commands[name].params:  # type: ignore[attr-defined]
         told = getattr(parameter, "help", None) or ""
         assert render(told).plain == told, parameter.name
-
-
-@pytest.mark.parametrize(
-    ("name", "old"), [("profile", "budget"), ("profile", "lengths"), ("bench", "budget"), ("cascade", "budget")]
-)
-def test_commands_take_options_by_their_old_names(name: str, old: str) -> None:
-    assert [each.hidden for each in COMMAND.commands[name].params if each.name == old] == [True]  # type: ignore[attr-defined]
-
-
-def test_an_option_by_its_old_name_works_and_a_sentence_gives_the_new_one() -> None:
-    values = list[float]()
-    timed, runner = typer.Typer(), CliRunner()
-
-    @timed.command()
-    @with_options()
-    @with_options()  # as the commands that have options of their own
-    def command(timing_s: Annotated[float, typer.Option(min=0.1), OldName("budget", "a reason")] = 60.0) -> None:
-        values.append(timing_s)
-
-    old = runner.invoke(timed, ["--budget", "5"])
-    assert "--budget is now --timing-s: a reason" in old.stderr
-    assert runner.invoke(timed, ["--timing-s", "7"]).output == ""
-    runner.invoke(timed, [])
-    assert values == [5.0, 7.0, 60.0]
-    assert runner.invoke(timed, ["--budget", "0"]).exit_code == 2, "it has the limits of the new one"
-    assert "--budget" not in runner.invoke(timed, ["--help"]).output
-    both = runner.invoke(timed, ["--timing-s", "5", "--budget", "6"]).exception
-    assert str(both) == "--timing-s and --budget are the same: give only --timing-s"
 
 
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """Progress: on a terminal a bar, otherwise a line every few seconds."""
 
+import time
 from collections.abc import Iterator
 from threading import Event
 
 import pytest
 
-from isobatch.deployments.progress import busy, show
+from isobatch.deployments.progress import bar, busy, show
 
 
 def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | None = None) -> list[str]:
@@ -67,3 +68,28 @@ def test_lines_name_the_step_that_runs(capsys: pytest.CaptureFixture[str]) -> No
         reached.set()
         assert passed.wait(60.0)
     assert capsys.readouterr().err.splitlines() == ["comparing: 0 s so far"]
+
+
+def test_a_bar_on_a_terminal_names_the_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with bar("timing", 4) as move:
+        move(1, 0.5, "a batch of 8")
+    printed = capsys.readouterr()
+    shown = ("timing a batch of 8" in printed.err, "38%" in printed.err)
+    assert (printed.out, shown) == ("", (True, True)), "1.5 of 4 are done"
+
+
+def test_a_bar_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("isobatch.deployments.progress.FIRST_LINE_S", 0.0)
+    monkeypatch.setattr("isobatch.deployments.progress.EVERY_S", 0.001)
+    errors, until_s = "", time.monotonic() + 60.0
+    with bar("timing", 4) as move:
+        for step in ("a batch of 8", ""):
+            move(1, 0.5, step)
+            line = f"timing {step}".rstrip() + ", 1 of 4: 0 s so far\n"
+            while line not in errors and time.monotonic() < until_s:
+                errors += capsys.readouterr().err
+            assert line in errors

@@ -155,7 +155,7 @@ def test_the_name_of_the_data_may_be_any_bytes(
     assert run(*asked, "--data", data) == 0
     out = tmp_path / "out"
     assert read_rules(out / "exits.json").notes["data"] == "caf\\udce9.csv"
-    few = ("--lengths", "6", "--largest", "2", "--budget", "0.1", "--device", "cpu", "--out", f"{tmp_path}/p.json")
+    few = ("--tokens", "6", "--largest", "2", "--timing-s", "0.1", "--device", "cpu", "--out", f"{tmp_path}/p.json")
     monkeypatch.setattr(sys, "argv", ["isobatch", "profile", str(out), "--data", str(data), *few])
     with pytest.raises(SystemExit, match="0"):
         main()

@@ -1,6 +1,5 @@
 """`isobatch simulate` without the command line's own parsing: files in, tables and a picture out."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
-from isobatch.cluster.commands.simulate_run import controlled_world, progress_bar, rehearse_inputs, run, world_of
+from isobatch.cluster.commands.simulate_run import controlled_world, rehearse_inputs, run, world_of
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving import serve_file as serve_files
 from isobatch.cluster.simulator.report import draw, tables
@@ -135,19 +134,6 @@ def test_inputs_may_be_mixed(config: AppConfig) -> None:
     assert shifting.answered == shifting.arrived
     first, second = (fill.inputs for fill in shifting.fills[0].values())
     assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"
-
-
-def test_progress_is_printed_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("isobatch.deployments.progress.FIRST_LINE_S", 0.0)
-    monkeypatch.setattr("isobatch.deployments.progress.EVERY_S", 0.001)
-    errors, until_s = "", time.monotonic() + 60.0
-    with progress_bar(100.0) as progress:
-        progress(40.0)
-        while "at 40 of 100 s: 0 s so far" not in errors and time.monotonic() < until_s:
-            errors += capsys.readouterr().err
-    assert "simulating, at 40 of 100 s: 0 s so far\n" in errors
 
 
 def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
