@@ -356,7 +356,8 @@ class Controller:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
-        if not (decide.is_idle(observed) or verdict.must) and self._should_explore(verdict, snapshot.cost_model, now_s):
+        stays_closed = decide.is_idle(observed) or verdict.must or forced
+        if not stays_closed and self._should_explore(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why))

@@ -9,6 +9,7 @@ from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.decide import Trial, Verdict, served_alike
 from isobatch.cluster.controller.record import Barred
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Objective, Placement, Plan, Split
 from tests.helpers.fluid_application import (
@@ -229,6 +230,17 @@ def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
     run(app, loop, 90)
     assert app.running == event.after
     assert not served_alike(app.running, few)
+
+
+def test_what_is_forced_runs_at_once_though_a_look_behind_closed_ramps_is_due():
+    """The inputs have changed, and a pinned plan was never changed for a look."""
+    app = improvable(HARD)
+    app.running = few = with_all_ramps(app.running, [1])
+    app.truth = lambda at_s: HARD if at_s < 300 else EASY
+    loop = control_loop(app, pinned=few)
+    run(app, loop, 600)
+    event = asyncio.run(loop.force())
+    assert (event.what, event.before) == ("rolled out", few)
 
 
 def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
