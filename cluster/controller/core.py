@@ -126,8 +126,9 @@ class Controller:
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
+            self.exploring = None  # ramps that could not be closed after a look are closed by any other plan
             if event.what == "waking":
-                self._granted, self.window.parked, self.exploring = False, False, None
+                self._granted, self.window.parked = False, False
                 called_s = event.at_s - self.window.called_for_s  # when its inputs arrived
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, COMPLETED[event.what], took_s, now_s)

@@ -232,6 +232,17 @@ def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
     assert not served_alike(app.running, few)
 
 
+def test_what_is_forced_after_ramps_could_not_be_closed_stays():
+    app, loop, few = opened_for_a_look()
+    app.fails = lambda plan: served_alike(plan, few)
+    app.now_s += 2
+    event = asyncio.run(loop.force())
+    assert event.what == "rolled out"
+    app.fails = lambda plan: False
+    run(app, loop, 90)
+    assert app.running == event.after
+
+
 def test_what_is_forced_runs_at_once_though_a_look_behind_closed_ramps_is_due():
     """The inputs have changed, and a pinned plan was never changed for a look."""
     app = improvable(HARD)
