@@ -84,7 +84,10 @@ class Controller:
 
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
-        return self._decide(self.window.observed, now_s, "")
+        best = self._relief.best
+        step = self._decide(self.window.observed, now_s, "")
+        self._relief.best = best
+        return step
 
     def force(self, now_s: float) -> NextStep:
         """Close the window and take the best plan, however little it gains. Unless paused, no plan stays pinned."""
