@@ -69,6 +69,7 @@ class Controller:
         """Called at every look inside a window; None: there is no reason to decide yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self._start_over(now_s)
+            self._trial = None if self.pinned else self.record.trial(self.running)
             return None
         observed = self._add(observed)
         if not self._runs_or_may_start:
