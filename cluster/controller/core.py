@@ -148,7 +148,7 @@ class Controller:
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.undo()
-            event = replace(event, worse=self.keeper.worse)
+            event = replace(event, worse=self.keeper.worse, relaxed=self.keeper.relaxed)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
@@ -398,6 +398,7 @@ class Controller:
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:
         corrections, requested = self.known.corrections, self.device_requests.counts
-        number, plan, worse = self.record.number, self.running, self.keeper.worse if self.keeper else 1.0
-        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=worse, requested=requested)
+        number, plan, keeper = self.record.number, self.running, self.keeper
+        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, requested=requested)
+        event = replace(event, worse=keeper.worse, relaxed=keeper.relaxed) if keeper else event
         return event.with_figures(observed, self.known.promises_per_s(plan)) if observed else event

@@ -68,6 +68,7 @@ class Event:
     )
     paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
     kept_share: float = 1.0  # of the estimated goodput, by all windows before
+    relaxed: bool = False  # whether thresholds had given way to an overload then; older files have the events only
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -156,7 +157,7 @@ class TrackRecord:
     def is_relaxed(self) -> bool:
         """Whether thresholds have given way to an overload, and have not recovered."""
         changes = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
-        return changes[-1:] == ["gave way"]
+        return changes[-1:] == ["gave way"] or (self.events.last is not None and self.events.last.relaxed)
 
     @property
     def last_step(self) -> Event | None:
