@@ -355,6 +355,17 @@ def test_the_next_configuration_keeps_to_what_audits_showed_of_thresholds_that_s
     assert stance(anew) == (1.0, False, False)
 
 
+def test_the_next_configuration_keeps_to_what_audits_showed_though_no_ramp_is_open() -> None:
+    app, before = led(keeper())
+    app.missed = 40
+    assert [event.what for event in looked(before, 1)] == ["tightened"]
+    app.running = replace(with_all_ramps(app.running, ()), thresholds=())
+    before.controller.follow(app.running, app.now_s)
+    again = keeper()
+    led(again, app)[1].continue_from(before)
+    assert again.worse == before.controller.keeper.worse > 1.0
+
+
 # What the fronts tell of a promise is what the controller says of it, look for look.
 
 FEWER = Evidence(exit_table(0, count=2000), exit_table(1, count=1000), "agreement", 0.03, 0.95)
