@@ -163,8 +163,8 @@ class PromiseKeeper:
         least = 1.0
         if agreement and agreement.audits >= MIN_AUDITS:
             least = self._measured_factor(1 - agreement.share, plan)
-        elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
-            return None  # inputs leave early, and too few audits show how well
+        elif not seen.answered or sum(seen.exits[:-1]) > 0.01 * seen.answered:
+            return None  # inputs leave early or may do so, and too few audits show how well
         if 1.0 < least > self.worse / LEAST_CHANGE:
             return None
         self.worse = max(least, self.worse / LOOSENED)
