@@ -110,9 +110,11 @@ class PromiseKeeper:
 
     def watch(self, seen: Observed) -> None:
         """Count a look, and change nothing."""
-        self._watch.count(seen.audits, seen.ended_s, self.promised)
-        if any(seen.audited) or self._audited_s is None:
-            self._audited_s = seen.ended_s
+        now_s = seen.ended_s
+        self._watch.count(seen.audits, now_s, self.promised)
+        self._audited_s = now_s if any(seen.audited) or self._audited_s is None else min(self._audited_s, now_s)
+        # They may be from before the clock was set back.
+        self._broke_s, self._reported_s = min(self._broke_s, now_s), min(self._reported_s, now_s)
 
     def undo(self) -> None:
         """Undo the latest change, which could not be rolled out."""

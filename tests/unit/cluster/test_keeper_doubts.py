@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper
 from isobatch.cluster.controller.survival import with_all_ramps
@@ -27,3 +29,16 @@ def test_a_window_in_which_all_inputs_ask_for_the_full_network_loosens_no_thresh
         seen = Observed(0.0, 120.0, 6000, 6000, exits, full=full)
         change_now = kept.window(seen, TUNED, FACTS, windows=99.0, tightened=0)
         assert (change_now and change_now.what) == change
+
+
+def test_what_audits_showed_before_a_clock_was_set_back_is_not_recent_for_hours() -> None:
+    kept, exits = keeper(), (2500, 0, 0, 2500)
+    broken = Observed(10_000.0, 5.0, 5000, 5000, exits, audited=(500, 0, 0, 0), missed=(200, 0, 0, 0))
+    assert kept.look(broken, TUNED, FACTS)
+    assert kept.recent(10_005.0).state == "broken"
+    kept.restart()
+    kept.watch(Observed(6400.0, 5.0, 5000, 5000, exits))
+    assert kept.recent(6405.0).state == "not watched"
+    before = kept.worse
+    assert kept.look(replace(broken, started_s=7100.0), TUNED, FACTS)
+    assert kept.worse == pytest.approx(1.25 * before), "the promise did not break again within ten minutes"
