@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.promise_keeper import PromiseKeeper
+from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.front.observed import Observed
 from isobatch.profiles.evidence import Evidence
@@ -42,3 +42,18 @@ def test_what_audits_showed_before_a_clock_was_set_back_is_not_recent_for_hours(
     before = kept.worse
     assert kept.look(replace(broken, started_s=7100.0), TUNED, FACTS)
     assert kept.worse == pytest.approx(1.25 * before), "the promise did not break again within ten minutes"
+
+
+@pytest.mark.parametrize("evidence", [EVIDENCE, None])
+def test_thresholds_that_ran_before_the_controller_began_are_given_up_where_they_may_break_the_promise(
+    evidence: Evidence | None,
+) -> None:
+    """As after a change of the controller's fields, when it knows nothing of them. Without a table they stay."""
+    kept, usual, changes = keeper(evidence=evidence), (2000, 1500, 1000, 500), list[ThresholdChange | None]()
+    for look, exits in enumerate([*[usual] * 10, *[(1700, 1400, 1100, 800)] * 2]):
+        changes.append(kept.look(Observed(5.0 * look, 5.0, 5000, 5000, exits), TUNED, FACTS))
+    assert {(each.what, each.thresholds) for each in changes if each} == ({("tightened", ())} if evidence else set())
+    unwatched = keeper(evidence=evidence, strict=True)
+    first, last = (unwatched.look(Observed(at_s, 5.0, 5000, 5000, usual), TUNED, FACTS) for at_s in (0.0, 600.0))
+    assert first is None
+    assert (last and (last.what, last.thresholds)) == (("recovered", ()) if evidence else None)
