@@ -100,10 +100,11 @@ async def move(
     """
     started_s, new = now_s(), most_of(after.devices(), standby)
     old = most_of(before.devices(), standby) if before else {}
-    growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
+    growing = {kind: count + stay.get(kind, 0) for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
     added = {kind: count - old.get(kind, 0) for kind, count in growing.items()}
+    earlier = await _earlier(fleet, {kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay)
     freed_s = None
     try:
         if remaining and not await asyncio.to_thread(fleet.has_room, added):
@@ -113,16 +114,23 @@ async def move(
         await start(fleet, growing, patience_s, only_here=True)
         await switch(after)
     except Exception:
-        await asyncio.to_thread(fleet.scale_to, {kind: old.get(kind, 0) for kind in (*growing, *remaining)})
+        await asyncio.to_thread(fleet.scale_to, earlier)
         if freed_s is not None:
             with suppress(CannotStartError):
-                await start(fleet, old, patience_s, only_here=True)
+                await start(fleet, old | earlier, patience_s, only_here=True)
             if before:
                 await switch(before)
         raise
     followed_s = now_s()
     await asyncio.to_thread(fleet.scale_to, remaining)
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
+
+
+async def _earlier(fleet: Fleet, old: ReplicaCounts, stay: ReplicaCounts) -> dict[str, int]:
+    """The replicas before a move: those of the old plan, and those that stay beside them already."""
+    states = await asyncio.to_thread(fleet.states) if stay else {}
+    alive = {kind: states[kind].running + states[kind].starting for kind in old if kind in states}
+    return {kind: max(count, min(alive.get(kind, 0), count + stay.get(kind, 0))) for kind, count in old.items()}
 
 
 def most_of(one: ReplicaCounts, other: ReplicaCounts) -> dict[str, int]:
