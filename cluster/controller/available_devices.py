@@ -210,7 +210,7 @@ class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
     A lost device is left out at once. A returned device counts one look later. Devices beyond the `budget` do not
-    count. `shared`: an arbiter changes the budget.
+    count, nor do those of the budget whose replicas are benched. `shared`: an arbiter changes the budget.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts
@@ -223,11 +223,16 @@ class PresentDevices:
         self.budget = dict(self._most)
         self.counts = dict(self._most)
         self.shared = budget is not None
+        self._benched = Counter[str]()
         if budget is not None:
             self.limit(budget)
 
-    def update(self, devices: Mapping[str, int]) -> bool:
-        """Whether the counts have changed. Without any counts, all devices count as present."""
+    def update(self, devices: Mapping[str, int], benched: Collection[tuple[str, str]] = ()) -> bool:
+        """Whether the counts have changed. Without any counts, all devices count as present.
+
+        `benched`: slow replicas and their kinds, which are not among the `devices`.
+        """
+        self._benched = Counter(kind for _, kind in benched)
         now = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
         self._steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
         self._before = now
@@ -236,6 +241,7 @@ class PresentDevices:
     def limit(self, budget: Mapping[str, int]) -> bool:
         """Count no more devices than these from now on; returns whether the counts have changed."""
         self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
-        counts = {kind: min(count, self.budget[kind]) for kind, count in self._steady.items()}
+        usable = {kind: max(0, count - self._benched[kind]) for kind, count in self.budget.items()}
+        counts = {kind: min(count, usable[kind]) for kind, count in self._steady.items()}
         changed, self.counts = counts != self.counts, counts
         return changed

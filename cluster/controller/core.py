@@ -282,7 +282,7 @@ class Controller:
         observed, was_parked = observed.counted_in(self.running.length), self.window.parked
         self.window.add(observed)
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
-        if observed.devices and self.present.update(observed.devices):
+        if observed.devices and self.present.update(observed.devices, observed.benched):
             self._devices_changed = True
             self._relief.best = None
         if self._trial:

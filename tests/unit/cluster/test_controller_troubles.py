@@ -7,6 +7,7 @@ import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import Trial, Verdict, served_alike
 from isobatch.cluster.controller.record import Barred
 from isobatch.cluster.controller.survival import with_all_ramps
@@ -54,6 +55,20 @@ def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
     for count in (2, 4):
         granted(loop, Grant({"v100": count}, "by the arbiter"))
         assert app.running.devices() == {"v100": count}
+
+
+class Slow(Fluid):
+    """One of its replicas is benched. Those of a fleet stand by on four devices."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        return replace(await super().observe(devices), devices={"v100": 3}, benched=(("a#1", "v100"),))
+
+
+def test_a_benched_replica_takes_a_device_of_the_budget_though_others_have_more():
+    problem = question(MEDIUM, v100=4)
+    app = Slow(problem, problem.best(MEDIUM, Corrections(), {"v100": 2}))
+    run(app, control_loop(app, budget={"v100": 2}), 60)
+    assert app.running.devices() == {"v100": 1}
 
 
 def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():
