@@ -225,6 +225,7 @@ class Controller:
         if self.keeper and self.record.paused:
             self.keeper.watch(observed)
         elif self.keeper and (change := self.keeper.look(observed, self.running, self.known.cost_model().facts)):
+            self._learn(None, now_s)  # or an overload would never show how much less the plan sustains
             return self._with_change(change, now_s)
         return None
 

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
+from isobatch.cluster.controller.record import Events
 from isobatch.cluster.controller.survival import with_all_ramps
-from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, first_plan, question
 
@@ -57,3 +61,17 @@ def test_thresholds_that_ran_before_the_controller_began_are_given_up_where_they
     first, last = (unwatched.look(Observed(at_s, 5.0, 5000, 5000, usual), TUNED, FACTS) for at_s in (0.0, 600.0))
     assert first is None
     assert (last and (last.what, last.thresholds)) == (("recovered", ()) if evidence else None)
+
+
+def test_what_a_plan_sustained_in_an_overload_is_learned_when_thresholds_give_way() -> None:
+    """Or they would recover and give way for ever where the cost model promises too much."""
+    kept = keeper(under_load=0.8)
+    controller = Controller(question(), Patience(), History(None), Events(None), TUNED, 0.0, keeper=kept)
+    launches = {LaunchShape("v100", 0, 4, 8): LaunchTimes(10, 4 * 5.0)}
+    for look in (1, 2):
+        exits = (0, 0, 0, 1000)
+        seen = Observed(5.0 * look - 5.0, 5.0, 2000, 1000, exits, launches, {"v100": 4}, refused=1000)
+        step = controller.look(seen, 5.0 * look)
+    assert step
+    assert step.event.what == "gave way"
+    assert controller.record.kept_share < 1.0
