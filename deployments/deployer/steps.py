@@ -104,7 +104,8 @@ async def move(
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
     added = {kind: count - old.get(kind, 0) for kind, count in growing.items()}
-    earlier = await _earlier(fleet, {kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay)
+    states = await asyncio.to_thread(fleet.states) if stay else {}
+    earlier = with_benched({kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay, states)
     freed_s = None
     try:
         if remaining and not await asyncio.to_thread(fleet.has_room, added):
@@ -126,13 +127,6 @@ async def move(
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
 
 
-async def _earlier(fleet: Fleet, old: ReplicaCounts, stay: ReplicaCounts) -> dict[str, int]:
-    """The replicas before a move: those of the old plan, and those that stay beside them already."""
-    states = await asyncio.to_thread(fleet.states) if stay else {}
-    alive = {kind: states[kind].running + states[kind].starting for kind in old if kind in states}
-    return {kind: max(count, min(alive.get(kind, 0), count + stay.get(kind, 0))) for kind, count in old.items()}
-
-
 def most_of(one: ReplicaCounts, other: ReplicaCounts) -> dict[str, int]:
     """The larger count of each kind.
 
@@ -140,6 +134,16 @@ def most_of(one: ReplicaCounts, other: ReplicaCounts) -> dict[str, int]:
     {'v100': 3, 'k80': 2}
     """
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}
+
+
+def with_benched(counts: ReplicaCounts, benched: ReplicaCounts, states: Mapping[str, ReplicaStates]) -> dict[str, int]:
+    """These numbers of replicas, and the benched ones that run beside them.
+
+    >>> with_benched({"v100": 3}, {"v100": 1}, {"v100": ReplicaStates(running=4)})
+    {'v100': 4}
+    """
+    alive = {kind: states[kind].running + states[kind].starting for kind in counts if kind in states}
+    return {kind: max(count, min(alive.get(kind, 0), count + benched.get(kind, 0))) for kind, count in counts.items()}
 
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
