@@ -11,7 +11,7 @@ from dataclasses import replace
 from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
+from isobatch.cluster.controller.decide import Verdict, exits_alike, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Action, Event, Events, NextStep
@@ -120,10 +120,11 @@ class Controller:
             self._learn(None, now_s)
         if step.event.what == "rolling back" and self._trial:  # the window belongs to the plan that failed
             self.record.kept_share = self._trial.kept_share
-        event, self.running = step.event, step.plan
+        event, others_leave = step.event, step.event.what in THRESHOLDS or not exits_alike(self.running, step.plan)
+        self.running = step.plan
         if self.known.problem.aim.at_expected_rate:
             self._relief.best = None  # the best plan was for other devices
-        if self.keeper and event.what not in EXPLORATION:  # which leaves thresholds as they are
+        if self.keeper and others_leave and event.what not in EXPLORATION:  # which leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
             self.exploring = event

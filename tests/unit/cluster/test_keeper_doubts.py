@@ -8,13 +8,13 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import Events
+from isobatch.cluster.controller.record import Event, Events, NextStep
 from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.windows import History
 from tests.helpers.exit_tables import exit_table
-from tests.helpers.fluid_application import MEDIUM, first_plan, question
+from tests.helpers.fluid_application import MEDIUM, batches, first_plan, question
 
 EVIDENCE = Evidence(exit_table(0, count=2000), exit_table(1, count=1000), "agreement", 0.03, 0.95)
 PREPARED = dict(EVIDENCE.thresholds(EVIDENCE.prepared, range(3)))
@@ -75,3 +75,13 @@ def test_what_a_plan_sustained_in_an_overload_is_learned_when_thresholds_give_wa
     assert step
     assert step.event.what == "gave way"
     assert controller.record.kept_share < 1.0
+
+
+def test_a_plan_at_whose_ramps_inputs_leave_as_before_forgets_no_audits() -> None:
+    """In a fleet such plans may follow each other sooner than audits show that a promise is broken."""
+    kept, smaller = keeper(), batches(TUNED, 4)
+    controller = Controller(question(), Patience(), History(None), Events(None), TUNED, 0.0, keeper=kept)
+    kept.watch(Observed(0.0, 5.0, 5000, 5000, (2500, 0, 0, 2500), audited=(100, 0, 0, 0), missed=(1, 0, 0, 0)))
+    for number, plan in enumerate((smaller, replace(smaller, thresholds=())), 1):
+        controller.rolled_out(NextStep(plan, Event(number, 5.0, "rolling out", "", TUNED, plan)), 0.1, 5.0)
+        assert bool(kept.recent(5.0).agreement) == (plan == smaller)
