@@ -97,22 +97,29 @@ class Controller:
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
-        self.running = replace(self.running, thresholds=plan.thresholds)
-        if not served_alike(plan, self.running):
-            self.running, self.exploring, self._relief.best = plan, None, None
-            self.known.problem = self.known.problem.in_units_of(plan)
-            self.window.start(now_s)  # looks under another plan may have other units
-            if not self.record.arrived_after_all(plan, now_s):
-                self._record("began", "a plan runs that this controller did not roll out", now_s)
-            self._trial = None if self.pinned else self.record.trial(plan)
+        before = self.running = replace(self.running, thresholds=plan.thresholds)
+        if served_alike(plan, before):
+            return
+        self.running, self.exploring, self._relief.best = plan, None, None
+        self.known.problem = self.known.problem.in_units_of(plan)
+        self.window.start(now_s)  # looks under another plan may have other units
+        arrived = self.record.arrived_after_all(plan, now_s)
+        if not arrived and served_alike(plan, self.known.cost_model().with_all_ramps(before)):
+            self._note_open_ramps("all ramps were opened by a call that seemed to have failed", before, now_s)
+        elif not arrived:
+            self._record("began", "a plan runs that this controller did not roll out", now_s)
+        self._trial = None if self.pinned else self.record.trial(plan)
 
     def redeployed(self, before: "Controller", now_s: float) -> None:
         """Begin after a controller whose application had another configuration; ramps that it had opened are closed."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.exploring and not self.exploring and served_alike(before.running, self.running):
-            began = before.exploring
-            self.exploring = replace(self._event(now_s), what="looking", why=began.why, before=began.before)
-            self.record.add(self.exploring)
+            self._note_open_ramps(before.exploring.why, before.exploring.before, now_s)
+
+    def _note_open_ramps(self, why: str, before: Plan, now_s: float) -> None:
+        """All ramps are open: the next look returns to the plan before."""
+        self.exploring = replace(self._event(now_s), what="looking", why=why, before=before)
+        self.record.add(self.exploring)
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."

@@ -298,6 +298,24 @@ def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one(
     assert (app.running, loop.controller.exploring) == (first, None)
 
 
+def test_ramps_that_a_deployer_opened_although_it_ended_are_closed_at_the_next_look():
+    """The next deployer goes on with the plan that was stored."""
+    app = improvable(HARD)
+    few, rolls_out = app.running, app.roll_out
+    app.truth = lambda at_s: HARD
+
+    async def ends(plan: Plan) -> None:
+        app.running = plan
+        raise ConnectionError("the deployer has ended")
+
+    app.roll_out, loop = ends, control_loop(app, least_gain=9.0)
+    with pytest.raises(ConnectionError):
+        run(app, loop, 3600)
+    app.roll_out = rolls_out
+    run(app, loop, 30)
+    assert (app.running, loop.controller.exploring) == (few, None)
+
+
 def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():
     app = improvable()
 
