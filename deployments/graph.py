@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from itertools import count
@@ -30,7 +30,8 @@ class Graph:
     """A plan, the facts that it was made from, and a name for each of its groups of replicas.
 
     `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
-    hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
+    hold the replicas, one for each kind of device. `benched`: the kinds of replicas that are too slow to be part
+    of the plan, by name.
     `device_ids`: those whose replicas are used, where replicas of several applications stand by; None: all.
     `wakes_in_s`: the time from the next input of a parked application until its replicas run; None: it is not parked.
     """
@@ -39,7 +40,7 @@ class Graph:
     facts: Problem
     version: int = 0
     fleet: str = ""
-    benched: frozenset[str] = frozenset()
+    benched: Mapping[str, str] = field(default_factory=dict)
     device_ids: frozenset[str] | None = None
     wakes_in_s: float | None = None
 

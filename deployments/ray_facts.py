@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -429,6 +429,7 @@ class StoredPlan:
     ended: bool = False  # the deployer that wrote it has ended, with all its fronts
     device_ids: Sequence[str] | None = None  # where replicas stand by: the devices that are used
     wakes_in_s: float | None = None  # of a parked application: from its next input until its replicas run
+    benched: Mapping[str, str] = field(default_factory=dict)  # slow replicas beside those of the plan
 
     def store(self, application: str) -> None:
         remember(application, json.dumps(asdict(self)))

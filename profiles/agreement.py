@@ -237,7 +237,11 @@ class PromiseWatch:
     _doubted_s: float = -inf
 
     def count(self, answers: AuditedAnswers, ended_s: float, promised: float | None, ramps: object = None) -> None:
-        """Add a look, and score it where something is promised."""
+        """Add a look, and score it where something is promised. Looks of a later time are from before the clock was set
+        back: they are forgotten, as their time may never end."""
+        while self.looks and self.looks[-1].ended_s > ended_s:
+            self.looks.pop()
+        self._stale, self._doubted_s = min(self._stale, len(self.looks)), min(self._doubted_s, ended_s)
         in_doubt = self.in_doubt(ended_s)
         if promised is not None:
             self._score(answers, (1 - promised) * (DOUBT_ALLOWANCE if in_doubt else 1.0))

@@ -116,8 +116,8 @@ class RunningApplication:
         now: dict[str, Observed] = await self._deployer.counted.remote()
         if not now:
             raise ConnectionError("no front of the application answers")
-        observed = merged(self._counts.update(now))
         self._benched = {name: kind for each in now.values() for name, kind in each.benched}
+        observed = replace(merged(self._counts.update(now)), benched=tuple(self._benched.items()))
         if not devices:
             return observed
         present = await asyncio.to_thread(self.inventory)  # it waits while Ray or Serve's controller starts again

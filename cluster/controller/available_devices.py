@@ -34,7 +34,7 @@ class DeviceRequest:
 
     def updated(self, present: int, now_s: float) -> "DeviceRequest":
         progressed = not self.missing or present > self.present or present >= self.count
-        since_s = now_s if progressed else self.since_s
+        since_s = now_s if progressed else min(self.since_s, now_s)  # the clock may have been set back
         return replace(self, before=min(self.before, present), present=present, since_s=since_s)
 
 
@@ -62,8 +62,8 @@ class DeviceRequests:
         self.most = dict(most)
         self._come_within_s, self._again_after_s = come_within_s, again_after_s
         self._requests: dict[str, DeviceRequest] = {}
-        self._limits: dict[str, tuple[int, float]] = {}  # how many of a kind may be requested, and until when
-        self._one_kind_until_s = -inf  # the autoscaler has refused a request for several kinds
+        self._limits: dict[str, tuple[int, float]] = {}  # how many of a kind may be requested, and since when
+        self._one_kind_since_s = -inf  # when the autoscaler refused a request for several kinds
 
     @property
     def counts(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class DeviceRequests:
 
     def possible(self, present: Mapping[str, int], now_s: float) -> dict[str, int]:
         """The devices that are present or may arrive."""
-        limits = {kind: limit for kind, (limit, until_s) in self._limits.items() if now_s < until_s}
+        limits = {kind: limit for kind, (limit, since_s) in self._limits.items() if self._lasts(since_s, now_s)}
         growing = {kind: min(most, limits.get(kind, most)) for kind, most in self.most.items()}
         return {**present, **{kind: max(count, present.get(kind, 0)) for kind, count in growing.items()}}
 
@@ -96,7 +96,7 @@ class DeviceRequests:
         for kind in sorted(self.most, key=lambda kind: kind not in waiting):
             count, has = min(self.most[kind], devices.get(kind, 0)), present.get(kind, 0)
             others_missing = any(request.missing for other, request in self._requests.items() if other != kind)
-            if now_s < self._one_kind_until_s and others_missing:
+            if self._lasts(self._one_kind_since_s, now_s) and others_missing:
                 count = min(count, has)
             before = self._requests.get(kind)
             self._requests[kind] = (
@@ -109,13 +109,17 @@ class DeviceRequests:
         for kind in missing[1:]:
             self._requests[kind] = replace(self._requests[kind], count=present.get(kind, 0))
         if len(missing) > 1:
-            self._one_kind_until_s = now_s + self._again_after_s
+            self._one_kind_since_s = now_s
         elif missing:
             (kind,) = missing
             self._limit(kind, self._requests[kind].count - 1, now_s)
 
+    def _lasts(self, since_s: float, now_s: float) -> bool:
+        """Whether a refusal still counts. One of a later time is from before the clock was set back."""
+        return since_s <= now_s < since_s + self._again_after_s
+
     def _limit(self, kind: str, count: int, now_s: float) -> None:
-        self._limits[kind] = count, now_s + self._again_after_s
+        self._limits[kind] = count, now_s
         self._requests[kind] = replace(self._requests[kind], count=count)
 
     def update(self, present: Mapping[str, int], now_s: float) -> str:
@@ -206,7 +210,7 @@ class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
     A lost device is left out at once. A returned device counts one look later. Devices beyond the `budget` do not
-    count. `shared`: an arbiter changes the budget.
+    count, nor do those of the budget whose replicas are benched. `shared`: an arbiter changes the budget.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts
@@ -219,11 +223,16 @@ class PresentDevices:
         self.budget = dict(self._most)
         self.counts = dict(self._most)
         self.shared = budget is not None
+        self._benched = Counter[str]()
         if budget is not None:
             self.limit(budget)
 
-    def update(self, devices: Mapping[str, int]) -> bool:
-        """Whether the counts have changed. Without any counts, all devices count as present."""
+    def update(self, devices: Mapping[str, int], benched: Collection[tuple[str, str]] = ()) -> bool:
+        """Whether the counts have changed. Without any counts, all devices count as present.
+
+        `benched`: slow replicas and their kinds, which are not among the `devices`.
+        """
+        self._benched = Counter(kind for _, kind in benched)
         now = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
         self._steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
         self._before = now
@@ -232,6 +241,7 @@ class PresentDevices:
     def limit(self, budget: Mapping[str, int]) -> bool:
         """Count no more devices than these from now on; returns whether the counts have changed."""
         self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
-        counts = {kind: min(count, self.budget[kind]) for kind, count in self._steady.items()}
+        usable = {kind: max(0, count - self._benched[kind]) for kind, count in self.budget.items()}
+        counts = {kind: min(count, usable[kind]) for kind, count in self._steady.items()}
         changed, self.counts = counts != self.counts, counts
         return changed

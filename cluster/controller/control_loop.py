@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from isobatch.cluster.controller.application import Application, RolloutError
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.core import Controller
-from isobatch.cluster.controller.decide import is_refusing, lost_devices
+from isobatch.cluster.controller.decide import is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.fleet_division import Standing
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
@@ -76,7 +76,9 @@ class ControlLoop:
         """Continue after the loop of another configuration: its counts, pause, and meaning of thresholds."""
         self.spent, self.decided = before.spent, before.decided
         running, keeper, known = self.controller.running, self.controller.keeper, before.controller.keeper
-        if keeper and known and running.thresholds:
+        ran = before.controller.running
+        stays = served_alike(ran, running) and ran.thresholds == running.thresholds  # also where no ramp is open
+        if keeper and known and (running.thresholds or stays):
             keeper.resume(known.worse, running, known.relaxed)
         self.controller.redeployed(before.controller, self.clock())
         if before.controller.record.paused:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from isobatch.cluster.controller import decide
 from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.decide import Verdict, is_refusing, lost_devices, served_alike
+from isobatch.cluster.controller.decide import Verdict, exits_alike, is_refusing, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Action, Event, Events, NextStep
@@ -69,6 +69,7 @@ class Controller:
         """Called at every look inside a window; None: there is no reason to decide yet."""
         if observed.seconds < 0 or now_s < self.window.began_s:  # the clock was set back: this look has no length
             self._start_over(now_s)
+            self._trial = None if self.pinned else self.record.trial(self.running)
             return None
         observed = self._add(observed)
         if not self._runs_or_may_start:
@@ -84,7 +85,10 @@ class Controller:
 
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
-        return self._decide(self.window.observed, now_s, "")
+        best = self._relief.best
+        step = self._decide(self.window.observed, now_s, "")
+        self._relief.best = best
+        return step
 
     def force(self, now_s: float) -> NextStep:
         """Close the window and take the best plan, however little it gains. Unless paused, no plan stays pinned."""
@@ -93,22 +97,29 @@ class Controller:
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
-        self.running = replace(self.running, thresholds=plan.thresholds)
-        if not served_alike(plan, self.running):
-            self.running, self.exploring, self._relief.best = plan, None, None
-            self.known.problem = self.known.problem.in_units_of(plan)
-            self.window.start(now_s)  # looks under another plan may have other units
-            if not self.record.arrived_after_all(plan, now_s):
-                self._record("began", "a plan runs that this controller did not roll out", now_s)
-            self._trial = None if self.pinned else self.record.trial(plan)
+        before = self.running = replace(self.running, thresholds=plan.thresholds)
+        if served_alike(plan, before):
+            return
+        self.running, self.exploring, self._relief.best = plan, None, None
+        self.known.problem = self.known.problem.in_units_of(plan)
+        self.window.start(now_s)  # looks under another plan may have other units
+        arrived = self.record.arrived_after_all(plan, now_s)
+        if not arrived and served_alike(plan, self.known.cost_model().with_all_ramps(before)):
+            self._note_open_ramps("all ramps were opened by a call that seemed to have failed", before, now_s)
+        elif not arrived:
+            self._record("began", "a plan runs that this controller did not roll out", now_s)
+        self._trial = None if self.pinned else self.record.trial(plan)
 
     def redeployed(self, before: "Controller", now_s: float) -> None:
         """Begin after a controller whose application had another configuration; ramps that it had opened are closed."""
         self._record("began", "the application was deployed with another configuration", now_s)
         if before.exploring and not self.exploring and served_alike(before.running, self.running):
-            began = before.exploring
-            self.exploring = replace(self._event(now_s), what="looking", why=began.why, before=began.before)
-            self.record.add(self.exploring)
+            self._note_open_ramps(before.exploring.why, before.exploring.before, now_s)
+
+    def _note_open_ramps(self, why: str, before: Plan, now_s: float) -> None:
+        """All ramps are open: the next look returns to the plan before."""
+        self.exploring = replace(self._event(now_s), what="looking", why=why, before=before)
+        self.record.add(self.exploring)
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
@@ -116,18 +127,20 @@ class Controller:
             self._learn(None, now_s)
         if step.event.what == "rolling back" and self._trial:  # the window belongs to the plan that failed
             self.record.kept_share = self._trial.kept_share
-        event, self.running = step.event, step.plan
+        event, others_leave = step.event, step.event.what in THRESHOLDS or not exits_alike(self.running, step.plan)
+        self.running = step.plan
         if self.known.problem.aim.at_expected_rate:
             self._relief.best = None  # the best plan was for other devices
-        if self.keeper and event.what not in EXPLORATION:  # which leaves thresholds as they are
+        if self.keeper and others_leave and event.what not in EXPLORATION:  # which leaves thresholds as they are
             self.keeper.restart()
         if event.what == "looking":
             self.exploring = event
         elif event.what in THRESHOLDS:
             self.window.start(now_s)
         elif event.what != "looked":
+            self.exploring = None  # ramps that could not be closed after a look are closed by any other plan
             if event.what == "waking":
-                self._granted, self.window.parked, self.exploring = False, False, None
+                self._granted, self.window.parked = False, False
                 called_s = event.at_s - self.window.called_for_s  # when its inputs arrived
                 took_s = None if self._relief.waits(called_s) else now_s - called_s  # None: not the first attempt
             self.record.complete(event, COMPLETED[event.what], took_s, now_s)
@@ -143,7 +156,7 @@ class Controller:
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.undo()
-            event = replace(event, worse=self.keeper.worse)
+            event = replace(event, worse=self.keeper.worse, relaxed=self.keeper.relaxed)
         if event.what in ("rolling out", "waking"):
             self._learn(None, now_s)  # the window may not have been closed
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
@@ -220,6 +233,7 @@ class Controller:
         if self.keeper and self.record.paused:
             self.keeper.watch(observed)
         elif self.keeper and (change := self.keeper.look(observed, self.running, self.known.cost_model().facts)):
+            self._learn(None, now_s)  # or an overload would never show how much less the plan sustains
             return self._with_change(change, now_s)
         return None
 
@@ -277,7 +291,7 @@ class Controller:
         observed, was_parked = observed.counted_in(self.running.length), self.window.parked
         self.window.add(observed)
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
-        if observed.devices and self.present.update(observed.devices):
+        if observed.devices and self.present.update(observed.devices, observed.benched):
             self._devices_changed = True
             self._relief.best = None
         if self._trial:
@@ -356,7 +370,8 @@ class Controller:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
-        if not (decide.is_idle(observed) or verdict.must) and self._should_explore(verdict, snapshot.cost_model, now_s):
+        stays_closed = decide.is_idle(observed) or verdict.must or forced
+        if not stays_closed and self._should_explore(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why))
@@ -392,6 +407,7 @@ class Controller:
 
     def _event(self, now_s: float, observed: Observed | None = None) -> Event:
         corrections, requested = self.known.corrections, self.device_requests.counts
-        number, plan, worse = self.record.number, self.running, self.keeper.worse if self.keeper else 1.0
-        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=worse, requested=requested)
+        number, plan, keeper = self.record.number, self.running, self.keeper
+        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, requested=requested)
+        event = replace(event, worse=keeper.worse, relaxed=keeper.relaxed) if keeper else event
         return event.with_figures(observed, self.known.promises_per_s(plan)) if observed else event

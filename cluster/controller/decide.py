@@ -140,6 +140,12 @@ def served_alike(plan: Plan, other: Plan) -> bool:
     return plan.unpromised == other.unpromised
 
 
+def exits_alike(plan: Plan, other: Plan) -> bool:
+    """Whether all inputs of both plans leave at the same ramps by the same thresholds."""
+    same_ramps = len({pipeline.ramps for each in (plan, other) for pipeline in each.pipelines}) == 1
+    return same_ramps and plan.thresholds == other.thresholds
+
+
 def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:
     """The devices of a plan that are not present, as text; empty if all are.
 

@@ -110,9 +110,11 @@ class PromiseKeeper:
 
     def watch(self, seen: Observed) -> None:
         """Count a look, and change nothing."""
-        self._watch.count(seen.audits, seen.ended_s, self.promised)
-        if any(seen.audited) or self._audited_s is None:
-            self._audited_s = seen.ended_s
+        now_s = seen.ended_s
+        self._watch.count(seen.audits, now_s, self.promised)
+        self._audited_s = now_s if any(seen.audited) or self._audited_s is None else min(self._audited_s, now_s)
+        # They may be from before the clock was set back.
+        self._broke_s, self._reported_s = min(self._broke_s, now_s), min(self._reported_s, now_s)
 
     def undo(self) -> None:
         """Undo the latest change, which could not be rolled out."""
@@ -131,11 +133,11 @@ class PromiseKeeper:
             return self._tightened(plan, facts, seen.ended_s)
         if moved := self._watch.depth_change():
             self._watch.doubt(seen.ended_s)
-            if self.tuned and self.worse <= 1.0 and not self.relaxed:
+            if self._may_lose_most(plan) and not self.relaxed:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
         unwatched = self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
-        if self.strict and (self.relaxed or self.tuned) and unwatched:
+        if self.strict and (self.relaxed or self._may_lose_most(plan)) and unwatched:
             self.relaxed = self.tuned = False
             why = "no audit has ended for ten minutes, so the agreement is unknown"
             return self._change("recovered", why, plan, facts)
@@ -163,13 +165,17 @@ class PromiseKeeper:
         least = 1.0
         if agreement and agreement.audits >= MIN_AUDITS:
             least = self._measured_factor(1 - agreement.share, plan)
-        elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
-            return None  # inputs leave early, and too few audits show how well
+        elif not seen.answered or sum(seen.exits[:-1]) > 0.01 * seen.answered:
+            return None  # inputs leave early or may do so, and too few audits show how well
         if 1.0 < least > self.worse / LEAST_CHANGE:
             return None
         self.worse = max(least, self.worse / LOOSENED)
         why = f"on trial: {agreement or 'no input left early'}, promised {100 * self.promised:.4g} %"
         return self._change("loosened", why, plan, facts)
+
+    def _may_lose_most(self, plan: Plan) -> bool:
+        """Whether thresholds may lose nearly all that the promise allows: they were tuned, now or before the start."""
+        return self.evidence is not None and self.worse <= 1.0 and (self.tuned or bool(plan.thresholds))
 
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> ThresholdChange | None:
         agreement = self._watch.scored.agreement()

@@ -22,6 +22,7 @@ HISTORY_WEIGHT_S = 20.0  # seconds of overload that weigh as much as all time be
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window from which the kept share is measured
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
+LEAST_KEPT_SHARE = 0.01  # the smallest one: with a share of nearly 0, no plan would be better than another
 LOADED_SHARE = 0.3  # from this share of a plan's goodput on, inputs in time disprove a shortfall
 FORGET_S = 21600.0  # seconds of such load, after which about a third of a shortfall is still remembered
 LONGEST_START_S = 600.0  # the deployer's longest wait for replicas: if more seconds passed, the clock has jumped
@@ -67,6 +68,7 @@ class Event:
     )
     paused: bool = False  # whether the controller was paused then: the event that paused it may be forgotten by now
     kept_share: float = 1.0  # of the estimated goodput, by all windows before
+    relaxed: bool = False  # whether thresholds had given way to an overload then; older files have the events only
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -155,7 +157,7 @@ class TrackRecord:
     def is_relaxed(self) -> bool:
         """Whether thresholds have given way to an overload, and have not recovered."""
         changes = [event.what for event in self.events.all if event.what in ("gave way", "recovered")]
-        return changes[-1:] == ["gave way"]
+        return changes[-1:] == ["gave way"] or (self.events.last is not None and self.events.last.relaxed)
 
     @property
     def last_step(self) -> Event | None:
@@ -273,7 +275,7 @@ class TrackRecord:
             return
         else:  # decoders report no launches
             share = kept_before + NEWEST_WEIGHT * (total.goodput_per_s / expected_per_s - kept_before)
-        self.kept_share = min(MOST_KEPT, share)
+        self.kept_share = min(MOST_KEPT, max(LEAST_KEPT_SHARE, share))
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:

@@ -16,7 +16,16 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_leftovers, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
-from isobatch.deployments.deployer.steps import BLAMELESS, CannotStartError, Moved, Undone, most_of, move, start
+from isobatch.deployments.deployer.steps import (
+    BLAMELESS,
+    CannotStartError,
+    Moved,
+    Undone,
+    most_of,
+    move,
+    start,
+    with_benched,
+)
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, plan_hash, profile_of, read_graph, replica_hash
@@ -146,7 +155,7 @@ class Deployer:
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
         async with self._moving:  # waits for the clean-up after a restart
             try:
-                before, after = self._graph, self._changed(plan, benched=frozenset(benched), wakes_in_s=None)
+                before, after = self._graph, self._changed(plan, benched=dict(benched), wakes_in_s=None)
 
                 async def switch(to: Plan) -> None:
                     graph = after if to is after.plan else before
@@ -210,7 +219,8 @@ class Deployer:
         self._origin, self._recalled = plan_hash(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             graph = graph_of(Plan.from_json(memory.plan), self._profile, self._config)
-            graph = replace(graph, version=memory.version, wakes_in_s=memory.wakes_in_s)
+            benched = memory.benched if self._recalled else {}  # only these replicas still run
+            graph = replace(graph, version=memory.version, benched=benched, wakes_in_s=memory.wakes_in_s)
             if self._config.standby and memory.device_ids is not None:  # without standby, replicas have no ids
                 graph = replace(graph, device_ids=frozenset(memory.device_ids))
         else:
@@ -253,16 +263,19 @@ class Deployer:
 
     @property
     def _counts(self) -> dict[str, int]:
-        if self._graph.parked:
-            return dict.fromkeys(self._fleet.states(), 0)
-        return most_of(self._graph.plan.devices(), self._config.standby)
+        states, graph = self._fleet.states(), self._graph
+        if graph.parked:
+            return dict.fromkeys(states, 0)
+        benched, of_plan = Counter(graph.benched.values()), most_of(graph.plan.devices(), self._config.standby)
+        return with_benched(dict.fromkeys(benched, 0) | of_plan, benched, states)
 
     def _remember(self, graph: Graph) -> None:
         """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
         if self._leadership.of_application():
             ids = None if graph.device_ids is None else sorted(graph.device_ids)
             of_plan = graph.fleet, self._origin, graph.version, graph.plan.to_json()
-            StoredPlan(*of_plan, device_ids=ids, wakes_in_s=graph.wakes_in_s).store(self._application)
+            stored = StoredPlan(*of_plan, device_ids=ids, wakes_in_s=graph.wakes_in_s, benched=dict(graph.benched))
+            stored.store(self._application)
 
     async def _clean_up_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain. While Serve or

@@ -100,10 +100,12 @@ async def move(
     """
     started_s, new = now_s(), most_of(after.devices(), standby)
     old = most_of(before.devices(), standby) if before else {}
-    growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
+    growing = {kind: count + stay.get(kind, 0) for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
     added = {kind: count - old.get(kind, 0) for kind, count in growing.items()}
+    states = await asyncio.to_thread(fleet.states) if stay else {}
+    earlier = with_benched({kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay, states)
     freed_s = None
     try:
         if remaining and not await asyncio.to_thread(fleet.has_room, added):
@@ -113,10 +115,10 @@ async def move(
         await start(fleet, growing, patience_s, only_here=True)
         await switch(after)
     except Exception:
-        await asyncio.to_thread(fleet.scale_to, {kind: old.get(kind, 0) for kind in (*growing, *remaining)})
+        await asyncio.to_thread(fleet.scale_to, earlier)
         if freed_s is not None:
             with suppress(CannotStartError):
-                await start(fleet, old, patience_s, only_here=True)
+                await start(fleet, old | earlier, patience_s, only_here=True)
             if before:
                 await switch(before)
         raise
@@ -132,6 +134,16 @@ def most_of(one: ReplicaCounts, other: ReplicaCounts) -> dict[str, int]:
     {'v100': 3, 'k80': 2}
     """
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}
+
+
+def with_benched(counts: ReplicaCounts, benched: ReplicaCounts, states: Mapping[str, ReplicaStates]) -> dict[str, int]:
+    """These numbers of replicas, and the benched ones that run beside them.
+
+    >>> with_benched({"v100": 3}, {"v100": 1}, {"v100": ReplicaStates(running=4)})
+    {'v100': 4}
+    """
+    alive = {kind: states[kind].running + states[kind].starting for kind in counts if kind in states}
+    return {kind: max(count, min(alive.get(kind, 0), count + benched.get(kind, 0))) for kind, count in counts.items()}
 
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:

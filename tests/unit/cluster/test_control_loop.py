@@ -219,6 +219,18 @@ def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
     assert "the better plan failed before" in events[-1].why
 
 
+def test_a_preview_does_not_end_the_wait_after_a_plan_that_did_not_start() -> None:
+    app = Fluid(ASKED, batches(first_plan(ASKED), 4))
+    app.rate, app.fails, loop = lambda at_s: 200.0, lambda plan: True, control_loop(app)
+    while not any(event.what == "failed" for event in run(app, loop, 30)):
+        assert app.now_s < 3600
+    refused, waits = Observed(app.now_s, 1.0, 100, 50, (0, 0, 0, 50), refused=50), list[bool]()
+    for _ in range(2):
+        waits.append(not loop.controller.must_look(refused, app.now_s + 60))
+        asyncio.run(loop.preview())
+    assert waits == [True, True]
+
+
 def test_nothing_waits_for_what_is_learned_after_a_roll_out_that_failed() -> None:
     app, called = Fluid(ASKED, batches(first_plan(ASKED), 4)), list[object]()
 

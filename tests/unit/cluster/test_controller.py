@@ -297,6 +297,17 @@ def test_a_clock_that_is_set_back_does_not_delay_what_follows_refusals_after_a_f
     assert controller.must_look(refused, 6401.0)
 
 
+def test_a_clock_that_is_set_back_begins_a_trial_again():
+    first = improvable().running
+    controller, now_s, decided = at_10_000_s(first), 10_000.0, []
+    controller.rolled_out(controller.force(now_s), 1.0, now_s)
+    for look in range(20):
+        before_s, now_s = now_s, now_s + 5.0 - (3600.0 if look == 2 else 0.0)
+        step = controller.look(Observed(before_s, now_s - before_s, 10_000, 500, (0, 0, 0, 500)), now_s)
+        decided += [(step.event.what, step.plan)] if step else []
+    assert decided[:1] == [("rolling back", first)]
+
+
 def test_what_was_decided_before_a_clock_was_set_back_is_not_recent_for_hours():
     worse, other = improvable().running, first_plan(question(MEDIUM))
     record = TrackRecord(Events(None), Patience())

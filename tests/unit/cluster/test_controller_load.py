@@ -197,6 +197,16 @@ def test_a_plan_that_answers_as_much_as_it_promised_is_believed_again() -> None:
     assert kept(short, full) == pytest.approx(388 / 400)
 
 
+def test_however_long_all_answers_are_late_a_better_plan_is_still_better() -> None:
+    """As those of texts, which report no launches."""
+    controller, late = beginning(improvable().running), Observed(0.0, 120.0, 20_000, 0, (0, 0, 0, 20_000))
+    for _ in range(100):
+        controller.record.add_window([late], controller.running, 400.0)
+    step = controller.look(late, 120.0)
+    assert step
+    assert step.event.what == "rolling out"
+
+
 def test_where_dollars_count_the_devices_that_other_work_of_the_machine_cost_are_given_back() -> None:
     """At a steady load, which is less than half of what the larger plan promises."""
     app = Fluid(replace(question(MEDIUM), goal="cost"))

@@ -7,8 +7,10 @@ import pytest
 
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import Trial, Verdict, served_alike
 from isobatch.cluster.controller.record import Barred
+from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from isobatch.optimizer import Objective, Placement, Plan, Split
 from tests.helpers.fluid_application import (
@@ -53,6 +55,20 @@ def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
     for count in (2, 4):
         granted(loop, Grant({"v100": count}, "by the arbiter"))
         assert app.running.devices() == {"v100": count}
+
+
+class Slow(Fluid):
+    """One of its replicas is benched. Those of a fleet stand by on four devices."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        return replace(await super().observe(devices), devices={"v100": 3}, benched=(("a#1", "v100"),))
+
+
+def test_a_benched_replica_takes_a_device_of_the_budget_though_others_have_more():
+    problem = question(MEDIUM, v100=4)
+    app = Slow(problem, problem.best(MEDIUM, Corrections(), {"v100": 2}))
+    run(app, control_loop(app, budget={"v100": 2}), 60)
+    assert app.running.devices() == {"v100": 1}
 
 
 def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():
@@ -231,6 +247,28 @@ def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
     assert not served_alike(app.running, few)
 
 
+def test_what_is_forced_after_ramps_could_not_be_closed_stays():
+    app, loop, few = opened_for_a_look()
+    app.fails = lambda plan: served_alike(plan, few)
+    app.now_s += 2
+    event = asyncio.run(loop.force())
+    assert event.what == "rolled out"
+    app.fails = lambda plan: False
+    run(app, loop, 90)
+    assert app.running == event.after
+
+
+def test_what_is_forced_runs_at_once_though_a_look_behind_closed_ramps_is_due():
+    """The inputs have changed, and a pinned plan was never changed for a look."""
+    app = improvable(HARD)
+    app.running = few = with_all_ramps(app.running, [1])
+    app.truth = lambda at_s: HARD if at_s < 300 else EASY
+    loop = control_loop(app, pinned=few)
+    run(app, loop, 600)
+    event = asyncio.run(loop.force())
+    assert (event.what, event.before) == ("rolled out", few)
+
+
 def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
     app, loop, few = opened_for_a_look()
     app.running = other = batches(few, 7)
@@ -258,6 +296,24 @@ def test_ramps_that_could_not_be_closed_after_a_look_are_closed_at_the_next_one(
     app.fails = lambda plan: False
     run(app, loop, 30)
     assert (app.running, loop.controller.exploring) == (first, None)
+
+
+def test_ramps_that_a_deployer_opened_although_it_ended_are_closed_at_the_next_look():
+    """The next deployer goes on with the plan that was stored."""
+    app = improvable(HARD)
+    few, rolls_out = app.running, app.roll_out
+    app.truth = lambda at_s: HARD
+
+    async def ends(plan: Plan) -> None:
+        app.running = plan
+        raise ConnectionError("the deployer has ended")
+
+    app.roll_out, loop = ends, control_loop(app, least_gain=9.0)
+    with pytest.raises(ConnectionError):
+        run(app, loop, 3600)
+    app.roll_out = rolls_out
+    run(app, loop, 30)
+    assert (app.running, loop.controller.exploring) == (few, None)
 
 
 def test_a_roll_out_that_ends_with_the_deployer_is_noted_and_bars_no_plan():

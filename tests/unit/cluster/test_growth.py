@@ -168,6 +168,15 @@ def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_i
             assert any(earlier[0]["k80"] != here["k80"] for earlier in steps[max(0, number - 4) : number]), "some came"
 
 
+def test_a_clock_that_is_set_back_by_an_hour_makes_no_request_wait_for_an_hour_more() -> None:
+    here, hoped = {"k80": 1}, {"k80": 4}
+    requests = DeviceRequests(hoped, come_within_s=600.0, again_after_s=1800.0)
+    requests.request(hoped, here, now_s=10_000.0)
+    assert not requests.update(here, now_s=6400.0)
+    assert requests.update(here, now_s=7000.0) == "3 k80 have not arrived within 600 s"
+    assert [requests.possible(here, now_s) for now_s in (7000.0, 8799.0, 3400.0)] == [here, here, hoped]
+
+
 def test_who_wants_the_most_goodput_cannot_grow() -> None:
     with pytest.raises(UserError, match="grow_to needs goal: cost"):
         checked(ControllerConfig, {"grow_to": {"k80": 2}})

@@ -14,7 +14,7 @@ from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller, NextStep
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.promise_keeper import LOOSENED, PromiseKeeper, ThresholdChange
-from isobatch.cluster.controller.record import Event, Events
+from isobatch.cluster.controller.record import KEEP_EVENTS, Event, Events
 from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.counts import AUDIT_WINDOW_S, Counts
@@ -325,6 +325,21 @@ def test_a_controller_that_restarts_in_a_crowd_lets_thresholds_recover() -> None
     assert stance(again) == (1.0, True, False)
 
 
+def test_a_restart_after_another_configuration_or_many_decisions_lets_thresholds_recover() -> None:
+    app, before = led(keeper(under_load=0.8))
+    app.in_time = 1000
+    assert [event.what for event in looked(before, 2)] == ["gave way"]
+    _, after = led(keeper(under_load=0.8), app)
+    after.continue_from(before)
+    record = before.controller.record
+    for _ in range(KEEP_EVENTS):
+        record.add(replace(record.events.last, number=record.number, what="stayed"))
+    for each in (after, before):
+        again, events = keeper(under_load=0.8), each.controller.record.events
+        Controller(ASKED, Patience(), History(None), events, app.running, app.now_s, keeper=again)
+        assert stance(again) == (1.0, True, False)
+
+
 def test_the_next_configuration_keeps_to_what_audits_showed_of_thresholds_that_still_apply() -> None:
     app, before = led(keeper())
     app.missed = 40
@@ -338,6 +353,17 @@ def test_the_next_configuration_keeps_to_what_audits_showed_of_thresholds_that_s
     anew = keeper()
     led(anew, app)[1].continue_from(after)
     assert stance(anew) == (1.0, False, False)
+
+
+def test_the_next_configuration_keeps_to_what_audits_showed_though_no_ramp_is_open() -> None:
+    app, before = led(keeper())
+    app.missed = 40
+    assert [event.what for event in looked(before, 1)] == ["tightened"]
+    app.running = replace(with_all_ramps(app.running, ()), thresholds=())
+    before.controller.follow(app.running, app.now_s)
+    again = keeper()
+    led(again, app)[1].continue_from(before)
+    assert again.worse == before.controller.keeper.worse > 1.0
 
 
 # What the fronts tell of a promise is what the controller says of it, look for look.

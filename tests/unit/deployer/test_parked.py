@@ -120,13 +120,29 @@ async def test_after_a_failed_roll_out_the_earlier_replicas_stay_benched(
     await until(graphs.__len__)
     plan = replace(graphs[0].plan, placements=(replace(graphs[0].plan.placements[0], replicas=1),))
     assert isinstance(await one.apply(plan, benched={"slow": "v100"}), Moved)
-    assert graphs[-1].benched == {"slow"}
+    assert [*graphs[-1].benched] == ["slow"]
     replicas.broken = True
     more = replace(plan, placements=(replace(plan.placements[0], replicas=3),))
     assert isinstance(await one.apply(more, patience_s=0.1), Undone)
     await one.use(frozenset(("v100-0",)))
-    assert (graphs[-1].plan, graphs[-1].benched) == (plan, {"slow"})
+    assert (graphs[-1].plan, [*graphs[-1].benched]) == (plan, ["slow"])
     front.cancel()
+
+
+async def test_the_next_deployer_keeps_benched_replicas(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    benched = list[list[str]]()
+    for _ in range(2):
+        graphs, one = list[Graph](), begin(config)
+        front = asyncio.create_task(followed(one, config, graphs))
+        await until(graphs.__len__)
+        if not benched:
+            plan = replace(graphs[0].plan, placements=(replace(graphs[0].plan.placements[0], replicas=1),))
+            assert isinstance(await one.apply(plan, benched={"slow": "v100"}), Moved)
+        benched.append([*graphs[-1].benched])
+        front.cancel()
+    assert (benched, replicas.counts) == ([["slow"], ["slow"]], {"v100": 2})
 
 
 async def test_an_application_that_gets_other_devices_stays_parked(

@@ -251,3 +251,18 @@ def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
     assert fleet.counts == {"a": 3}
     moved(fleet, devices(a=2), devices(a=3))
     assert fleet.counts == {"a": 3}
+
+
+def test_a_plan_for_more_devices_starts_them_beside_benched_replicas() -> None:
+    fleet = CountedFleet({"a": 4})
+    moved(fleet, devices(a=3), devices(a=4), stay={"a": 1})
+    assert fleet.counts == {"a": 5}
+
+
+@pytest.mark.parametrize("room", [100, 4], ids=["beside", "freed first"])
+@pytest.mark.parametrize("before", [devices(a=4), devices(a=3)], ids=["of the plan", "beside it"])
+def test_benched_replicas_stay_after_a_plan_that_does_not_start(room: int, before: Plan) -> None:
+    fleet = CountedFleet({"a": 4}, room, broken=frozenset("b"))
+    with pytest.raises(CannotStartError):
+        moved(fleet, before, devices(a=2, b=1), patience_s=0.2, stay={"a": 1})
+    assert fleet.counts == {"a": 4, "b": 0}
