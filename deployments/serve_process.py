@@ -18,7 +18,7 @@ from isobatch.deployments.ray_facts import inside_replica, node_cpus
 from isobatch.deployments.tracing import tracing_here
 
 OWN_LOGGERS = ("isobatch",)
-# The first three log a line for each client that violates a protocol, the last for each batch of spans that is not sent.
+# They log a line for each client that violates a protocol, and opentelemetry for each batch of spans that is not sent.
 LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc", "opentelemetry")
 SERVE_LOGGER = "ray.serve"
 LINES_PER_KIND = 5  # in each period
