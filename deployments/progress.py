@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 FIRST_LINE_S = 2.0  # a task that ends sooner prints nothing
 EVERY_S = 5.0  # between further lines
@@ -24,6 +24,20 @@ def show(
     if console.is_terminal:
         return track(items, what, total, console=console, transient=True)
     return _in_lines(items, what, len(items) if total is None and isinstance(items, Sized) else total, clock)
+
+
+@contextmanager
+def bar(what: str, total: float) -> Iterator[Callable[..., None]]:
+    """Show a bar on a terminal. Yields a function that gets the part of `total` that is done, and the present step."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(what, total=total)
+
+        def move(done: float, share: float = 0.0, step: str = "") -> None:
+            """`share`: of the next unit, beside those that are done."""
+            shown.update(task, completed=done + share, description=f"{what} {step}")
+
+        yield move
 
 
 @contextmanager

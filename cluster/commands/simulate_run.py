@@ -1,8 +1,7 @@
 """Runs `isobatch simulate`: a classifier, the applications of a fleet side by side, or a decoder, under a load."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.cluster.commands import number_text
@@ -33,7 +31,7 @@ from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
-from isobatch.deployments.progress import busy
+from isobatch.deployments.progress import bar, busy
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
@@ -101,7 +99,7 @@ def controlled_world(
 
 def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
-    with progress_bar(load.seconds) as progress:
+    with bar("simulating", load.seconds) as progress:
         return simulate(world, inputs_of(world, load), load.seconds, load.seed, progress)
 
 
@@ -133,14 +131,6 @@ def decisions(replanned: Replanned) -> Table:
     return table
 
 
-@contextmanager
-def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar over simulated time; the function that it yields moves it."""
-    with Progress(transient=True) as bar:
-        task = bar.add_task("simulating", total=seconds)
-        yield lambda at_s: bar.update(task, completed=at_s)
-
-
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     options.check_read()
@@ -154,7 +144,7 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         controller = _controller_of(name_of(application), content)
         alone = controller.model_copy(update={"shared": {}})  # no arbiter gives it other devices
         world, problem = controlled_world(app_config, alone, world)
-        with progress_bar(options.seconds) as progress:
+        with bar("simulating", options.seconds) as progress:
             inputs = inputs_of(world, options)
             replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)
         report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
@@ -177,7 +167,7 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
     console, decisions = Console(soft_wrap=True, markup=False), list[FleetDecision]()
     changes_s = dict[str, list[float]]()
     if options.replan:
-        with progress_bar(options.seconds) as progress:
+        with bar("simulating", options.seconds) as progress:
             fleet = replan_fleet(members, options.seconds, Arbiter(config), seed=options.seed, progress=progress)
         reports, decisions = {name: each.report for name, each in fleet.applications.items()}, fleet.moves
         changes_s = {name: [event.at_s for event in each.changes] for name, each in fleet.applications.items()}

@@ -1,7 +1,6 @@
 """Profiles a checkpoint on this machine: makes inputs for it, names the device, and reports the result."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from isobatch.deployments.models import checkpoint
@@ -19,7 +16,7 @@ from isobatch.deployments.models.backends import make_ready, on_backend
 from isobatch.deployments.models.ramps import ExitRules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.named import INT8
-from isobatch.deployments.progress import show
+from isobatch.deployments.progress import bar, show
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.holdings import Share
 from isobatch.deployments.transport.orders import Order
@@ -121,7 +118,7 @@ def timed(
     measured, device = list[Measured](), str(model.device)
     source = source_of(device_name(device), model.backend, dtype, torch.get_num_threads())
     stopwatch = stopwatch_for(device)
-    with _bar(len(inputs)) as advance:
+    with bar("timing", len(inputs)) as advance:
         for index, each in enumerate(inputs):
             facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device, model)
             facts = replace(facts, backend=model.backend, dtype=dtype)
@@ -162,14 +159,6 @@ def _took_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
     begun_s = clock()
     call()
     return clock() - begun_s
-
-
-@contextmanager
-def _bar(tables: int) -> Iterator[Callable[[int, float, str], None]]:
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("timing", total=tables)
-        yield lambda done, share, what: progress.update(task, completed=done + share, description=f"timing {what}")
 
 
 def uncatalogued(kind: str) -> str | None:
