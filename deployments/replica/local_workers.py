@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -46,25 +47,23 @@ class LocalWorkers:
 
     async def between_launches(self, replica: str, work: Callable[[], None]) -> None:
         """Have a replica's thread do something else; returns when it is done."""
-        loop, done = asyncio.get_running_loop(), asyncio.Future[None]()
-
-        def report(error: Exception | None) -> None:
-            if not done.done():  # its caller has given up
-                done.set_exception(error) if error else done.set_result(None)
+        done = Future[None]()
 
         def do() -> None:
-            error = None
+            if not done.set_running_or_notify_cancel():  # its caller has given up
+                return
             self._began_s[replica] = time.monotonic() + self._most_warming_s
             try:
                 work()
-            except Exception as raised:
-                error = raised
-            del self._began_s[replica]
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(report, error)
+            except Exception as error:
+                del self._began_s[replica]
+                done.set_exception(error)
+            else:
+                del self._began_s[replica]
+                done.set_result(None)
 
         self._work[replica].put(do)
-        await done
+        await asyncio.wrap_future(done)
 
     def computes_for_s(self, replica: str) -> float:
         """How long the replica's current launch has taken so far; of other work, how much longer than it may take."""
