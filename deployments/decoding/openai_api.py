@@ -38,8 +38,9 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 @dataclass(frozen=True)
 class ReplyShape:
-    """The differences between the answers to completions and to chats."""
+    """The differences between completions and chats, and between their answers."""
 
+    request: type[CompletionRequest] | type[ChatRequest]
     id: str
     whole: str
     piece: str
@@ -85,6 +86,7 @@ def _chat_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str
 
 
 COMPLETION_SHAPE = ReplyShape(
+    CompletionRequest,
     "cmpl-",
     "text_completion",
     "text_completion",
@@ -93,6 +95,7 @@ COMPLETION_SHAPE = ReplyShape(
     _completion_logprobs,
 )
 CHAT_SHAPE = ReplyShape(
+    ChatRequest,
     "chatcmpl-",
     "chat.completion",
     "chat.completion.chunk",
@@ -315,18 +318,16 @@ class _Writers:
 
     async def completion(self, request: Request) -> Response:
         """Continue a text, or several texts."""
-        return await self._answered(request, COMPLETION_SHAPE, CompletionRequest)
+        return await self._answered(request, COMPLETION_SHAPE)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
-        return await self._answered(request, CHAT_SHAPE, ChatRequest)
+        return await self._answered(request, CHAT_SHAPE)
 
-    async def _answered(
-        self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
-    ) -> Response:
+    async def _answered(self, request: Request, shape: ReplyShape) -> Response:
         front = self._front
         with front.counted():
-            reply, body = await self._read(request, shape, kind)
+            reply, body = await self._read(request, shape)
             if not body.stream:
                 return await self._whole(reply)
         events = stream_events(front, reply, bool(body.stream_options and body.stream_options.include_usage))
@@ -340,15 +341,13 @@ class _Writers:
 
         return StreamingResponse(with_first(), media_type="text/event-stream")
 
-    async def _read(
-        self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
-    ) -> tuple[TextReply, CompletionRequest | ChatRequest]:
+    async def _read(self, request: Request, shape: ReplyShape) -> tuple[TextReply, CompletionRequest | ChatRequest]:
         """The request, and its answer before anything is written."""
         front, begun_s, headers = self._front, self._front.meter.clock(), headers_in(request.scope)
         about = RequestHeaders.of(headers)
         deadline = ends_at(about)
         content = await body_of(headers, request.receive, front.config.max_body_bytes)
-        body = request_of(kind, json_in(content))
+        body = request_of(shape.request, json_in(content))
         front.check_model(body.model)
         prompts = await self._prompts(body)
         if (count := len(prompts) * body.n) > front.config.max_prompts:
