@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
@@ -24,7 +24,7 @@ class ClientMeter:
         self, series: MetricSeries, clock: Callable[[], float], ttft_s: float, tpot_s: float, now_s: float | None = None
     ) -> None:  # fmt: skip
         """`now_s`: the time by the clock that fronts and controllers share; None: they share `clock`."""
-        self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
+        self.requests: dict[RequestEnd, int] = dict.fromkeys(get_args(RequestEnd), 0)
         self.clock, self.series = clock, series
         self.lengths = deque[tuple[int, int]](maxlen=LATEST_TEXTS)  # tokens of the prompt, tokens that were written
         self._opened_s = clock()

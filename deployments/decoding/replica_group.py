@@ -136,11 +136,8 @@ def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int]
         "replicas": len(states),
         "ramps": list(ramps),
         "exits": {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)},
-        "residents": total["residents"],
-        "waiting": total["waiting"],
+        **{name: total[name] for name in ("residents", "waiting", "preempted", "tokens_per_s")},
         "pages": {"free": total["free_pages"], "of": total["pages"]},
         "prefix_hits": total["shared"] / max(1, total["asked"]),
-        "preempted": total["preempted"],
-        "tokens_per_s": total["tokens_per_s"],
         "splits": splits,
     }

@@ -111,8 +111,8 @@ class Service:
     ) -> IncomingRequest:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
-        `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: the share of the
-        client's time that another front has left to this one.
+        `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: as in
+        `IncomingRequest`.
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
