@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from isobatch.deployments.progress import busy, show
+from isobatch.deployments.progress import bar, busy, show
 
 
 def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | None = None) -> list[str]:
@@ -67,3 +67,18 @@ def test_lines_name_the_step_that_runs(capsys: pytest.CaptureFixture[str]) -> No
         reached.set()
         assert passed.wait(60.0)
     assert capsys.readouterr().err.splitlines() == ["comparing: 0 s so far"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_bar_is_drawn_on_a_terminal_only_and_names_the_step(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    with bar("timing", 4) as move:
+        move(1, 0.5, "a batch of 8")
+    printed = capsys.readouterr()
+    shown = ("timing a batch of 8" in printed.err, "38%" in printed.err)
+    assert (printed.out, shown) == ("", (is_terminal, is_terminal)), "1.5 of 4 are done"
