@@ -10,13 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from isobatch.deployments.decoding.engine import Engine
@@ -24,11 +23,11 @@ from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TokenLogprobs
 from isobatch.deployments.front.load import FadingPeak
 from isobatch.deployments.own_cores import as_computing
+from isobatch.deployments.replica.local_workers import Result, WorkQueue, result_on
 from isobatch.deployments.transport.connection import AccessGate, AuthorizedConnection, Key, KeyedConnection, Message
 from isobatch.deployments.transport.wire import Wire
 
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 
 class TokenStream:
@@ -82,7 +81,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._orders: WorkQueue = SimpleQueue()
         self._streams: dict[int, tuple[TokenStream, asyncio.AbstractEventLoop]] = {}
         self._failed = ""  # the error with which decoding has ended; empty while it runs
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -114,18 +113,7 @@ class EngineLoop:
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
         """Run `work` on the engine's thread, and return its result. Decoding continues if it raises an error."""
-        done = Future[Result]()
-
-        def order() -> None:
-            if not done.set_running_or_notify_cancel():  # its caller was cancelled
-                return
-            try:
-                done.set_result(work(self._working_engine()))
-            except Exception as error:
-                done.set_exception(error)
-
-        self._orders.put(order)
-        return await asyncio.wrap_future(done)
+        return await result_on(self._orders, lambda: work(self._working_engine()))
 
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:

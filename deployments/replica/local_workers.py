@@ -8,14 +8,33 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeVar
 
 from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
+Result = TypeVar("Result")
+WorkQueue = SimpleQueue[Callable[[], None] | None]  # the work of a thread; None: the end
 WorkerReply = Departed | Stayed | Exception
 Replies = asyncio.Queue[WorkerReply]
 MOST_WARMING_S = 120.0  # the time for a full batch, which may compile; after it, its replica counts as hung
+
+
+async def result_on(queue: WorkQueue, work: Callable[[], Result]) -> Result:
+    """The result of this work on the thread of a queue. If its caller gives up before, it does not begin."""
+    done = Future[Result]()
+
+    def do() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    queue.put(do)
+    return await asyncio.wrap_future(done)
 
 
 class LocalWorkers:
@@ -26,7 +45,7 @@ class LocalWorkers:
 
     def __init__(self, replicas: Mapping[str, SplitReplica], most_warming_s: float = MOST_WARMING_S) -> None:
         self._replicas = dict(replicas)
-        self._work: dict[str, SimpleQueue[Callable[[], None] | None]] = {name: SimpleQueue() for name in replicas}
+        self._work: dict[str, WorkQueue] = {name: SimpleQueue() for name in replicas}
         self._most_warming_s = most_warming_s
         # When the current launch began, by replica; of other work, when its time is over.
         self._began_s: dict[str, float] = {}
@@ -47,23 +66,15 @@ class LocalWorkers:
 
     async def between_launches(self, replica: str, work: Callable[[], None]) -> None:
         """Have a replica's thread do something else; returns when it is done."""
-        done = Future[None]()
 
-        def do() -> None:
-            if not done.set_running_or_notify_cancel():  # its caller has given up
-                return
+        def timed() -> None:
             self._began_s[replica] = time.monotonic() + self._most_warming_s
             try:
                 work()
-            except Exception as error:
+            finally:
                 del self._began_s[replica]
-                done.set_exception(error)
-            else:
-                del self._began_s[replica]
-                done.set_result(None)
 
-        self._work[replica].put(do)
-        await asyncio.wrap_future(done)
+        await result_on(self._work[replica], timed)
 
     def computes_for_s(self, replica: str) -> float:
         """How long the replica's current launch has taken so far; of other work, how much longer than it may take."""
