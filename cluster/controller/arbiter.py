@@ -57,7 +57,7 @@ class MemberState:
     target: Budget  # its budget by the last decision
     standby: tuple[StandbyReplica, ...] = ()  # its replicas that stand by, as its controller answered last
     device_ids: frozenset[str] | None = None  # the devices that it uses, where replicas stand by
-    parked: Grant | None = None  # its grant while it is parked; with standby, `device_ids` says where its next inputs run
+    parked: Grant | None = None  # its grant while it is parked; with standby, `device_ids` has that of its next inputs
     lingering: Grant | None = None  # the last such grant once it is awake, until its plan does without that device
     unsent: bool = False  # the last grant may not have reached it
 
