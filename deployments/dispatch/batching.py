@@ -210,11 +210,11 @@ class Queue:
         An order that raises an error is not used again.
         """
         try:
-            chosen = queue_order(self._waiting(), room)
-        except Exception:
+            chosen = {*queue_order(self._waiting(), room)}
+        except Exception:  # also if it returns something else than inputs, such as lists of them
             log.exception("the order of the queue raised an error; from now on inputs go by deadline")
-            self.owner.queue_order, chosen = None, []
-        going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
+            self.owner.queue_order, chosen = None, set[Ticket]()
+        going = chosen & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
         return self._removed(taken)
