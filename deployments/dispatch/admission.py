@@ -8,7 +8,7 @@ rules decide for each lane, the lane with the earliest answer first:
 2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
    number of inputs that may still be late. Each admission pays in the tolerated share and takes out the risk; the end
    of the input pays the risk back, and takes out 1 if the input was late. A request counts as one, with the risk of
-   its last input: it takes out 1 if any of its inputs was late.
+   the input that should end last: it takes out 1 if any of its inputs was late.
 
 The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
 - Launches have room: a refusal would only waste the replicas' time.
