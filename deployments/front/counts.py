@@ -225,7 +225,10 @@ class Counts:
 
         `followed_s`: the time since the previous launch came back, if this one waited for it.
         """
-        now_s, computed = self.clock(), self._computed.setdefault(replica, deque())
+        now_s = self.clock()
+        if replica not in self._computed:
+            self._forget_idle(now_s)
+        computed = self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))
         while not now_s - BUSY_S <= computed[0][1] <= now_s:  # later than now: the clock was set back
             computed.popleft()

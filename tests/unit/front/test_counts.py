@@ -50,8 +50,12 @@ class Name(str):
     """A text that can be seen to end."""
 
 
-@pytest.mark.parametrize("look", [lambda counts: counts.observed(2), Counts.busy_s])
-def test_replicas_that_have_gone_are_forgotten_when_the_counts_are_read(look: Callable[[Counts], object]) -> None:
+def another_replica_computes(counts: Counts) -> None:
+    counts.launch_ended(f"from {counts.clock()}", 0, 2, 8, 0.05)
+
+
+@pytest.mark.parametrize("look", [lambda counts: counts.observed(2), Counts.busy_s, another_replica_computes])
+def test_replicas_that_have_gone_are_forgotten(look: Callable[[Counts], object]) -> None:
     counts = Counts({}, clock := Clock(100.0))
     counts.launch_ended(gone := Name("gone"), 0, 2, 8, 0.05)
     known = weakref.ref(gone)
