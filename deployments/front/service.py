@@ -116,7 +116,7 @@ class Service:
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
-        arrived_s = now_s - max(waited_s, queue.unseen_s())
+        arrived_s = now_s - (waited_s or queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self._slo_s), until_s)
         self._usual_s += _USUAL_RATE * (min(self._slo_s, (deadline_s - arrived_s) / part) - self._usual_s)

@@ -181,6 +181,23 @@ async def test_the_time_in_which_a_client_sends_its_body_is_no_strain() -> None:
         assert service.burden() == Burden(inside=0, strained=0, answered=1)
 
 
+async def test_a_slow_turn_of_the_event_loop_takes_no_time_from_later_requests() -> None:
+    """HAProxy knows when a request came; without it, a request may have waited for the whole last turn."""
+    async with opened() as (service, clock):
+
+        def slow() -> Content[Any]:
+            clock.ahead_s += 1.0
+            return content(service)()
+
+        await service.answer(service.register("", 0, within(5.0)), slow)
+        clock.ahead_s += 0.5
+        with pytest.raises(RefusedError):
+            service.register("", 0, within(0.9))
+        came_now = {b"x-request-start": f"t={(time.time() - 0.001) * 1e6:.0f};{KERNEL}".encode()}
+        incoming = service.register("", 0, within(0.9) | came_now)
+        assert len(await service.answer(incoming, content(service))) == 1
+
+
 @pytest.mark.parametrize("usual_s", [0.5, 1.0])
 async def test_a_refusal_is_a_strain_if_its_client_waits_for_as_long_as_most(usual_s: float) -> None:
     """A few hurried clients do not lower the limit for all; where all wait for less than the SLO, it follows them."""
