@@ -229,9 +229,12 @@ class Queue:
     def take_late(self, now_s: float) -> list[Ticket]:
         """Remove the tickets that even a launch sent now would answer too late.
 
-        Only those that the next launch may take are examined; with a queue order these are all.
+        Only those that the next launch may take are examined; with a queue order these are all. Inputs that another
+        plan left inside this stage need less time than the stage takes, which is not known.
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
+        if self.cursor != stage.start:
+            return late
         room = stage.room if self.owner.queue_order is None else inf
         latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
