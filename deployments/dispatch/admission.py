@@ -192,3 +192,15 @@ def ranked(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> tuple[Lane, ExpectedTimes]:
     return ranked(lanes, now_s, weight)[0]
+
+
+def deciding(lanes: Sequence[Lane], now_s: float, weights: Sequence[int]) -> tuple[int, int]:
+    """The weight of the input of a request that should end last, and the weight before it in each lane.
+
+    That is the last input, or the heaviest one.
+    """
+    heaviest, last = max(weights), (weights[-1], sum(weights[:-1]) // len(lanes))
+    if heaviest == weights[-1]:
+        return last
+    heavy = heaviest, sum(weights[: weights.index(heaviest)]) // len(lanes)
+    return max(last, heavy, key=lambda each: ranked(lanes, now_s, *each)[0][1].latest_s)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count, groupby
 from math import inf
 
-from isobatch.deployments.dispatch.admission import Admission, ranked, soonest
+from isobatch.deployments.dispatch.admission import Admission, deciding, soonest
 from isobatch.deployments.dispatch.audits import Audits
 from isobatch.deployments.dispatch.batching import Queue, Ticket, choose
 from isobatch.deployments.dispatch.groups import Group, Replica
@@ -84,7 +84,7 @@ class Dispatcher:
             ticket = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
             return ticket if isinstance(ticket, Refusal) else [ticket]
         weights = weights or (1,) * len(places)
-        weight, more = self._deciding(now_s, weights)
+        weight, more = deciding(self._open, now_s, weights)
         admitted = self._admission.place(
             self._open, now_s, deadline_s, self.inside + len(places) - 1, self.limits, weight, more, full
         )
@@ -96,18 +96,6 @@ class Dispatcher:
         ]
         tickets[-1].risk = admitted.risk
         return tickets
-
-    def _deciding(self, now_s: float, weights: Sequence[int]) -> tuple[int, int]:
-        """The weight of the input of a request that should end last, and the weight before it in each lane.
-
-        That is the last input, or the heaviest one.
-        """
-        lanes, heaviest = len(self._open), max(weights)
-        last = weights[-1], sum(weights[:-1]) // lanes
-        if heaviest == weights[-1]:
-            return last
-        heavy = heaviest, sum(weights[: weights.index(heaviest)]) // lanes
-        return max(last, heavy, key=lambda each: ranked(self._open, now_s, *each)[0][1].latest_s)
 
     def _add(
         self, lane: Lane, expected: ExpectedTimes, deadline_s: float, place: Place, weight: int, full: bool
