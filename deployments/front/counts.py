@@ -194,7 +194,7 @@ class Counts:
         A window also ends when other ramps or thresholds apply from now on.
         """
         now_s, before = self.clock(), self._route or route
-        if now_s < self._window_ends_s - AUDIT_WINDOW_S:  # the clock was set back: later times would count as recent
+        if now_s < self._window_ends_s - 2 * AUDIT_WINDOW_S:  # the clock was set back: later times would stay recent
             self._watch = PromiseWatch(score=self._watch.score, scored=self._watch.scored)
             self._window_ends_s = _next_end_s(now_s)
             self._last_end_s = self._window_ends_s - AUDIT_WINDOW_S
