@@ -200,9 +200,9 @@ async def test_survivors_for_a_caller_that_gave_up_are_dropped() -> None:
             dropped.append(key)
 
         connection = await connect_to(WIRE, address, lambda: None, drop=drop)
-        asked = asyncio.ensure_future(replies(connection, 100))
+        given_up = asyncio.ensure_future(replies(connection, 100))
         await until(lambda: 100 in replica.gates)
-        asked.cancel()
+        given_up.cancel()
         await asyncio.sleep(0)
         replica.gates[100].set()
         await until(lambda: dropped)
