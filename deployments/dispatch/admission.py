@@ -8,7 +8,7 @@ rules decide for each lane, the lane with the earliest answer first:
 2. Few of all admitted inputs are late: 1 %, or more where refusing would not help (`_tolerated`). An account holds the
    number of inputs that may still be late. Each admission adds the tolerated share, and subtracts the input's risk.
    When the input ends, its risk is added again, and 1 is subtracted if it was late. A request counts as one input: it
-   has the risk of its last input, and is late if any of its inputs was late.
+   has the risk of the input that should end last, and is late if any of its inputs was late.
 
 The tolerated share is higher than 1 % in two cases, because each refusal costs an answer:
 - Launches have room: a refusal would only waste the replicas' time.
@@ -192,3 +192,15 @@ def ranked(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> tuple[Lane, ExpectedTimes]:
     return ranked(lanes, now_s, weight)[0]
+
+
+def deciding(lanes: Sequence[Lane], now_s: float, weights: Sequence[int]) -> tuple[int, int]:
+    """The weight of the input of a request that should end last, and the weight before it in each lane.
+
+    That is the last input, or the heaviest one.
+    """
+    heaviest, last = max(weights), (weights[-1], sum(weights[:-1]) // len(lanes))
+    if heaviest == weights[-1]:
+        return last
+    heavy = heaviest, sum(weights[: weights.index(heaviest)]) // len(lanes)
+    return max(last, heavy, key=lambda each: ranked(lanes, now_s, *each)[0][1].latest_s)

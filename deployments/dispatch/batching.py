@@ -210,11 +210,11 @@ class Queue:
         An order that raises an error is not used again.
         """
         try:
-            chosen = queue_order(self._waiting(), room)
-        except Exception:
+            chosen = {*queue_order(self._waiting(), room)}
+        except Exception:  # also if it returns something else than inputs, such as lists of them
             log.exception("the order of the queue raised an error; from now on inputs go by deadline")
-            self.owner.queue_order, chosen = None, []
-        going = {*chosen} & {*self._tickets} or {*self._tickets[:1]}
+            self.owner.queue_order, chosen = None, set[Ticket]()
+        going = chosen & {*self._tickets} or {*self._tickets[:1]}
         taken = [ticket for ticket in self._tickets if ticket in going]
         self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
         return self._removed(taken)
@@ -229,9 +229,12 @@ class Queue:
     def take_late(self, now_s: float) -> list[Ticket]:
         """Remove the tickets that even a launch sent now would answer too late.
 
-        Only those that the next launch may take are examined; with a queue order these are all.
+        Only those that the next launch may take are examined; with a queue order these are all. Inputs that another
+        plan left inside this stage need less time than the stage takes, which is not known.
         """
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
+        if self.cursor != stage.start:
+            return late
         room = stage.room if self.owner.queue_order is None else inf
         latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count, groupby
 from math import inf
 
-from isobatch.deployments.dispatch.admission import Admission, soonest
+from isobatch.deployments.dispatch.admission import Admission, deciding, soonest
 from isobatch.deployments.dispatch.audits import Audits
 from isobatch.deployments.dispatch.batching import Queue, Ticket, choose
 from isobatch.deployments.dispatch.groups import Group, Replica
@@ -76,17 +76,17 @@ class Dispatcher:
     def admit_all(
         self, now_s: float, deadline_s: float, places: Sequence[Place], weights: Sequence[int] = (), full: bool = False
     ) -> list[Ticket] | Refusal:
-        """The tickets of the inputs of one request, or why it is refused. Its last input decides.
+        """The tickets of the inputs of one request, or why it is refused. The input that should end last decides.
 
         The inputs are taken to spread over the lanes. Without `weights` each weighs 1.
         """
         if len(places) == 1:  # a fast path: most requests have one input
             ticket = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
             return ticket if isinstance(ticket, Refusal) else [ticket]
-        weights, lanes = weights or (1,) * len(places), len(self._open)
-        last, more = weights[-1], sum(weights[:-1]) // lanes
+        weights = weights or (1,) * len(places)
+        weight, more = deciding(self._open, now_s, weights)
         admitted = self._admission.place(
-            self._open, now_s, deadline_s, self.inside + len(places) - 1, self.limits, last, more, full
+            self._open, now_s, deadline_s, self.inside + len(places) - 1, self.limits, weight, more, full
         )
         if isinstance(admitted, Refusal):
             return admitted

@@ -152,7 +152,8 @@ class Launch:
             first_s = 0.0 if runner.launches else limits.first_launch_s
             self.timeout_s = max(limits.stuck_after_s, usual_s) + first_s
         queue.launched(owed)
-        queue.owner.learn_fill(self.weight)
+        if owed:  # shadows take only places that nobody else needs
+            queue.owner.learn_fill(owed)
 
     @property
     def shadows(self) -> int:

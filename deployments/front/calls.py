@@ -62,7 +62,8 @@ class Call:
         waits_s = timeout_s_by(self.headers.get(b"grpc-timeout"))
         if waits_s is None:
             return None
-        return waits_s - waited_s_by(self.headers.get(STARTED)) - (time.monotonic() - self._began_s)
+        # HAProxy's time counts until now, as ours does, so one of them counts.
+        return waits_s - max(waited_s_by(self.headers.get(STARTED)), time.monotonic() - self._began_s)
 
     def feed(self, part: bytes, ended: bool = False) -> None:
         """Keep a part of the messages until `message` reads it."""

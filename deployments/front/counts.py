@@ -194,6 +194,10 @@ class Counts:
         A window also ends when other ramps or thresholds apply from now on.
         """
         now_s, before = self.clock(), self._route or route
+        if now_s < self._window_ends_s - 2 * AUDIT_WINDOW_S:  # the clock was set back: later times would stay recent
+            self._watch = PromiseWatch(score=self._watch.score, scored=self._watch.scored)
+            self._window_ends_s = _next_end_s(now_s)
+            self._last_end_s = self._window_ends_s - AUDIT_WINDOW_S
         if now_s - self._window_ends_s > WATCHED_S:  # no input came for longer than windows matter
             self._end_window(before, self._window_ends_s)
             self._window_ends_s = _next_end_s(now_s - WATCHED_S)
@@ -221,7 +225,10 @@ class Counts:
 
         `followed_s`: the time since the previous launch came back, if this one waited for it.
         """
-        now_s, computed = self.clock(), self._computed.setdefault(replica, deque())
+        now_s = self.clock()
+        if replica not in self._computed:
+            self._forget_idle(now_s)
+        computed = self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))
         while not now_s - BUSY_S <= computed[0][1] <= now_s:  # later than now: the clock was set back
             computed.popleft()
@@ -235,16 +242,19 @@ class Counts:
 
     def busy_s(self) -> dict[str, tuple[str, float]]:
         """The kind and the seconds of compute of each replica that has computed in the last `BUSY_S`."""
-        since_s, busy_s = self.clock() - BUSY_S, {}
-        self._forget_idle(since_s)
+        now_s, busy_s = self.clock(), {}
+        since_s = now_s - BUSY_S
+        self._forget_idle(now_s)
         for replica, computed in self._computed.items():
             spent_s = sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed)
             busy_s[replica] = self._kinds.get(replica, ""), spent_s
         return busy_s
 
-    def _forget_idle(self, since_s: float) -> None:
-        """Forget replicas that have not computed since then: they may have gone."""
-        self._computed = {replica: spans for replica, spans in self._computed.items() if spans[-1][1] > since_s}
+    def _forget_idle(self, now_s: float) -> None:
+        """Forget replicas that have not computed in the last `BUSY_S`: they may have gone."""
+        ended_s = {replica: spans[-1][1] for replica, spans in self._computed.items()}
+        # An end later than now: the clock was set back.
+        self._computed = {each: self._computed[each] for each, at_s in ended_s.items() if 0 <= now_s - at_s < BUSY_S}
 
     def __getstate__(self) -> dict[str, object]:
         """The state for other fronts, which do not read single launches."""
@@ -254,7 +264,7 @@ class Counts:
         """Everything since the start, for the controller."""
         self.observations += 1
         now_s = self.clock()
-        self._forget_idle(now_s - BUSY_S)
+        self._forget_idle(now_s)
 
         def by_block(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:
             return tuple(counts[block] - (without or {}).get(block, 0) for block in range(num_blocks))

@@ -369,7 +369,7 @@ class ServeWorkers:
                 f"it runs other weights ({address.weights}) than this front knows ({self._weights}): every node needs "
                 "the same files"
             )
-        connection = await connect_to(self._wire, address, lambda: self._lose(group, name), self._name)
+        connection = await connect_to(self._wire, address, lambda: self._lose(group, name), self._name, self.drop)
         return _Connected(group, connection, address.device_id)
 
     def _lose(self, group: str, name: str) -> None:

@@ -116,7 +116,7 @@ class Service:
         """
         within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
-        arrived_s = now_s - max(waited_s, queue.unseen_s())
+        arrived_s = now_s - (waited_s or queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self._slo_s), until_s)
         self._usual_s += _USUAL_RATE * (min(self._slo_s, (deadline_s - arrived_s) / part) - self._usual_s)
@@ -126,7 +126,7 @@ class Service:
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
         long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         incoming = IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, full, priority, part
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, now_s, full, priority, part
         )
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
@@ -153,11 +153,15 @@ class Service:
         `size`: the real size of the body, which may have been compressed or sent without a length.
         """
         self._inside += 1
+        came_in_time = self._clock() <= incoming.deadline_s(self._slo_s)
         try:
             if size > incoming.size:
                 work_s = self._costs_of(incoming.kind, size).work_s.expected(size)
                 incoming = incoming._replace(size=size, work_s=work_s)
             return await self._answer(incoming, read)
+        except RefusedError as refused:
+            refused.shows_overload = refused.shows_overload and came_in_time  # else its client has sent it too slowly
+            raise
         finally:
             self._inside -= 1
 
@@ -183,12 +187,14 @@ class Service:
         self, incoming: IncomingRequest, read: Callable[[], Content[Format]]
     ) -> ReadRequest[Format]:
         """Read a request when its turn has come. If it is too late then, its inputs count as arrived."""
-        deadline_s = incoming.deadline_s(self._slo_s)
+        deadline_s, whole_s = incoming.deadline_s(self._slo_s), self._clock()
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s, incoming.weight)
-            if self._clock() > incoming.gives_up_s:
+            now_s = self._clock()
+            if now_s > incoming.gives_up_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-            self._strained += self._clock() - incoming.arrived_s > incoming.long_wait_s
+            body_s = whole_s - incoming.registered_s  # as fast as its client sends: no sign of overload
+            self._strained += now_s - incoming.arrived_s - body_s > incoming.long_wait_s
             return await self._read(incoming, read)
         except RefusedError as refused:
             if refused.status == 503:  # it is late; a wrong request has other statuses

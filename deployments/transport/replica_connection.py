@@ -32,6 +32,7 @@ MOST_CLAIMED = 4096  # claims of a front that are remembered: it has long droppe
 
 
 Reply = Departed | Stayed | Failed
+Drop = Callable[[str, str], None]  # has the holder at this address drop the survivors with this key
 
 
 class EndIfStuck(Message, frozen=True):
@@ -62,9 +63,9 @@ class ReplicaConnection(KeyedConnection):
 
     messages = NumberedReply
 
-    def __init__(self, key: str, on_lost: Callable[[], None], front: str = "") -> None:
+    def __init__(self, key: str, on_lost: Callable[[], None], front: str, drop: Drop) -> None:
         super().__init__(key, front)
-        self._on_lost = on_lost
+        self._on_lost, self._drop = on_lost, drop
         self._numbers = count()
         self._replies: dict[int, asyncio.Queue[Reply | None]] = {}  # None: the last reply has come
         self._warm_ups = set[int]()  # the numbers of those that run
@@ -118,8 +119,11 @@ class ReplicaConnection(KeyedConnection):
     # Received messages
 
     def on_message(self, message: NumberedReply) -> None:
-        if waiting := self._replies.get(message.number):  # otherwise its caller no longer waits
-            waiting.put_nowait(message.reply)
+        reply = message.reply
+        if waiting := self._replies.get(message.number):
+            waiting.put_nowait(reply)
+        elif isinstance(reply, Stayed) and isinstance(reply.survivors, Claim):  # its caller no longer waits
+            self._drop(reply.survivors.address, reply.survivors.key)
 
     def lost(self, error: Exception | None) -> None:
         for waiting in self._replies.values():
@@ -129,10 +133,14 @@ class ReplicaConnection(KeyedConnection):
 
 
 async def connect_to(
-    wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = ""
-) -> ReplicaConnection:
-    """Connect to a replica, which knows a front that connects again by its name: it continues to hold its survivors."""
-    connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost, front), replica.address)
+    wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = "",
+    drop: Drop = lambda address, key: None,
+) -> ReplicaConnection:  # fmt: skip
+    """Connect to a replica, which knows a front that connects again by its name: it continues to hold its survivors.
+
+    `drop` is called for survivors of launches whose caller no longer waits.
+    """
+    connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost, front, drop), replica.address)
     if not connection.is_open:  # `on_lost` was called before the caller had the connection, and so had no effect
         raise ConnectionError(GONE)
     return connection

@@ -104,6 +104,24 @@ def test_answers_agree_that_are_the_same_or_within_their_tolerance(
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
+def test_launches_that_shadows_fill_still_have_room() -> None:
+    """Admission is stricter where launches have no room for further inputs."""
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, replace(AUDITED, audit_share=1.0, audit_cost=1.0), lambda: 0.0)
+    fills = []
+    for number in range(8):
+        now_s = 0.1 * number
+        dispatcher.admit_all(now_s, now_s + 1.0, [Place("x", row) for row in range(4)])
+        (first,) = dispatcher.tick(now_s)
+        dispatcher.released(first.id, now_s, [1, 2, 3], [3] * 3, [1] * 3)
+        dispatcher.completed(first.id, now_s, {row: Place("y", row) for row in range(4)})
+        (second,) = dispatcher.tick(now_s)
+        assert (len(second.tickets), second.shadows) == (4, 3)
+        fills.append(second.queue.owner.fill)
+        dispatcher.released(second.id, now_s, range(4), [BLOCKS - 1] * 4, [1] * 4)
+        dispatcher.completed(second.id, now_s, {})
+    assert fills == pytest.approx([0.25 + 0.75 * 0.95**launches for launches in range(1, 9)])
+
+
 def test_with_early_answers_every_input_is_audited_at_any_cost() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)

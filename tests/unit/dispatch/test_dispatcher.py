@@ -49,6 +49,18 @@ def test_a_refusal_says_when_to_come_again() -> None:
     assert full.retry_after_s > 0
 
 
+def test_an_input_that_another_plan_left_inside_a_stage_needs_no_time_for_the_whole_stage() -> None:
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS)
+    dispatcher.admit(0.0, 0.014, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.completed(launch.id, 0.006, {0: Place("y", 0)})
+    whole = Route((linear(0, 12, 8, "front", launch_s=0.02),))
+    dispatcher.reroute(whole, {"front": ["f1", "f2", "b1"]})
+    (launch,) = dispatcher.tick(0.006)
+    assert (launch.cursor, launch.stop) == (6, 12)
+    assert dispatcher.endings() == []
+
+
 def test_the_limit_counts_all_inputs_of_a_request_however_many_lanes_there_are() -> None:
     one, other = (Route((linear(0, 12, 8, name),)) for name in ("a", "b"))
     dispatcher = Dispatcher(replace(one, beside=(other,)), {"a": ["a1"], "b": ["b1"]}, Limits(max_inside=10))

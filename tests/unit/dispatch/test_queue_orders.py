@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -111,10 +112,19 @@ def test_orders_have_names_in_the_configuration() -> None:
 STRANGER = Ticket(99, 9.0, Place(None, 0))
 
 
-@pytest.mark.parametrize("chosen", [lambda first: 1 / 0, lambda first: [first, first], lambda first: [STRANGER]])
-def test_an_order_that_fails_or_names_wrong_inputs_loses_no_input(chosen: Callable[[Ticket], list[Ticket]]) -> None:
+WRONG = {
+    "fails": lambda first: 1 / 0,
+    "an input twice": lambda first: [first, first],
+    "another input": lambda first: [STRANGER],
+    "nested lists": lambda first: [[first]],
+}
+
+
+@pytest.mark.parametrize("chosen", WRONG.values(), ids=WRONG)
+def test_an_order_that_fails_or_names_wrong_inputs_loses_no_input(chosen: Callable[[Ticket], Any]) -> None:
     def order(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-        return chosen(waiting[0])
+        wrong: list[Ticket] = chosen(waiting[0])
+        return wrong
 
     world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=order))
     world.arrive(*(Input(0.0, 1, 9.0, weight=10) for _ in range(3)))

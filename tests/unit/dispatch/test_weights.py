@@ -101,6 +101,17 @@ def test_a_request_is_weighed_as_a_whole() -> None:
     assert not isinstance(dispatcher.admit_all(0.0, 0.8 * needed_s, places, [4] * 10), Refusal)
 
 
+def test_the_place_of_a_heavy_text_in_its_request_does_not_matter() -> None:
+    """Ten launches' time for one text: it would be late wherever it stands, and the others be computed in vain."""
+    eight = {"a": [f"a{number}" for number in range(8)], "b": ["b0"]}
+    for weights in ([400, 1], [1, 400], [1, 400, 1]):
+        dispatcher = Dispatcher(TEXTS, eight)
+        refused = dispatcher.admit_all(0.0, 0.05, [Place(None, row) for row in range(len(weights))], weights)
+        assert isinstance(refused, Refusal), weights
+    light = Dispatcher(TEXTS, eight)
+    assert isinstance(light.admit_all(0.0, 0.05, [Place(None, row) for row in range(3)], [1, 40, 1]), list)
+
+
 @given(st.integers(0, 10_000))
 @settings(max_examples=10, deadline=None)
 def test_a_plan_with_other_weights_can_take_over(seed: int) -> None:

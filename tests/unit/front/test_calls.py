@@ -3,9 +3,13 @@
 import asyncio
 import gc
 import socket
+import time
 import weakref
 
+import pytest
+
 from isobatch.deployments.front.calls import Call, CallConnection, Method
+from isobatch.deployments.front.headers import KERNEL
 from tests.helpers.asking import until
 
 PATH = "/inference.GRPCInferenceService/ServerLive"
@@ -48,6 +52,26 @@ async def test_a_client_that_goes_after_a_long_message_is_noticed() -> None:
     await asyncio.wait_for(read.wait(), 5)
     haproxy.close()
     await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_the_time_in_which_a_message_arrives_counts_once() -> None:
+    started_s, left_s = time.time(), asyncio.Future[tuple[float | None, float]]()
+
+    async def infer(call: Call) -> bytes:
+        await call.request()
+        left_s.set_result((call.left_s, 60.0 - (time.time() - started_s)))
+        return b""
+
+    haproxy, loop = await connected(infer), asyncio.get_running_loop()
+    head, end, message = call_with("grpc-timeout: 60S", f"x-request-start: t={1e6 * started_s:.0f};{KERNEL}").partition(
+        b"\r\n\r\n"
+    )
+    await loop.sock_sendall(haproxy, head + end)
+    await asyncio.sleep(0.3)
+    await loop.sock_sendall(haproxy, message)
+    left, expected = await asyncio.wait_for(left_s, 5)
+    assert left == pytest.approx(expected, abs=0.1)
+    haproxy.close()
 
 
 async def test_nothing_remains_of_a_call_that_its_client_cancelled() -> None:

@@ -50,8 +50,12 @@ class Name(str):
     """A text that can be seen to end."""
 
 
-@pytest.mark.parametrize("look", [lambda counts: counts.observed(2), Counts.busy_s])
-def test_replicas_that_have_gone_are_forgotten_when_the_counts_are_read(look: Callable[[Counts], object]) -> None:
+def another_replica_computes(counts: Counts) -> None:
+    counts.launch_ended(f"from {counts.clock()}", 0, 2, 8, 0.05)
+
+
+@pytest.mark.parametrize("look", [lambda counts: counts.observed(2), Counts.busy_s, another_replica_computes])
+def test_replicas_that_have_gone_are_forgotten(look: Callable[[Counts], object]) -> None:
     counts = Counts({}, clock := Clock(100.0))
     counts.launch_ended(gone := Name("gone"), 0, 2, 8, 0.05)
     known = weakref.ref(gone)
@@ -247,6 +251,37 @@ def test_launches_from_before_the_clock_was_set_back_are_forgotten() -> None:
         clock.now_s += passed_s
         counts.launch_ended("r1", 0, 2, 8, 0.5)
     assert counts.busy_s() == {"r1": ("v100", pytest.approx(0.5))}
+
+
+def test_a_replica_that_computed_before_the_clock_was_set_back_is_not_busy() -> None:
+    counts = Counts({"r1": "v100"}, clock := Clock(10_000.0))
+    counts.launch_ended("r1", 0, 2, 8, 0.5)
+    clock.now_s -= 3600.0
+    assert counts.busy_s() == {}
+
+
+def test_recent_agreement_is_that_of_ten_minutes_again_after_the_clock_was_set_back() -> None:
+    clock = Clock(10_000.0)
+    counts = Counts({}, clock)
+
+    def recent() -> int | None:
+        seen = recent_agreement([counts.watched(OPEN)], clock()).agreement
+        return seen.audits if seen else None
+
+    counts.end_windows(OPEN)
+    audited(counts, 10)
+    clock.now_s += 7.0
+    assert recent() == 10
+    clock.now_s -= 3600.0
+    counts.end_windows(OPEN)
+    audited(counts, 20)
+    assert recent() == 20
+    clock.now_s += 601.0
+    counts.end_windows(OPEN)
+    audited(counts, 30)
+    assert recent() == 50
+    clock.now_s += 10.0
+    assert recent() == 30
 
 
 def test_a_parked_application_is_ready_without_replicas() -> None:

@@ -17,6 +17,7 @@ from isobatch.deployments.front.headers import KERNEL
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.load import SLICE_S
+from isobatch.deployments.front.proxy import Burden
 from isobatch.deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.toy_model import Toy
@@ -157,13 +158,44 @@ async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones
         assert await strain(service.register("", 0, within(5.0))) == 0
         assert await strain(service.register("", 0, within(0.95)), takes_a_second(clock)) == 1
         assert await strain(service.register("", 0, within(0.5)), takes_a_second(clock)) == 0, "it was in a hurry"
-        hurried, patient = service.register("", 0, within(0.9)), service.register("", 0, within(60.0))
-        clock.ahead_s += 0.2
-        assert await strain(hurried) == 1
-        assert await strain(patient) == 0
+        waited = {b"x-request-start": f"t={(time.time() - 0.2) * 1e6:.0f};{KERNEL}".encode()}  # in the proxy
+        assert await strain(service.register("", 0, within(0.9) | waited)) == 1
+        assert await strain(service.register("", 0, within(60.0) | waited)) == 0
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, within(1e-9))
         assert service.burden().strained == 2
+
+
+async def test_the_time_in_which_a_client_sends_its_body_is_no_strain() -> None:
+    """Else clients with slow networks would lower the limit of an idle front to a few places."""
+    async with opened() as (service, clock):
+        slow = service.register("", 0, within(1.0))
+        clock.ahead_s += 0.5
+        with service.counted():
+            await service.answer(slow, content(service))
+        for headers, problem in ((within(1.0), "before the whole request arrived"), ({}, "cannot be met")):
+            too_slow = service.register("", 0, headers)
+            clock.ahead_s += 1.5
+            with pytest.raises(RefusedError, match=problem), service.counted():
+                await service.answer(too_slow, content(service))
+        assert service.burden() == Burden(inside=0, strained=0, answered=1)
+
+
+async def test_a_slow_turn_of_the_event_loop_takes_no_time_from_later_requests() -> None:
+    """HAProxy knows when a request came; without it, a request may have waited for the whole last turn."""
+    async with opened() as (service, clock):
+
+        def slow() -> Content[Any]:
+            clock.ahead_s += 1.0
+            return content(service)()
+
+        await service.answer(service.register("", 0, within(5.0)), slow)
+        clock.ahead_s += 0.5
+        with pytest.raises(RefusedError):
+            service.register("", 0, within(0.9))
+        came_now = {b"x-request-start": f"t={(time.time() - 0.001) * 1e6:.0f};{KERNEL}".encode()}
+        incoming = service.register("", 0, within(0.9) | came_now)
+        assert len(await service.answer(incoming, content(service))) == 1
 
 
 @pytest.mark.parametrize("usual_s", [0.5, 1.0])

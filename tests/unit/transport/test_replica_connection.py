@@ -189,6 +189,29 @@ async def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
         await until(lambda: replica.stuck_for_s == [5.0])
 
 
+async def test_survivors_for_a_caller_that_gave_up_are_dropped() -> None:
+    """Their deadline may be a day away, and no launch will use them."""
+    async with connected() as (replica, *_):
+        address, dropped = ReplicaAddress("r1", await replica.server.open(WIRE), replica.server.gate.key), list[str]()
+
+        def drop(holder: str, key: str) -> None:
+            assert holder == replica.holdings.address
+            replica.holdings.drop([key])
+            dropped.append(key)
+
+        connection = await connect_to(WIRE, address, lambda: None, drop=drop)
+        given_up = asyncio.ensure_future(replies(connection, 100))
+        await until(lambda: 100 in replica.gates)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        replica.gates[100].set()
+        await until(lambda: dropped)
+        assert (len(dropped), len(replica.holdings)) == (1, 0)
+        assert await replies(connection, 100) == [100, 100]
+        assert (len(dropped), len(replica.holdings)) == (1, 1), "the caller drops its own"
+        connection.hang_up()
+
+
 NOISE = b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"\xff" * 64
 TOO_LONG = (length.to_bytes(4, "little") for length in (KEY_MESSAGE_LIMIT_BYTES + 1, MESSAGE_LIMIT_BYTES))
 WRONG = Key("0" * 32), EndIfStuck(0.0), ["NumberedOrder", 1], [1]
