@@ -378,7 +378,7 @@ class _Writers:
     async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
         texts, most = self._front.texts, self._front.config.max_prompts
         if isinstance(body, ChatRequest):
-            return [await texts.chat([{"role": message.role, "content": message.text} for message in body.messages])]
+            return [await texts.chat([message.fields for message in body.messages])]
         if not 0 < len(body.prompt) <= most:
             raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
         return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
