@@ -131,7 +131,10 @@ class DecoderPlanningProblem:
         return corrections
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
-        """The plan that `isobatch plan` would choose. It is cached, so that the same survival is not searched again."""
+        """The plan that `isobatch plan` would choose. It is cached, so that the same survival is not searched again.
+
+        Devices that can keep no limits with such texts keep their pipeline, since a running decoder gives none back.
+        """
         facts = self.cost_model(survival, corrections)
         stay = {each.placements[0].kind: terms_of(each) for each in self.running.pipelines}
 
@@ -139,7 +142,9 @@ class DecoderPlanningProblem:
             held = stay[pipeline.placements[0].kind]
             return with_terms(pipeline, kv_megabytes=held.kv_megabytes, max_context=held.max_context)
 
-        return plan_on_all(facts.profile, self.fleet, facts.goal).with_each(as_it_is)
+        best = plan_on_all(facts.profile, self.fleet, facts.goal).with_each(as_it_is)
+        others = [each for each in self.running.pipelines if each.placements[0].kind not in best.devices()]
+        return replace(best, beside=(*best.beside, *others))
 
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]

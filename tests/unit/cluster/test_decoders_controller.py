@@ -15,6 +15,7 @@ from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.front.observed import Observed, since
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingFacts, DecodingGoal, DecodingWay, plan_of, terms_of, with_terms
+from isobatch.profiles.devices import Device
 from isobatch.profiles.text_profile import LaunchSize
 from isobatch.profiles.windows import History
 from tests.helpers.paper_application import CPU, PaperApplication, paper_decoder, watched
@@ -118,6 +119,18 @@ def test_what_a_running_replica_cannot_change_stays() -> None:
     led = config.switched_to(plan)
     assert (led.kv_megabytes, led.replicas, led.ttft_ms) == (7, 2, 5.0)
     assert (led.max_residents, led.cuts, led.exits) == (4, (2,), "recompute")
+
+
+def test_devices_that_cannot_keep_the_limits_any_more_keep_their_pipeline() -> None:
+    """A running decoder follows only plans for all of its devices."""
+    slow = Device("slow", 2, 16 * 10**9, 0.1)
+    tables = (PROFILE.tables[0], replace(PROFILE.tables[0], kind="slow", price_s=LaunchSize(launches=1.0)))
+    beside = plan_of(DecodingWay(4, 1, 2, 64), DecodingFacts(replace(PROFILE, tables=tables), slow), GOAL, 2)
+    running = replace(way(2), beside=(beside,))
+    problem = DecoderPlanningProblem(replace(PROFILE, tables=tables), (CPU, slow), GOAL, running)
+    best = problem.best((1.0,) * 8, Corrections(), {})
+    assert best.devices() == running.devices() == {"cpu": 1, "slow": 2}
+    assert best.beside == (beside,)
 
 
 @pytest.mark.parametrize("exits", ["recompute", "verified", "project", "off"])
