@@ -1,6 +1,6 @@
 """The planning problem of a decoder. Its inputs are the generated tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,22 +87,33 @@ class DecoderPlanningProblem:
 
     def updated_by(self, observed: Observed) -> "DecoderPlanningProblem":
         """The same problem for texts like the latest."""
-        return replace(self, lengths=observed.lengths) if len(observed.lengths) >= LEAST_OBSERVED else self
+        return self._for_texts(observed.lengths) if len(observed.lengths) >= LEAST_OBSERVED else self
 
     def with_text_length(self, inputs_per_text: float | None) -> "DecoderPlanningProblem":
         """The same problem for outputs of this mean length, in tokens."""
         if inputs_per_text is None or not self.lengths:
             return self
-        times, most = inputs_per_text * len(self.lengths) / sum(output for _, output in self.lengths), self._most_output
-        longer = tuple((prompt, max(1, min(round(times * output), most(prompt)))) for prompt, output in self.lengths)
-        return replace(self, lengths=longer)
+        times = inputs_per_text * len(self.lengths) / sum(output for _, output in self.lengths)
+        return self._for_texts((prompt, round(times * output)) for prompt, output in self.lengths)
 
-    def _most_output(self, prompt: int) -> int:
-        """The largest number of tokens that may be written after a prompt, and for which there is memory."""
+    def _for_texts(self, lengths: Iterable[tuple[int, int]]) -> "DecoderPlanningProblem":
+        """The same problem for texts of these lengths. Long ones are cut, since replicas fill their memory to the last
+        position, plans leave some free, and a single text that no plan has memory for would rule out all plans."""
+        return replace(self, lengths=tuple(self._cut(*each) for each in lengths))
+
+    def _cut(self, prompt: int, output: int) -> tuple[int, int]:
+        """The lengths of as much of a text as every plan has memory for."""
+        most, encoded = self._longest, self.profile.has_encoder
+        prompt = max(1, min(prompt, most if encoded else most - 1))
+        return prompt, max(1, min(output, most - (1 if encoded else prompt)))
+
+    @cached_property
+    def _longest(self) -> int:
+        """The tokens of the longest text that is served, and that every plan has memory for; with an encoder, of its
+        prompt and of its answer."""
         allowed = (terms_of(each).max_context or self.profile.reads for each in self.running.pipelines)
         held = (DecodingFacts(self.profile, each).longest_held(self.goal) for each in self.fleet)
-        most = min(*allowed, *held)
-        return most - 1 if self.profile.has_encoder else most - prompt
+        return min(*allowed, *held)
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> DecoderCosts:
         """Tables of texts are not corrected: the kept share of a promise shows launches that are slower."""
@@ -120,7 +131,10 @@ class DecoderPlanningProblem:
         return corrections
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
-        """The plan that `isobatch plan` would choose. It is cached, so that the same survival is not searched again."""
+        """The plan that `isobatch plan` would choose. It is cached, so that the same survival is not searched again.
+
+        Devices that can keep no limits with such texts keep their pipeline, since a running decoder gives none back.
+        """
         facts = self.cost_model(survival, corrections)
         stay = {each.placements[0].kind: terms_of(each) for each in self.running.pipelines}
 
@@ -128,7 +142,9 @@ class DecoderPlanningProblem:
             held = stay[pipeline.placements[0].kind]
             return with_terms(pipeline, kv_megabytes=held.kv_megabytes, max_context=held.max_context)
 
-        return plan_on_all(facts.profile, self.fleet, facts.goal).with_each(as_it_is)
+        best = plan_on_all(facts.profile, self.fleet, facts.goal).with_each(as_it_is)
+        others = [each for each in self.running.pipelines if each.placements[0].kind not in best.devices()]
+        return replace(best, beside=(*best.beside, *others))
 
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]

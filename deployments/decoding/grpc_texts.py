@@ -147,6 +147,7 @@ class _TextCalls:
         if prompt is None:
             raise RefusedError(400, "the tensor text_input is missing")
         completion = request_of(CompletionRequest, {"stream": stream, "prompt": prompt} | body)
+        self._front.check_model(completion.model)
         for field in ("n", "echo", "logprobs"):
             if (value := getattr(completion, field)) not in (None, CompletionRequest.model_fields[field].default):
                 raise RefusedError(400, f"{field} = {shown(value)}: over gRPC it is not served, over HTTP it is")

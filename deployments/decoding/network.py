@@ -185,7 +185,12 @@ class DecoderRamps:
         self._thresholds = {ramp.block: ramp.threshold for ramp in rules.all_ramps}
 
     def leave(self, block: int, logits: Tensor) -> Tensor:
-        """For each row of the logits after a block whether its token leaves there (1 or 0)."""
+        """For each row of the logits after a block whether its token leaves there (1 or 0).
+
+        Banned tokens get a finite logit, because a policy that multiplies a probability by its logarithm would else
+        multiply 0 by infinity.
+        """
+        logits = logits.clamp(min=torch.finfo(logits.dtype).min)
         leaves = self._policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
         return leaves.to(torch.long)
 

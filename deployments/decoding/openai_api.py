@@ -185,7 +185,9 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
 
 
 async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; pieces of several texts come in the order in which they are written."""
+    """The events of a stream; pieces of several texts come in the order in which they are written. `usage`: the last
+    event counts tokens; as with OpenAI, the others then have a `usage` without a value."""
+    no_usage: dict[str, Any] = {"usage": None} if usage else {}
     try:
         with front.counted():
             async with aclosing(_pieces(front, reply)) as written:
@@ -193,10 +195,10 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
                 async for index, piece in written:
                     reply.written += len(piece.depths)
                     if index not in opened and (opening := reply.opening(index)):
-                        yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
+                        yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)], **no_usage))
                     opened.add(index)
                     choice = reply.choice(index, reply.shape.delta(piece.text), piece)
-                    yield _event(reply.body(reply.shape.piece, [choice]))
+                    yield _event(reply.body(reply.shape.piece, [choice], **no_usage))
             if usage:
                 yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
         front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event
@@ -377,7 +379,7 @@ class _Writers:
     async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
         texts, most = self._front.texts, self._front.config.max_prompts
         if isinstance(body, ChatRequest):
-            return [await texts.chat([{"role": message.role, "content": message.text} for message in body.messages])]
+            return [await texts.chat([message.fields for message in body.messages])]
         if not 0 < len(body.prompt) <= most:
             raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
         return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]

@@ -284,8 +284,10 @@ class ChatMessage(_RequestFields):
     annotations: Nothing = Field(None, description=_NEUTRAL)
 
     @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
+    def fields(self) -> dict[str, str]:
+        """The message as a chat template reads it."""
+        text = "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
 class ChatRequest(_Generation):

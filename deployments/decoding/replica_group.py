@@ -55,8 +55,8 @@ class ReplicaGroup:
         self.writing += 1
         try:
             with self.inbox.stream() as stream:
-                if request.requested_s:  # the tokens also take time on their way
-                    request = replace(request, requested_s=request.requested_s - self.inbox.lag_s(time.time()))
+                if request.requested_s:
+                    request = replace(request, requested_s=self._by_its_clock(request.requested_s))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace, self.language)
                 ended: asyncio.Future[ReplicaFull | DecodingError | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
@@ -79,6 +79,11 @@ class ReplicaGroup:
                         call.cancel()
         finally:
             self.writing -= 1
+
+    def _by_its_clock(self, requested_s: float) -> float:
+        """The time of a request by a replica's clock, less the time that tokens are on their way; 0, which stands for
+        now, while no replica has shown its clock: one that is ahead would refuse the text as too old."""
+        return requested_s - self.inbox.lag_s(time.time()) if self.inbox.least_s else 0.0
 
     def _note_refusal(self, full: ReplicaFull) -> None:
         self._refused += 1

@@ -343,9 +343,9 @@ class Scheduler:
         return 0 if counts[0] else max(range(len(counts)), key=counts.__getitem__)
 
     def _is_urgent(self, split: int, now_s: float) -> bool:
-        """Whether some token is in time only if the split runs now. Late tokens do not count: under overload all are
-        late, and every launch would be small."""
-        soon_s = now_s + self.pace.launch_s[split]
+        """Whether some token is in time only if the split runs now, and not after one more launch of the first split.
+        Late tokens do not count: under overload all are late, and every launch would be small."""
+        soon_s = now_s + self.pace.launch_s[0] + self.pace.launch_s[split]
         due_s = (
             sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
             for sequence in self.residents.values()

@@ -15,6 +15,7 @@ from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.front.observed import Observed, since
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingFacts, DecodingGoal, DecodingWay, plan_of, terms_of, with_terms
+from isobatch.profiles.devices import Device
 from isobatch.profiles.text_profile import LaunchSize
 from isobatch.profiles.windows import History
 from tests.helpers.paper_application import CPU, PaperApplication, paper_decoder, watched
@@ -76,6 +77,20 @@ def test_texts_are_believed_to_be_as_those_that_come() -> None:
     assert (best.num_blocks, terms_of(best).max_context) == (8, None), "nor where no plan limits them"
 
 
+@pytest.mark.parametrize("text", [(8, 100), (120, 8), (127, 1)])
+def test_a_text_that_fills_the_memory_does_not_rule_out_all_plans(text: tuple[int, int]) -> None:
+    """Replicas serve it: there is memory for 128 tokens. Plans leave 32 of them free."""
+    plan = way(2)
+    assert terms_of(plan).max_context == 128
+    seen = Observed(0.0, 1.0, 0, 0, (), lengths=(*((4, 10),) * 19, text))
+    problem = question(plan).updated_by(seen)
+    assert problem.lengths == (*((4, 10),) * 19, (min(text[0], 95), min(text[1], max(1, 96 - text[0]))))
+    assert problem.with_text_length(20.0).best((1.0,) * 8, Corrections(), {}).num_blocks == 8
+    of_t5 = replace(problem, profile=replace(PROFILE, has_encoder=True)).updated_by(seen)
+    assert of_t5.lengths[-1] == (min(text[0], 32), min(text[1], 31)), "memory for the prompt and for the answer"
+    assert of_t5.best((1.0,) * 8, Corrections(), {}).num_blocks == 8
+
+
 def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:
     """In a short window most tokens are of texts that began before it, or go on after it."""
     estimate = SurvivalEstimate(History(None), question(way(2)).prior, (1, 3))
@@ -104,6 +119,18 @@ def test_what_a_running_replica_cannot_change_stays() -> None:
     led = config.switched_to(plan)
     assert (led.kv_megabytes, led.replicas, led.ttft_ms) == (7, 2, 5.0)
     assert (led.max_residents, led.cuts, led.exits) == (4, (2,), "recompute")
+
+
+def test_devices_that_cannot_keep_the_limits_any_more_keep_their_pipeline() -> None:
+    """A running decoder follows only plans for all of its devices."""
+    slow = Device("slow", 2, 16 * 10**9, 0.1)
+    tables = (PROFILE.tables[0], replace(PROFILE.tables[0], kind="slow", price_s=LaunchSize(launches=1.0)))
+    beside = plan_of(DecodingWay(4, 1, 2, 64), DecodingFacts(replace(PROFILE, tables=tables), slow), GOAL, 2)
+    running = replace(way(2), beside=(beside,))
+    problem = DecoderPlanningProblem(replace(PROFILE, tables=tables), (CPU, slow), GOAL, running)
+    best = problem.best((1.0,) * 8, Corrections(), {})
+    assert best.devices() == running.devices() == {"cpu": 1, "slow": 2}
+    assert best.beside == (beside,)
 
 
 @pytest.mark.parametrize("exits", ["recompute", "verified", "project", "off"])

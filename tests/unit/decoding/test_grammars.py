@@ -105,6 +105,19 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
     [
         ({"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}, {}, "response_format = an object: Inv"),
         ({"type": "json_schema", "json_schema": {"schema": {"title": "a" * 2**14}}}, {}, "at most 16384 characters"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "multipleOf": 10007}}},
+            {},
+            "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
+        ),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {"schema": {"allOf": [{"multipleOf": 0.97}, {"multipleOf": 890.3}]}},
+            },
+            {},
+            "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
+        ),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
         ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
@@ -131,3 +144,15 @@ def test_a_tokenizer_that_is_not_understood_is_named() -> None:
 
     assert "llguidance cannot read the model's tokenizer" in Grammars(tokenizer, 23, STOP).obstacle
     assert Grammars(letters, SIZE, ()).obstacle == "the model has no token that ends a text"
+
+
+@pytest.mark.parametrize("step", [0.01, -0.25, 500, 100_000])
+def test_usual_numbers_have_multiples(step: float) -> None:
+    """A matcher is made between two launches, in a time that grows with the number: it would hold up all texts."""
+    schema = {"type": "object", "properties": {"multipleOf": {"type": "number", "multipleOf": step}}}
+    assert grammar_of(schema)
+    for other in ({"multipleOf": 1009}, {"multipleOf": 0, "not": {"multipleOf": 10_007}}):
+        with pytest.raises(ValueError, match="the numbers in multipleOf must have a common multiple of at most 10,000"):
+            grammar_of({"allOf": [{"multipleOf": 13}, schema, other]})
+    with pytest.raises(ValueError, match=r"^(?!the numbers)"):
+        grammar_of({"multipleOf": True})

@@ -128,6 +128,7 @@ WRONG = (
     ({"parameters": {"max_tokens": 41}}, "max_tokens = 41: 40 are allowed"),
     ({"parameters": {"max_tokens": -1}}, "max_tokens = -1:"),
     ({"parameters": {"best": 1}}, "best is not served; there are:"),
+    ({"parameters": {"model": "other"}}, "model = 'other': this server has tiny"),
     ({"parameters": {"n": 2}}, "n = 2: over gRPC it is not served, over HTTP it is"),
     ({"parameters": {"prompt": "2+2="}}, "prompt is not a parameter: it is given as the tensor text_input"),
     ({"inputs": [text("1+1="), text('{"prompt": "2+2="}', "sampling_parameters")]}, "prompt is not a parameter"),

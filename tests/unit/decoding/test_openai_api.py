@@ -56,6 +56,9 @@ def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -
     assert told[-2]["choices"][0]["finish_reason"] in ("stop", "length")
     assert told[-1]["choices"] == []
     assert told[-1]["usage"]["completion_tokens"] == count
+    assert [event["usage"] for event in told[:-1]] == [None] * (len(told) - 1), "as OpenAI's events"
+    without = events(world.client().post("/v1/chat/completions", json=asked | {"stream_options": None}).text)
+    assert not any("usage" in event for event in without)
     whole = world.client().post("/v1/chat/completions", json={**asked, "stream": False, "stream_options": None}).json()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
 

@@ -139,6 +139,15 @@ def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[st
         assert reply.status_code == 200, reply.text
 
 
+def test_a_chat_template_reads_the_name_of_a_message(world: World) -> None:
+    world.words.chat_template = "{% for each in messages %}{{ each.name or '0' }}{{ each.content }}{% endfor %}="
+    messages = [{"role": "user", "content": "7+", "name": "4"}, {"role": "user", "content": "5", "name": None}]
+    reply = world.client().post("/v1/chat/completions", json={"messages": messages, "max_tokens": 9}).json()
+    text, depths, _ = world.plain("47+05=", 9)
+    assert reply["usage"]["prompt_tokens"] == len("47+05=")
+    assert (reply["choices"][0]["message"]["content"], reply["choices"][0]["exit_blocks"]) == (text, depths)
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -254,6 +254,27 @@ async def test_where_one_replica_is_full_another_of_its_kind_writes() -> None:
     assert (replicas.asked, full.asked) == (6, 3 * MOST_ASKED)
 
 
+async def test_the_age_of_a_text_counts_once_a_replica_has_shown_its_clock() -> None:
+    """Its clock may be an hour ahead, and it would refuse a text that seems an hour old."""
+    asked = list[TextRequest]()
+
+    class Noting(Replicas):
+        async def remote(self, request: TextRequest, *about: Any) -> ReplicaFull | None:
+            asked.append(request)
+            return await super().remote(request, *about)
+
+    group, request = ReplicaGroup("", Noting([END]), INBOX), replace(WANTED, requested_s=1e9)
+    assert isinstance(await answer(group.write(request, "")), list)
+    INBOX.least_s["a replica"] = -3600.0
+    try:
+        assert isinstance(await answer(group.write(request, "")), list)
+    finally:
+        INBOX.least_s.clear()
+    assert [each.requested_s for each in asked] == [0.0, 1e9 + 3600.0]
+    assert asked[0].age_s(1e9 + 3600.5) == 0.0
+    assert asked[1].age_s(1e9 + 3600.5) == 0.5
+
+
 class Absent:
     """Stands for Serve's handle to replicas none of which is alive."""
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from isobatch.deployments.decoding.network import Draw, adjust, choose
+from isobatch.deployments.decoding.network import DecoderRamps, Draw, adjust, choose
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.sequences import Sampling
 
 
@@ -94,3 +95,14 @@ def test_all_luck_draws_one_of_the_most_probable_tokens() -> None:
 def test_next_to_no_temperature_draws_the_most_probable_token(temperature: float) -> None:
     draw = FixedDraw(Sampling(temperature), place=0, value=0.9)
     assert choose(torch.tensor([[1.0, -30.0, 5.0, 4.9]]), [draw]).tolist() == [2]
+
+
+@pytest.mark.parametrize(("policy", "threshold"), [("entropy", 0.3), ("confidence", 0.9), ("margin", 0.8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_token_leaves_although_others_may_not_be_written(policy: str, threshold: float, dtype: torch.dtype) -> None:
+    """As with `min_tokens` and with JSON: the others have no probability, whose logarithm is not finite."""
+    ramps = (DecoderRamp(block=0, threshold=threshold),)
+    logits = torch.tensor([[9.0, 0.0, 0.0, 9.0], [0.0, 0.0, 0.0, 9.0]], dtype=dtype)
+    adjust(logits, [Draw(Sampling(), 0, frozenset([3]))] * 2)
+    leaves = DecoderRamps(DecoderRules(policy=f"isobatch.deployments.exits:{policy}", ramps=ramps)).leave(0, logits)
+    assert leaves.tolist() == [1, 0]

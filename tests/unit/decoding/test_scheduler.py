@@ -173,6 +173,29 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
     assert 1 not in splits(ttft_s=1e9)
 
 
+@pytest.mark.parametrize("deep_s", [0.0, 0.002])
+def test_a_token_hurries_the_deep_split_before_a_launch_after_which_it_would_be_late(deep_s: float) -> None:
+    """The deep split takes less time than the first one, or has not run yet."""
+    clock = Clock(step_s=0.0)
+
+    class Slow(Told):
+        def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
+            clock.now_s += 0.002 if launch.split else 0.05
+            return super().run(launch)
+
+    network = Slow(sure=lambda name: name != 1)
+    limits = DecodingLimits(max_residents=8, deep_share=0.9, ttft_s=0.24, tpot_s=1e9)
+    running = Engine(Scheduler(TWO, limits, PagePool(1000)), network, clock)
+    if deep_s:
+        running.scheduler.pace.launched(1, deep_s)
+    open_texts(running, 8, TextRequest((1,), 50))
+    written: list[int] = []
+    while 1 not in written:
+        written += [each.name for each in running.step() or ()]
+    assert [launch.split for launch in network.launches] == [0, 0, 0, 0, 1]
+    assert clock.now_s == pytest.approx(0.202), "it is due at 0.24, and would have come at 0.252"
+
+
 def test_where_nothing_is_written_there_are_no_tokens_per_second() -> None:
     running = engine(Told(lambda _: True))
     running.open(TextRequest((1,), 3))
