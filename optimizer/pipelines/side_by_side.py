@@ -60,7 +60,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     if objective.goodput_per_s and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort, {})):
         plans.append(_as_needed(most, facts, objective))
     best = best_of(plans, facts, objective)
-    if best is None or best is single:
+    if best is None or (best is single and objective.aim.best_alone and not objective.goodput_per_s):
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
