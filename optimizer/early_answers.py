@@ -2,9 +2,9 @@
 
 Batches never shrink, so only the time until the answer is gained. The network runs in one piece. Its ramps may delay
 the inputs that stay to the end by a budget: a share of the time that a lone input takes without ramps, since ramps
-delay a lone input most. Of all sets of ramps within the budget, the one with the shortest mean time until the answer
-is opened. A ramp is worth opening as long as the inputs that leave there save more time than the inputs after it lose
-(the paper's utility); the mean counts both.
+delay a lone input most; and no further than the SLO allows. Of all sets of ramps within the budget, the one with the
+shortest mean time until the answer is opened. A ramp is worth opening as long as the inputs that leave there save more
+time than the inputs after it lose (the paper's utility); the mean counts both.
 """
 
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
     plan = baseline(NO_EXITS, facts, objective).plan
     if plan is None:
         raise UserError("answers: early runs the whole network, and no batch size of it keeps these limits")
-    opened = plan.with_each(partial(_answering, facts=facts, budget=objective.ramp_budget))
+    opened = plan.with_each(partial(_answering, facts=facts, budget=objective.ramp_budget, limit_s=objective.budget_s))
     score = evaluate(opened, facts.without_exits, objective)
     if score.goodput_per_s < objective.goodput_per_s:  # a baseline need not reach it
         sustains = f"answers: early runs the whole network, which sustains {score.goodput_per_s:.4g}/s on these devices"
@@ -104,11 +104,14 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
     return replace(opened, promise=score.promise(0.0))
 
 
-def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
+def _answering(pipeline: Plan, facts: Problem, budget: float, limit_s: float) -> Plan:
+    """`limit_s`: the latency that the pipeline may have. It grows by the same share as a launch."""
     (placement,) = pipeline.placements
     (split,) = placement.splits
     times, alone = (Times.of(facts, placement.kind, size) for size in (split.batch_size, 1))
-    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * alone.done_s[-1])
+    room_s = (limit_s / evaluate(pipeline, facts.without_exits).latency_s - 1) * times.done_s[-1]
+    budget_s = min(budget * alone.done_s[-1], room_s)
+    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget_s)
     opened = Placement(placement.kind, placement.replicas, (replace(split, ramps=ramps),))
     return replace(pipeline, placements=(opened,))
 

@@ -183,7 +183,7 @@ def _launch(
 
 def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
     """Seconds until the longest prompt is read while other texts are written, and its first token is known."""
-    longest, _ = facts.profile.workload.longest
+    longest, _ = facts.profile.readable.longest
     chunks = ceil(longest / way.prompt_rows) if not facts.profile.has_encoder else 1
     chunk = _launch(facts.profile, facts.profile.num_blocks, 1, min(longest, way.prompt_rows), 0)
     return chunks * (launch_s + facts.table.seconds(chunk))
@@ -226,9 +226,10 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
     room = USED_MEMORY * device.memory_bytes
     if needed > room:
         return f"the weights need {needed / 1e9:.3g} GB, and {device.kind} has {room / 1e9:.3g} GB"
-    positions = max(map(sum, zip(workload.prompts, workload.outputs, strict=True))) + PAGE
+    read = facts.profile.readable
+    positions = max(map(sum, zip(read.prompts, read.outputs, strict=True))) + PAGE
     if facts.profile.has_encoder:  # the encoder may read as many tokens as are written
-        prompt, output = workload.longest
+        prompt, output = read.longest
         positions = 2 * (max(prompt, output + 1) + PAGE)
     if positions * facts.position_bytes > (kv_room := facts.kv_bytes(goal)):
         megabytes = ceil(positions * facts.position_bytes / MEGABYTE)
@@ -244,7 +245,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
         survival, cuts = profile.workload.after(way.cut - 1), (way.cut,)
         waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
     splits = splits_at(cuts, profile.num_blocks, way.residents, waits)
-    prompt, output = profile.workload.longest
+    prompt, output = profile.readable.longest
     position_bytes = facts.position_bytes * (1 + profile.has_encoder)  # with an encoder, of its source and of the text
     longest_bytes = profile.reads * position_bytes + PAGE * facts.position_bytes
     room = facts.kv_bytes(goal)

@@ -121,12 +121,15 @@ def rescaled(table: LatencyTable, length: int) -> LatencyTable:
 
 
 def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTable:
-    """Interpolate. Outside the range of one of the tables, its ratio to the other one stays constant."""
+    """Interpolate. Outside the range of one of the tables, its ratio to the other one stays constant.
+
+    Of tables that have no sizes in common, or are of different backends or precisions, the nearer one is taken.
+    """
     first, second = short.length or 1, long.length or 1
     shorter, longer = rescaled(short, length), rescaled(long, length)
     share = (length - first) / (second - first)
     low, high = longer.batch_sizes[0], shorter.batch_sizes[-1]
-    if low > high:
+    if low > high or _of_different_code(short, long):
         return shorter if share < 0.5 else longer
     sizes = np.array(sorted({*shorter.batch_sizes, *longer.batch_sizes}), float)
 
@@ -150,6 +153,11 @@ def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTab
         interval=widest_interval((shorter, longer), sizes.tolist()),
         source=f"{short.source}; for texts of {length} tokens, between those of {first} and {second}",
     )
+
+
+def _of_different_code(one: LatencyTable, other: LatencyTable) -> bool:
+    pairs = (one.backend, other.backend), (one.dtype, other.dtype)
+    return any(first and second and first != second for first, second in pairs)
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import ClassVar
@@ -170,6 +171,15 @@ class DecoderProfile:
     def length(self, prompt: int, output: int) -> int:
         """The tokens of a text that must fit into the context: an encoder reads the prompt apart from the answer."""
         return max(prompt, output + 1) if self.has_encoder else prompt + output
+
+    @cached_property
+    def readable(self) -> DecodingWorkload:
+        """The workload without texts that exceed the network's context, as these are refused; all, if all exceed it."""
+        texts = zip(self.workload.prompts, self.workload.outputs, strict=True)
+        if not (read := [each for each in texts if self.length(*each) <= self.reads]):
+            return self.workload
+        prompts, outputs = zip(*read, strict=True)
+        return replace(self.workload, prompts=prompts, outputs=outputs)
 
     def table(self, kind: str) -> DecodingTable:
         table = next((table for table in self.tables if table.kind == kind), None)

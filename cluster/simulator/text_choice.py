@@ -31,7 +31,7 @@ from isobatch.optimizer.text_plans import (
 )
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.text_profile import DecoderProfile, DecodingWorkload
+from isobatch.profiles.text_profile import DecoderProfile
 
 Kept = TypeVar("Kept")
 NUM_SIMULATED = 4  # ways to decode that are simulated for each kind of device
@@ -156,16 +156,9 @@ def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     count = (rounds + 1) * resident
     config = DecoderConfig(model="", max_waiting=count)
     wide = plan.with_each(partial(with_terms, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
-    run = simulate_texts(wide, profile, text_arrivals(_readable(profile), np.zeros(count), seed=0), config=config)
+    run = simulate_texts(wide, profile, text_arrivals(profile.readable, np.zeros(count), seed=0), config=config)
     ended_s = sorted(text.last_s for text in run.answered)[resident - 1 : rounds * resident]
     return (len(ended_s) - 1) / (ended_s[-1] - ended_s[0])
-
-
-def _readable(profile: DecoderProfile) -> DecodingWorkload:
-    """The workload without texts that exceed the network's context: they are refused, and take no time."""
-    texts = zip(profile.workload.prompts, profile.workload.outputs, strict=True)
-    prompts, outputs = zip(*(each for each in texts if profile.length(*each) <= profile.reads), strict=True)
-    return replace(profile.workload, prompts=prompts, outputs=outputs)
 
 
 def trial_at(

@@ -24,6 +24,7 @@ class Goal(ABC):
     needs_latency: ClassVar[bool] = False  # latency matters even when no SLO is given
     at_given_goodput: ClassVar[bool] = False  # the objective gives the goodput, and inputs come at that rate
     adds_up: ClassVar[bool] = False  # it is goodput alone: the goodputs of pipelines side by side add up
+    best_alone: ClassVar[bool] = False  # without a goodput to reach, one pipeline is as good as several
     quickest: ClassVar[bool] = False  # a controller weighs the time of answers at the expected rate, not `value`
 
     @property

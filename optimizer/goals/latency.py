@@ -15,6 +15,7 @@ class Latency(Goal):
     about = "the quickest answers"
     best_with = "most"
     needs_latency = True
+    best_alone = True
     quickest = True
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:

@@ -15,6 +15,7 @@ class GoodputPerDollar(Goal):
 
     name = "goodput-per-dollar"
     about = "the most inputs per dollar"
+    best_alone = True
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         return cost_per_hour / goodput_per_s

@@ -12,6 +12,8 @@ from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.problem import Problem
 
+NO_MONEY = 1e-200  # dollars per hour: no device costs so little
+
 
 @dataclass(frozen=True)
 class Staffing:
@@ -40,8 +42,9 @@ class Valuation:
 
     @property
     def allowed(self) -> float:
-        """The dollars per hour that a plan may cost."""
-        return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
+        """The dollars per hour that a plan may cost: above 0, since free devices are divided by their price, too."""
+        most = self.objective.cost_per_hour
+        return inf if most is None else max(most * (1 + LAST_BITS), NO_MONEY)
 
     def least_goodput_per_s(self, work: Number, arrivals: Number) -> Number:
         """The least goodput at which the latency is within budget; infinite if there is none."""

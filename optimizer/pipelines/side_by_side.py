@@ -14,11 +14,12 @@ sets need not be planned at all.
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
+from math import prod
 
 import numpy as np
 
-from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
+from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort, Ints
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
@@ -31,6 +32,8 @@ from isobatch.optimizer.search.exact import search
 
 Kinds = frozenset[int]
 Pipelines = tuple[Plan, ...]  # on devices of their own
+MOST_PARTS = 4_096  # numbers of devices of several pipelines that are compared
+PARTS_TRIED = 20  # of them, since fewer devices may answer too late
 
 
 def side_by_side(
@@ -51,21 +54,51 @@ def side_by_side(
 
 
 def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
-    """One pipeline, kinds side by side that are filled one after the other, or those of the most goodput as far as they
-    are needed; never worse than a baseline."""
+    """One pipeline, kinds side by side that are filled one after the other, or some devices of the pipelines with the
+    most goodput; never worse than a baseline."""
     single = search(facts, objective, gap, effort=effort)
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
     free = objective.cuts is None and not facts.edges  # baselines do not keep given cuts
     plans = [single, several, *(each.plan for each in (baselines(facts, objective) if free else ()))]
-    if objective.goodput_per_s and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort, {})):
-        plans.append(_as_needed(most, facts, objective))
+    alone = objective.aim.best_alone and not objective.goodput_per_s
+    if not alone and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort, {})):
+        plans += [_as_needed(most, facts, objective), _best_part(most, facts, objective)]
     best = best_of(plans, facts, objective)
-    if best is None or best is single:
+    if best is None or (best is single and alone):
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
     loss = min(max(0.0, value(best, facts, objective) / max(bound, 1e-300) - 1), MOST_GAP)
     return replace(best, promise=score.promise(loss))
+
+
+def _best_part(plan: Plan, facts: Problem, objective: Objective) -> Plan | None:
+    """The best numbers of devices for these pipelines, if each has one placement: all are compared by the goodput and
+    the price of one device, and the first that keep the limits are taken."""
+    placements = [pipeline.placements[0] for pipeline in plan.pipelines]
+    if len(plan.all_placements) > len(placements) or prod(each.replicas + 1 for each in placements) > MOST_PARTS:
+        return None
+    scores = [evaluate(pipeline, facts) for pipeline in plan.pipelines]
+    each = [
+        (its.goodput_per_s / of.replicas, its.cost_per_hour / of.replicas)
+        for its, of in zip(scores, placements, strict=True)
+    ]
+    counts = np.array([*product(*(range(of.replicas + 1) for of in placements))])[1:]  # the first has no device
+    goodput_per_s, dollars = (counts @ np.array(each)).T
+    values = objective.aim.value(goodput_per_s, dollars, max(its.latency_s for its in scores)) + np.zeros(len(counts))
+    values[goodput_per_s * (1 + SAME) < objective.goodput_per_s] = np.inf
+    if objective.cost_per_hour is not None:
+        values[dollars > objective.cost_per_hour * (1 + SAME)] = np.inf
+    order = np.argsort(values, kind="stable")[:PARTS_TRIED]
+    parts = (_part(plan, counts[row]) for row in order if np.isfinite(values[row]))
+    return next((part for part in parts if value(part, facts, objective) < np.inf), None)
+
+
+def _part(plan: Plan, counts: Ints) -> Plan:
+    pairs = zip(plan.pipelines, counts.tolist(), strict=True)
+    return joined([
+        replace(each, placements=(replace(each.placements[0], replicas=count),)) for each, count in pairs if count
+    ])  # fmt: skip
 
 
 def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:

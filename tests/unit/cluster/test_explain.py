@@ -15,6 +15,7 @@ from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import MOST_BATCH
 from tests.helpers.commands import ran
 from tests.helpers.simulated_fleet import FAST, TWO
 
@@ -51,6 +52,13 @@ def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple
     assert "What would bring more" in words
     assert re.search(r"one more v100: \+[45]\d%", words)
     assert (tmp_path / "plan-steps.png").exists()
+
+
+def test_the_largest_batch_that_is_allowed_is_explained_too(files: tuple[Path, Path]) -> None:
+    plan, profile = files
+    options = "--profile", profile, "--picture", "", "--json"
+    usual, most = (json.loads(ran("explain", plan, *options, "--max-batch", batch)) for batch in (8, MOST_BATCH))
+    assert most == usual
 
 
 def test_a_kind_that_the_catalogue_lacks_is_explained_by_its_own_times(files: tuple[Path, Path]) -> None:

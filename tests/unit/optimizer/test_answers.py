@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.planner.networks import bert_base
-from isobatch.optimizer import Objective, Plan, optimize, problem
+from isobatch.optimizer import Objective, Plan, evaluate, optimize, problem
 from isobatch.optimizer.early_answers import Times, answered_s, best_ramps, check_whole
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
@@ -60,6 +60,19 @@ def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_n
     assert answered_s(generous, facts) < answered_s(plan, facts) < answered_s(without, facts)
     assert plan.promise.latency_s <= 1.02 * without.promise.latency_s
     assert plan.promise.goodput_per_s >= without.promise.goodput_per_s / 1.02
+
+
+@pytest.mark.parametrize("room", [1.0, 1.03])
+def test_ramps_delay_nobody_beyond_the_slo_whatever_their_budget(room: float) -> None:
+    kinds = KINDS[1:]
+    links, facts = links_between(kinds), problem(PROFILE, kinds, links_between(kinds))
+    loose = Objective(max_batch=4, fixed_batch=4, ramp_budget=0.5)
+    without = optimize(PROFILE, kinds, links, replace(loose, ramp_budget=0.0))
+    tight = replace(loose, slo_s=room * without.promise.latency_s / 0.8)
+    plan = optimize(PROFILE, kinds, links, tight)
+    assert evaluate(plan, facts.without_exits, tight).broken == ()
+    assert len(plan.ramps) < len(optimize(PROFILE, kinds, links, loose).ramps)
+    assert bool(plan.ramps) == (room > 1)
 
 
 def test_a_plan_that_does_not_sustain_the_rate_is_refused() -> None:

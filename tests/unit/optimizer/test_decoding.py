@@ -149,6 +149,18 @@ def test_what_has_no_room_is_said() -> None:
     assert "the longest text needs 3 MB" in str(misfit(DecodingFacts(read_long, CPU), DecodingGoal(kv_megabytes=2)))
 
 
+def test_texts_that_are_refused_as_too_long_need_no_room_and_no_time() -> None:
+    half, device = replace(WIDE, share_in_time=0.5), Device("cpu", 1, 1_950_000, 1.0)  # room for 92 positions
+    assert "the longest text needs 1 MB" in str(misfit(DecodingFacts(paper_decoder(), device), half))
+    assert misfit(DecodingFacts(paper_decoder(reads=60), device), half) is None
+    one = paper_decoder(LaunchSize(rows=1e-3), prompt=100, reads=200)
+    refused = replace(one, workload=replace(one.workload, prompts=(100, 9_000)))
+    way = DecodingWay(8, 1, 1, 64)
+    both = replace(refused, reads=10_000)
+    waits_s = [expected_pace(DecodingFacts(each, CPU), way).ttft_s for each in (both, refused)]
+    assert waits_s[1] < waits_s[0] / 50
+
+
 def test_a_plan_is_read_as_it_was_written() -> None:
     facts = DecodingFacts(paper_decoder(), CPU)
     plan = plan_of(DecodingWay(2, 3, 32, 64), facts, DecodingGoal(), 2)

@@ -181,6 +181,14 @@ def test_among_equals_the_fewest_replicas() -> None:
         assert placement.replicas == 1
 
 
+@pytest.mark.parametrize("goal", ["goodput", "latency", "goodput-per-dollar"])
+def test_without_money_free_devices_are_used(goal: str) -> None:
+    free = replace(small().devices[0], price_per_hour=0.0)
+    plan = search(small().with_devices((free,)), Objective(goal=goal, cost_per_hour=0.0))
+    assert plan == search(small().with_devices((free,)), Objective(goal=goal))
+    assert search(small(), Objective(goal=goal, cost_per_hour=0.0)) is None
+
+
 @many
 @given(SEEDS, st.data())
 def test_cuts_that_are_given_are_kept_and_the_plan_is_the_best_with_them(seed: int, data: st.DataObject) -> None:

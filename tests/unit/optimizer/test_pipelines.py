@@ -103,6 +103,41 @@ def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: flo
     assert value(cheapest, facts, asked) <= score.cost_per_hour * (1 + 1e-8)
 
 
+def fast_and_slow() -> Problem:
+    """Kinds that sustain 100 inputs per second for a dollar per hour, and 30 for 0.35."""
+
+    def table(kind: str, seconds: float) -> LatencyTable:
+        return LatencyTable(kind, (1,), ((seconds,),), ((0.0,),), 0.0, (0,), (1,), "measured")
+
+    devices = Device("fast", 4, 100, 1.0), Device("slow", 4, 100, 0.35)
+    links = {(one, other): Link(one, other, 1e9, 0.0) for one in ("fast", "slow") for other in ("fast", "slow")}
+    return Problem((1.0,), (table("fast", 1 / 100), table("slow", 1 / 30)), devices, links)
+
+
+def test_the_gap_of_one_pipeline_counts_several_that_would_be_cheaper() -> None:
+    facts, whole = fast_and_slow(), (Split(0, 1, 1),)
+    both = Plan((Placement("fast", 1, whole),), beside=(Plan((Placement("slow", 1, whole),)),))
+    for objective in (Objective(goal="cost", goodput_per_s=130.0), Objective(cost_per_hour=1.4)):
+        plan = side_by_side(facts, objective)
+        least = value(plan, facts, objective) / (1 + plan.promise.gap)
+        assert least <= value(both, facts, objective) * (1 + 1e-8)
+    for goal in ("latency", "goodput-per-dollar"):
+        assert side_by_side(facts, Objective(goal=goal)).promise.gap == 0
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(goal="cost", goodput_per_s=130.0),
+        Objective(goal="cost", goodput_per_s=130.0, cost_per_hour=1.35),
+        Objective(cost_per_hour=1.4),
+        Objective(goal="goodput-per-dollar", goodput_per_s=130.0, cost_per_hour=1.5),
+    ],
+)
+def test_some_devices_of_each_kind_may_be_the_best(objective: Objective) -> None:
+    assert side_by_side(fast_and_slow(), objective).devices() == {"fast": 1, "slow": 1}
+
+
 # One kind is too slow for the SLO less its slack, by itself.
 @pytest.mark.parametrize(("seed", "slo_s"), [(8, 0.03255306512471764), (10, 0.017272604399350692), (43, 0.01237285035)])
 def test_the_gap_is_a_number_where_a_kind_can_do_nothing_alone(seed: int, slo_s: float) -> None:

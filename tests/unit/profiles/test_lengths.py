@@ -1,5 +1,6 @@
 """Lengths of texts, and times for lengths that nobody measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,15 @@ def test_a_length_that_was_measured_is_taken_as_it_is_and_others_keep_their_toke
     assert alone.hidden_bytes == (2500, 2500)
     assert "measured at 100 tokens" in alone.source
     assert at_length([table(100, sizes=(1, 2))], 1000).largest == 1
+
+
+def test_times_of_different_backends_or_precisions_are_not_mixed() -> None:
+    eager, compiled = replace(table(20), backend="torch"), replace(table(100), backend="onnx")
+    assert at_length([eager, compiled], 50) == at_length([eager], 50)
+    assert at_length([eager, compiled], 80) == at_length([compiled], 80)
+    exact, coarse = replace(table(20), dtype="float32"), replace(table(100), dtype="bfloat16")
+    assert at_length([exact, coarse], 80) == at_length([coarse], 80)
+    assert at_length([table(20), coarse], 80) != at_length([coarse], 80)  # of the first, it was not noted
 
 
 def test_the_profile_gives_the_table_that_plans_count_by() -> None:
