@@ -13,17 +13,18 @@ from isobatch.cluster.bench.compare import Bench
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.profiling import block_times
+from isobatch.cluster.profiling.untrained import untrained
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
 from isobatch.deployments.models import backends, checkpoint, load
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.loading import resolve_device
-from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, made_from, make_head
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import DEMO_NAME, INT8
-from isobatch.deployments.prepare.data import Columns, Row, naming_rows, rows, taken
+from isobatch.deployments.prepare.data import Columns, Row, name_of, naming_rows, rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.devices import kind_of
@@ -131,17 +132,22 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
 
     if request.data:
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
+        if made_from(folder, request.data):
+            notes += (f"measured with {len(values)} inputs of {name_of(request.data)} that ramps were not trained on",)
     return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
 
 
 def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[np.int64] | None]:
-    """Real inputs, if there are any, and the label of each as a number, where the file has labels."""
+    """Real inputs, if there are any, and the label of each as a number, where the file has labels. Rows that ramps were
+    trained on are left out."""
     if request.data is None and request.model == DEMO_NAME:
         images, labels = demo_digits(request.max_rows)
         return [Row(number, image, None) for number, image in enumerate(images, start=1)], labels
     if request.data is None:
         return [], None
-    sample = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
+    every = rows(request.data, request.columns, channels=checkpoint.channels_of(folder))
+    known, _ = untrained(every, folder, request.data)
+    sample = sampled(known, request.max_rows)
     if not sample:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)

@@ -1,7 +1,8 @@
 """Runs `isobatch cascade`: times all networks, tries their combinations, and writes the best one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -17,14 +18,16 @@ from rich.text import Text
 from isobatch.cluster.cascades import Contender, Tryout, order_notes, timed_candidate
 from isobatch.cluster.commands import Metric, check_not_replaced, number_text, policy_path, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
+from isobatch.cluster.profiling.untrained import untrained
 from isobatch.deployments.folders import PLAN, PROFILE, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with
 from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
-from isobatch.deployments.models.ramps import ExitRules, Ramps, check_answers
+from isobatch.deployments.models.ramps import ExitRules, Ramps, check_answers, made_from
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
-from isobatch.deployments.prepare.data import name_of, naming_rows
+from isobatch.deployments.prepare.data import Row, name_of, naming_rows
+from isobatch.deployments.prepare.data import rows as rows_of
 from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Sample, draw
 from isobatch.deployments.progress import busy, show
@@ -55,7 +58,7 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
     check_not_replaced(options.out, *(folder / "config.json" for folder in folders), data)
-    rows = reading.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
+    rows = _rows(console, reading, data, folders)
     names = label_names(folders[-1], options.labels)
     sample = draw(show(rows, f"reading {data.resolve().name}"), data, names, options.max_rows, options.seed)
     if sample.labels is None:
@@ -78,6 +81,19 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
         taken = trial.with_simulated_plan(chosen)
     notes: dict[str, str | int | float] = {"data": name_of(data), "rows": len(sample), "seed": options.seed}
     _write(console, options.out, taken, policy, notes, options.force)
+
+
+def _rows(console: Console, reading: ReadingOptions, data: Path, folders: Sequence[Path]) -> Iterable[Row]:
+    """The rows of a file on which no ramps of these networks were trained: the promise is tested on some of them."""
+    channels = checkpoint.channels_of(folders[-1])
+    chosen: Iterable[Row] = reading.rows(console, data, channels, pairs=True)
+    if not (prepared := [folder for folder in folders if made_from(folder, data)]):
+        return chosen
+    every = partial(rows_of, data, reading.data_columns, channels=channels)
+    numbers = set.intersection(*({row.number for row in untrained(every(), each, data)[0]} for each in prepared))
+    left = f"ramps were trained on other rows of {data.name}, which are left out: {len(numbers):,} rows remain"
+    console.print(left, style="yellow", highlight=False)
+    return (row for row in chosen if row.number in numbers)
 
 
 def _folders(models: list[str]) -> list[Path]:

@@ -21,11 +21,12 @@ from isobatch.cluster.commands import (
 )
 from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, check_unread, with_options
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
-from isobatch.deployments.folders import content_of, locked
+from isobatch.deployments.folders import content_of, hash_of, locked
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import SCORES, Outputs, are_scores, task_of, top_of
 from isobatch.profiles.errors import UserError, naming_target
 
+WEIGHTS = ".safetensors"  # the suffix of files of weights
 SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
 Listed = str | int  # the labels to list, as in a request
 
@@ -37,6 +38,7 @@ class _Source:
     parts: bool  # the words of a text, or the pixels or points of a picture, get an answer each
     at_once: int  # rows
     answerer: Callable[[], Answerer]
+    preprocessor: str = ""  # a hash of the files that say how inputs are read; "": a server's
 
 
 @with_options(reading=ReadingOptions)
@@ -78,6 +80,7 @@ def predict(
         raise UserError(f"--out {out}: the network gives many labels to each row: write .jsonl or .parquet")
     part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.parts)
     job = {"file": data.name, "network": source.name, "scores": scores, "full": full, "dtype": dtype}
+    job["preprocessor"] = source.preprocessor
     with locked(out, f"another isobatch predict writes {out}"), naming_target(part, out):
         if force:
             part.unlink(missing_ok=True)
@@ -95,6 +98,7 @@ def predict(
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
     share_cores()
     from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.levels import checkpoints_of
     from isobatch.deployments.models.predict import AT_ONCE
 
     folder = checkpoint.locate(model)
@@ -116,7 +120,8 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
     task = checkpoint.task_at(folder)
     parts = task.by_token or task.by_map
-    return _Source(content_of(folder), checkpoint.channels_of(folder), parts, AT_ONCE, answerer)
+    read = [each for level in checkpoints_of(folder) for each in checkpoint.files(level) if each.suffix != WEIGHTS]
+    return _Source(content_of(folder), checkpoint.channels_of(folder), parts, AT_ONCE, answerer, hash_of(read))
 
 
 def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -263,6 +264,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     console, data = Console(markup=False), options.data
     values = (row.value for row in options.rows(console, data, channels=None, pairs=False))
     prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
+    Random(0).shuffle(prompts)  # some choose the threshold and others test it, and files are often sorted
     report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, dtype, loss, options.device)
     notes = {"checkpoint": name_of(Path(options.model)), "data": name_of(data)}
     rules = report.rules.model_copy(update={"dtype": dtype, "notes": notes})

@@ -17,17 +17,17 @@ from isobatch.cluster.profiling import block_times
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
+from isobatch.cluster.profiling.untrained import untrained
 from isobatch.cluster.serving.local import attached
 from isobatch.deployments.folders import locked, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import compute_with, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
-from isobatch.deployments.models.ramps import made_from
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.named import AUTO
 from isobatch.deployments.precision import own_precisions
 from isobatch.deployments.prepare.data import Row, name_of, naming_rows
-from isobatch.deployments.prepare.sample import not_trained_on, sampled
+from isobatch.deployments.prepare.sample import sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
 from isobatch.deployments.sources import title_of
@@ -39,7 +39,6 @@ from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.measure import CountedExits, count_exits, device_name
 from isobatch.profiles.model import edges_of
-from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.profile import ClassifierProfileOptions
@@ -177,12 +176,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
 
     Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
-    rows: Iterable[Row] = options.rows_for(source, console, data)
-    notes, origin = made_from(source, data), name_of(data)
-    if notes:
-        if not all(isinstance(notes.get(name), int) for name in ("rows", "seed")):
-            raise UserError(f"{source / RULES}: notes: rows and seed must be whole numbers, as prepare wrote them")
-        rows, origin = not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
+    rows, origin = untrained(options.rows_for(source, console, data), source, data)
     return sampled(rows, options.max_rows), origin
 
 

@@ -56,6 +56,7 @@ class Family:
     # The task of heads that give maps, by the configuration; None: such heads are not known.
     map_task: Callable[[Any], Task] | None = None
     any_size: bool = False  # whether images may have any size, whatever the configuration says
+    reads_last: bool = False  # whether heads read a text's last token, but transformers skips padding tokens there
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:

@@ -110,7 +110,8 @@ def _are_equal(first: Encoder, second: Encoder) -> bool:
     if not all(hasattr(tokenizer, "backend_tokenizer") for tokenizer in tokenizers):
         return False
     contents = [(tokenizer.model_input_names, tokenizer.backend_tokenizer.to_str()) for tokenizer in tokenizers]
-    return (first.types, first.longest) == (second.types, second.longest) and contents[0] == contents[1]
+    settings = [(encoder.types, encoder.longest, encoder.unread) for encoder in (first, second)]
+    return settings[0] == settings[1] and contents[0] == contents[1]
 
 
 def _first_of(names: Sequence[str]) -> str:

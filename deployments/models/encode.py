@@ -52,12 +52,14 @@ class TextEncoder:
     """Texts, or pairs of texts, one token after another.
 
     `types`: the network takes token types, which tell the texts of a pair apart. Some networks take none although their
-    tokenizer gives types, such as DistilBERT with BERT's tokenizer.
+    tokenizer gives types, such as DistilBERT with BERT's tokenizer. `unread`: the token that a head
+    which reads the last one skips at the end of a text; None: there is none.
     """
 
     tokenizer: Any
     longest: int
     types: bool = True
+    unread: int | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
         return self.encoded(self.tokens(inputs), inputs)
@@ -86,7 +88,11 @@ class TextEncoder:
         if not lengths.all():  # possible if the tokenizer adds no special tokens
             empty, problem = int(lengths.argmin()), "is empty: this network's tokenizer makes no token of it"
             raise WrongInputError(f"text {empty} {problem}", inputs[empty], problem)
-        return Encoded(arrays, lengths, self._truncated(inputs, lengths))
+        truncated = self._truncated(inputs, lengths)
+        if self.unread is not None:
+            kept, lengths = _up_to_last_read(arrays["input_ids"] != self.unread, lengths)
+            arrays = {name: array[kept] for name, array in arrays.items()}
+        return Encoded(arrays, lengths, truncated)
 
     def _truncated(self, inputs: Sequence[Any], lengths: NDArray[np.int64]) -> frozenset[int]:
         """Positions of truncated texts. Only texts with the largest number of tokens are tokenized a second time."""
@@ -118,6 +124,21 @@ class TextEncoder:
         """The number of characters before that part: of a network that reads the end of long texts."""
         beyond = max(0, len(text) - CHARACTERS_PER_TOKEN * self.longest)
         return beyond if self.tokenizer.truncation_side == "left" else 0
+
+
+def _up_to_last_read(
+    is_read: NDArray[np.bool_], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which tokens stand before the last one that is read or are it, and how many of each text; at least its first.
+
+    >>> kept, lengths = _up_to_last_read(np.array([True, False, True, False, False]), np.array([4, 1]))
+    >>> kept.tolist(), lengths.tolist()
+    ([True, True, True, False, True], [3, 1])
+    """
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(is_read)) - np.repeat(starts, lengths)
+    last = np.maximum.reduceat(np.where(is_read, places, 0), starts)
+    return places <= np.repeat(last, lengths), last + 1
 
 
 @dataclass(frozen=True)

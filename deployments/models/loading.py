@@ -169,7 +169,7 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
     texts = TextEncoder(ThreadsOwn(tokenizer, get_ident()), longest, types > 1)
     if not task_in(config).by_token:
-        return texts
+        return replace(texts, unread=config.pad_token_id) if family.reads_last else texts
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: its tokenizer does not give the offsets of tokens: it needs a tokenizer.json")
     return WordEncoder(texts)

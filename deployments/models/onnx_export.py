@@ -6,10 +6,11 @@ one or less, its graphs ran as fast or faster, and it needs `onnx` only.
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ OPSET = 17  # the version of ONNX operators that graphs are written in
 HIDDEN = "hidden"
 AFTER = "after"
 HEAD = "head"
+OF_TEXTS = ("starts", "order")  # inputs that only ramps and heads read: the place of each text
 Compute = Callable[[BlockRange, Mapping[str, Tensor], Spans | None, MaskOf], RangeOutput]
 
 # Exports run one at a time: the exporter keeps its state in globals, and so does the hook that records modules.
@@ -131,8 +133,8 @@ def in_8_bits(graph: Path) -> None:
     exact = graph.with_name("exact.onnx")
     graph.rename(exact)
     nodes = onnx.load(exact, load_external_data=False).graph.node
-    # Layers that do not run per token are Gemm nodes in the graph; the quantiser renames them to MatMul first.
-    heads = [f"{node.name}{suffix}" for node in nodes if node.op_type == "Gemm" for suffix in ("", "_MatMul")]
+    # The quantiser renames a Gemm to MatMul first.
+    heads = [f"{node.name}{suffix}" for node in _of_heads(nodes) for suffix in ("", "_MatMul")]
     with _without_advice():
         quantize_dynamic(
             exact,
@@ -143,6 +145,22 @@ def in_8_bits(graph: Path) -> None:
             nodes_to_exclude=heads,
         )
     exact.unlink()
+
+
+def _of_heads(nodes: Iterable[Any]) -> list[Any]:
+    """The nodes of a graph that belong to ramps and head.
+
+    Of texts they read what is gathered by the places of texts in the batch. Everywhere, their linear layers are Gemm
+    nodes with transposed weights: blocks run layers per token, which become MatMul, or a Gemm of GPT-2's weights.
+    """
+    heads, gathered = list[Any](), set(OF_TEXTS)
+    for node in nodes:
+        if not gathered.isdisjoint(node.input):
+            gathered.update(node.output)
+            heads.append(node)
+        elif node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute):
+            heads.append(node)
+    return heads
 
 
 @contextmanager

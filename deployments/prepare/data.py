@@ -314,7 +314,7 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
     named = f"{where}: {name!r}"
     pixels: NDArray[Any]
     if isinstance(cell, dict | bytes) or (isinstance(cell, str) and not cell.lstrip().startswith("[")):
-        pixels = _picture(where, path, cell)
+        pixels = _picture(where, path, cell, channels)
     else:
         nested = parsed(named, cell) if isinstance(cell, str) else cell
         try:
@@ -333,10 +333,11 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
         raise UserError(f"{where} must be height x width or height x width x {channels}, got {tuple(shape)}")
 
 
-def _picture(where: str, path: Path, cell: PictureCell) -> NDArray[np.uint8]:
-    """The picture as a replica reads it: upright, in 8 bits."""
+def _picture(where: str, path: Path, cell: PictureCell, channels: int | None) -> NDArray[np.uint8]:
+    """The picture as a replica reads it: upright, in 8 bits, and grey where the network reads grey ones."""
     with _opened(f"{where}: the picture", path, cell) as picture:
-        return pixels_of(picture, "L" if picture.mode == "L" or picture.mode.startswith("I;16") else "RGB")
+        is_grey = channels == 1 or picture.mode == "L" or picture.mode.startswith("I;16")
+        return pixels_of(picture, "L" if is_grey else "RGB")
 
 
 def label_picture(where: str, path: Path, cell: PictureCell) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from isobatch.profiles.model import Words
 LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
 BATCH = 64  # inputs per batch
 # Part of every cache key. Raise it when a change to the features changes the files.
-FORMAT = "4"
+FORMAT = "5"
 WORDS = ("counts", "numbers")  # names of files that exist if words are answered
 TRUNCATED = "truncated.npy"
 

@@ -134,7 +134,8 @@ class LabelNames:
         """A number that the file names is the label of that name, unless the head's labels have no names."""
         others, text = {other.lower(): name for other, name in self.others.items()}, str(label).strip()
         if not isinstance(label, NamedNumber):
-            return self._own(others.get(text.lower(), text))
+            given = others.get(text.lower(), others.get(_without_decimals(text.lower())))
+            return self._own(text if given is None else given)
         number = str(int(label))
         given = others.get(text.lower(), others.get(number))
         if not given and text in self.names[int(label) : int(label) + 1]:  # another label may have this name too

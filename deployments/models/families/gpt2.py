@@ -48,4 +48,4 @@ def _last_and_mean(hidden: Tensor, spans: Spans | None) -> Tensor:
     return torch.cat((spans.last(hidden), spans.mean(hidden)), dim=1)
 
 
-FAMILIES = (Family(("gpt2",), "text", gpt2),)
+FAMILIES = (Family(("gpt2",), "text", gpt2, reads_last=True),)

@@ -75,10 +75,11 @@ def _block(
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         assert spans, "This is a bug: texts have spans."
-        query, key, value = (torch.unflatten(project(hidden), -1, heads) for project in projections)
-        after = add(packed_attention((query, key, value), spans, scaling, bias), hidden)
+        row = hidden.unsqueeze(0)  # as one long row of tokens, dense layers become products that int8 knows
+        query, key, value = (torch.unflatten(project(row).squeeze(0), -1, heads) for project in projections)
+        after = add(packed_attention((query, key, value), spans, scaling, bias).unsqueeze(0), row)
         output: Tensor = layer.output(layer.intermediate(after), after)
-        return output
+        return output.squeeze(0)
 
     return run
 

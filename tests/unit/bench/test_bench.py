@@ -12,11 +12,12 @@ from experiments.shared import scenes
 from isobatch.cluster.bench import compare
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
 from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
-from isobatch.cluster.bench.setup import drawn, with_recorded_exits
+from isobatch.cluster.bench.setup import BenchRequest, drawn, make, with_recorded_exits
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.dispatch.route import route_of
+from isobatch.deployments.folders import hash_of
 from isobatch.deployments.models import load
-from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, read_rules, save_ramps
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -200,6 +201,20 @@ def test_it_prints_json(
     (gain,) = result["batch_gains"]
     assert (gain["slo_ms"], gain["kind"]) == (200.0, "cpu")
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
+
+
+def test_rows_that_ramps_were_trained_on_are_not_counted(checkpoint: Path, tmp_path: Path) -> None:
+    (data := tmp_path / "inputs.csv").write_text("text,label\n" + "the film,1\nthe,0\n" * 20)
+    rules = read_rules(checkpoint / "exits.json")
+    request = BenchRequest(str(tmp_path / "ee"), data, "cpu", backend="torch", largest=2, budget_s=0.1)
+    for data_hash, inputs in ((hash_of([data]), 14), ("another", 40)):
+        copytree(checkpoint, tmp_path / "ee", dirs_exist_ok=True)
+        notes = {"data_hash": data_hash, "rows": 40, "seed": 0}
+        rules.model_copy(update={"notes": notes}).write(tmp_path / "ee" / "exits.json")
+        made, said = make(request)
+        assert len(made.source.inputs) == inputs
+        known = f"measured with {inputs} inputs of inputs.csv that ramps were not trained on"
+        assert (known in said) == (data_hash != "another")
 
 
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:

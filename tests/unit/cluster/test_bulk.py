@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from shutil import copytree
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,6 +119,29 @@ def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkey
     assert sum(encoded) == ROWS - 2 * BATCH
     with Path("b.csv").open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == [each.name for each in alone]
+
+
+def test_answers_to_texts_that_another_tokenizer_read_are_not_continued(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copytree(here / "my-bert", here / "copied")
+    arguments = ("--model", copied, "--device", "cpu", "--out", "b.csv")
+    monkeypatch.setattr("isobatch.deployments.models.predict.AT_ONCE", BATCH)
+    encode, encoded = TorchModel.encode, list[int]()
+
+    def once(model: TorchModel, inputs: Any) -> Any:
+        if encoded:
+            raise KeyboardInterrupt
+        encoded.append(len(inputs))
+        return encode(model, inputs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchModel, "encode", once)
+        assert run(*arguments).exit_code == 130
+    settings = copied / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 4}))
+    assert "b.csv.part holds answers with another preprocessor" in str(run(*arguments).exception)
+    assert run(*arguments, "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.commands.cascade_run import table
 from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import sustained_per_s
-from isobatch.deployments.folders import ramps_of
+from isobatch.deployments.folders import hash_of, ramps_of
 from isobatch.deployments.models import load_served
+from isobatch.deployments.models.ramps import ExitRules, read_rules, save_ramps
 from isobatch.deployments.prepare.cascades import Combination
 from isobatch.optimizer import problem
 from isobatch.optimizer.plan import read_plan
@@ -201,3 +202,16 @@ def test_without_labels_agreement_is_promised(here: Path) -> None:
     assert "agreement with the last network is promised" in said
     for metric in ("mcc", "accuracy"):
         assert f"--metric {metric} needs" in run(f"{LINE} --metric {metric} --force")[1]
+
+
+def test_rows_that_ramps_were_trained_on_test_no_promise(here: Path) -> None:
+    header, *lines = (here / "others.csv").read_text().splitlines()
+    more = [f"{text.partition(',')[0]} {text}" for text in lines]
+    (here / "others.csv").write_text("\n".join([header, *lines, *more]) + "\n")
+    trained = {"data_hash": hash_of([here / "others.csv"]), "rows": 240, "seed": 3}
+    save_ramps(here / "my-bert", ExitRules(notes=trained), {})
+    code, said = run(LINE)
+    assert code == 0, said
+    left = "ramps were trained on other rows of others.csv, which are left out: 84 rows remain"
+    assert left in " ".join(said.split())
+    assert read_rules(here / "both" / "exits.json").notes["rows"] == 84

@@ -45,6 +45,25 @@ def image_checkpoint(tmp_path: Path) -> Path:
 
 
 @torch.inference_mode()
+def test_the_end_of_a_text_is_read_as_by_transformers_where_it_is_padding(tmp_path: Path) -> None:
+    """GPT-2 pads with the token that ends texts, and its head reads the last token that is no padding."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"a": 0, "<end>": 1, "good": 2, "film": 3}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
+    tokenizer.save_pretrained(tmp_path)
+    hugging_face("gpt2").save_pretrained(tmp_path)
+    model, reference = load(tmp_path), AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    texts = ["good film", "good film <end>", "good <end> film <end> <end>", "<end>", "<end> <end>", "film"]
+    expected = np.concatenate([reference(**tokenizer(text, return_tensors="pt")).logits.numpy() for text in texts])
+    batch = model.encode(texts)
+    assert batch.lengths.tolist() == [2, 2, 3, 1, 1, 1]
+    assert np.abs(model.run(batch, model.num_blocks, ()).exits.logits - expected).max() < 1e-5
+
+
+@torch.inference_mode()
 def test_texts_and_pairs_are_encoded_as_hugging_face_does(text_checkpoint: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -183,6 +183,14 @@ def test_pictures_are_read_as_a_server_reads_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second.value, pixels)
 
 
+@pytest.mark.parametrize("mode", ["1", "P", "LA", "RGB", "RGBA"])
+def test_a_network_that_reads_grey_pictures_gets_pictures_of_any_mode_in_grey(tmp_path: Path, mode: str) -> None:
+    pixels = np.array([[0, 255, 255], [255, 0, 0]], np.uint8)
+    Image.fromarray(pixels).convert(mode).save(tmp_path / "p.png")
+    (row,) = rows(written(tmp_path, "a.csv", "image\np.png\n"), channels=GREY)
+    np.testing.assert_array_equal(row.value, pixels)
+
+
 def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 300), np.uint8)
     Image.fromarray(noise).save(tmp_path / "p.png")

@@ -162,6 +162,26 @@ def test_what_else_has_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
         check_decoder(tmp_path)
 
 
+def test_of_a_sorted_file_all_parts_choose_the_threshold_and_test_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    decoder("llama").save_pretrained(tmp_path / "network")
+    every = [f"{number}+{number}=" for number in range(100)]
+    (tmp_path / "sums.csv").write_text("\n".join(["text", *every]))
+    read = list[str]()
+
+    def note(source: Path, prompts: list[str], *_: object) -> None:
+        read.extend(prompts)
+        raise UserError("enough")
+
+    monkeypatch.setattr("isobatch.deployments.prepare.decoder.ramp_report", note)
+    with pytest.raises(UserError, match="enough"):
+        done("prepare", tmp_path / "network", "--data", tmp_path / "sums.csv", "--out", tmp_path / "out")
+    assert sorted(read) == sorted(every)
+    assert 15 <= len({*read[:50]} & {*every[:50]}) <= 35
+
+
 def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,6 +64,13 @@ def test_copies_of_pictures_are_counted_without_a_second_copy_of_each() -> None:
     assert peak_bytes < 5 * pictures[0].nbytes
 
 
+@pytest.mark.parametrize("one", ["1", "1.0", 1, 1.0])
+def test_other_names_of_labels_are_known_however_their_numbers_are_written(one: object) -> None:
+    swapped = LabelNames(["negative", "positive"], {"0": "1", "1": "0"})
+    assert swapped.number(one) == 0
+    assert NAMES.number(one) == 1
+
+
 def test_labels_of_one_name_are_told_apart_by_their_numbers_or_refused() -> None:
     names = LabelNames(["crane", "gull", "crane"])
     assert [names.number(each) for each in NamedNumber.of(names.names, [0, 1, 2])] == [0, 1, 2]
