@@ -32,7 +32,7 @@ MOST_CLAIMED = 4096  # claims of a front that are remembered: it has long droppe
 
 
 Reply = Departed | Stayed | Failed
-Drop = Callable[[str, str], None]  # has the holder at this address drop the survivors with this key
+DropSurvivors = Callable[[str, str], None]  # has the holder at this address drop the survivors with this key
 
 
 class EndIfStuck(Message, frozen=True):
@@ -63,7 +63,7 @@ class ReplicaConnection(KeyedConnection):
 
     messages = NumberedReply
 
-    def __init__(self, key: str, on_lost: Callable[[], None], front: str, drop: Drop) -> None:
+    def __init__(self, key: str, on_lost: Callable[[], None], front: str, drop: DropSurvivors) -> None:
         super().__init__(key, front)
         self._on_lost, self._drop = on_lost, drop
         self._numbers = count()
@@ -134,7 +134,7 @@ class ReplicaConnection(KeyedConnection):
 
 async def connect_to(
     wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None], front: str = "",
-    drop: Drop = lambda address, key: None,
+    drop: DropSurvivors = lambda address, key: None,
 ) -> ReplicaConnection:  # fmt: skip
     """Connect to a replica, which knows a front that connects again by its name: it continues to hold its survivors.
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments.shared.headlines import FOUND, HEADLINES, Headline, command
-from experiments.shared.version import changed, code_of
+from experiments.shared.version import changes, code_of
 
 EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results"
@@ -28,12 +28,12 @@ HEAD = """# All figures
 misses its aim. *The same* means the figure of the row above.
 """
 HEAD_OF_AGES = """
-A results file keeps a hash of every module that its benchmark reached by imports; comments and docstrings do not count.
-Where modules are changed or new since, the figures are those of older code; where more than half are, no table shows
-them. As of the last `make results`:
+A results file keeps a hash of every function and class that its benchmark may reach by imports; comments and docstrings
+do not count. Where some are changed or new since, the figures are those of older code; where more than 30 % are, no
+table shows them. As of the last `make results`:
 """
 NUMBERS = {"measured", "paper", "here"}
-OUTDATED = 0.5  # no table shows a claim if more than this share of its modules has changed since the measurement
+OUTDATED = 0.3  # no table shows a claim if more than this share of its functions and classes has changed since
 Kept = dict[str, dict[str, float]]
 
 
@@ -44,9 +44,9 @@ def shown() -> Kept:
 
 
 def is_outdated(claim: str, kept: dict[str, str]) -> bool:
-    """Whether most modules of a claim have changed since the measurement."""
-    changes = _changes(claim, kept)
-    return changes is None or changes[0] > OUTDATED * changes[1]
+    """Whether too much of a claim's code has changed since the measurement."""
+    counts = _changes(claim, kept)
+    return counts is None or counts[0] > OUTDATED * counts[1]
 
 
 def figures(kept: Kept) -> str:
@@ -93,7 +93,8 @@ def summary(kept: Kept) -> Iterator[str]:
     yield "### Missed\n"
     yield from _table(("`make`", "aims met", "missed"), list(_missed(known.values(), kept)))
     if hidden := sorted({command(each.claim) for each in known.values()} - {command(claim) for claim in kept}):
-        yield f"Not shown, as most of their code has changed since they were measured: `{'`, `'.join(hidden)}`.\n"
+        names = "`, `".join(hidden)
+        yield f"Not shown, as more than 30 % of their code has changed since they were measured: `{names}`.\n"
 
 
 def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, str, str]]:
@@ -123,18 +124,20 @@ def _ages() -> Iterator[str]:
         kept = json.loads(path.read_text())
         machine = kept["machine"]
         processor = ", ".join([machine.get("processor", "not noted"), *machine.get("flags", ())])
-        changes = _changes(path.stem, kept)
-        noted = "not noted" if changes is None else f"{changes[0]}/{changes[1]}"
+        counts = _changes(path.stem, kept)
+        noted = "not noted" if counts is None else f"{counts[0]}/{counts[1]}"
         rows.append((f"`{command(path.stem)}`", kept["date"], processor, kept.get("commit") or "not noted", noted))
     yield AGES + HEAD_OF_AGES
-    yield from _table(("make", "measured on", "processor", "commit", "modules that are changed or new since"), rows)
+    yield from _table(
+        ("make", "measured on", "processor", "commit", "functions and classes that are changed or new since"), rows
+    )
 
 
 def _changes(claim: str, kept: dict[str, str]) -> tuple[int, int] | None:
-    """The number of a claim's changed modules since its measurement, and of all its modules; None: not recorded."""
+    """How many of a claim's functions and classes have changed since its measurement, and of how many; None: not
+    recorded."""
     marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
-    now = code_of(claim)
-    return (len(changed(marks, now)), len(now)) if marks else None
+    return changes(marks, code_of(claim)) if marks else None
 
 
 def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
@@ -143,8 +146,8 @@ def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
     for claim in (path.parent.name for path in EXPERIMENTS.glob("*/run.py")):
         path = results / f"{claim}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
-        changes = _changes(claim, kept)
-        if changes is None or changes[0]:
+        counts = _changes(claim, kept)
+        if counts is None or counts[0]:
             result.append((kept.get("seconds", math.inf), claim))
     return sorted(result)
 

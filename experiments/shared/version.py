@@ -1,4 +1,4 @@
-"""Hashes the code of a benchmark: every module that it reaches by imports.
+"""Hashes the code of a benchmark: every function and class of the modules that it reaches by imports.
 
 Comments, docstrings and layout do not count, since they do not change figures. Modules that are named in strings
 ("isobatch.deployments.app:build") and data files beside a module that names them count, too.
@@ -6,6 +6,7 @@ Comments, docstrings and layout do not count, since they do not change figures. 
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
@@ -17,6 +18,7 @@ PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments", "t
 # "isobatch." before a package of the product, which does not change figures.
 OURS = re.compile(rf"\bisobatch\.(?=(?:{'|'.join(PACKAGES)})\b)")
 MODULE = re.compile(rf"^(?:isobatch\.)?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?$")
+DIGITS = 4  # of the hash of a function, of a class without its functions, or of the rest of a module
 FACTS = re.compile(r"^[\w./-]+\.(?:csv|json|yaml)$")
 
 Read = Callable[[str], str | None]  # the text of a file of the tree by its path; None: there is no file
@@ -28,7 +30,7 @@ def from_tree(path: str) -> str | None:
 
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of each module of a benchmark, by its path. "decoding@zen4" is `decoding` on another
+    """The hashes of each module of a benchmark, by its path. "decoding@zen4" is `decoding` on another
     machine."""
     name = claim.partition("@")[0]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / name).glob("test_*.py"))
@@ -36,7 +38,7 @@ def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
 
 
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
-    """The hash of these modules and of all modules that they reach, by path."""
+    """The hashes of these modules and of all modules that they reach, by path."""
     result: dict[str, str] = {}
     waiting, known = list(paths), set(paths)
     while waiting:
@@ -55,14 +57,47 @@ def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
     >>> changed({"a.py": "1", "b.py": "2", "gone.py": "5"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
     ['b.py', 'c.py']
     """
-    return [path for path, mark in now.items() if kept.get(path) != mark]
+    return [path for path, marks in now.items() if kept.get(path) != marks]
+
+
+def changes(kept: dict[str, str], now: dict[str, str]) -> tuple[int, int]:
+    """The number of parts of `now` that are changed or new, and of all its parts.
+
+    >>> changes({"a.py": "11112222", "gone.py": "5555"}, {"a.py": "222233334444", "c.py": "5555"})
+    (3, 4)
+    """
+    before, after = _parts(kept), _parts(now)
+    return (after - before).total(), after.total()
+
+
+def _parts(marks: dict[str, str]) -> Counter[tuple[str, str]]:
+    return Counter(
+        (path, each[start : start + DIGITS]) for path, each in marks.items() for start in range(0, len(each), DIGITS)
+    )
 
 
 @cache
 def _module(path: str, text: str) -> tuple[str, set[str]]:
-    """The hash of a module, and the files that it may reach. Cached, since most benchmarks reach the same modules."""
+    """The hashes of a module, and the files that it may reach. Cached, since most benchmarks reach the same modules."""
     tree = ast.parse(text)
-    return _hash(_meant(tree)), set(_reached(tree, path))
+    return "".join(map(_hash, _divided(tree))), set(_reached(tree, path))
+
+
+def _divided(node: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """The functions of a module or class, each as text, and then everything else in it."""
+    rest = list[ast.stmt]()
+    for each in _counted(node, node.body):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield _meant(each)
+        elif isinstance(each, ast.ClassDef):
+            yield from _divided(each)
+        else:
+            rest.append(each)
+    if isinstance(node, ast.ClassDef):
+        head = [node.name, *map(_meant, (node.bases, node.keywords, node.decorator_list))]
+        yield " ".join(["class", *head, _meant(rest)])
+    else:
+        yield _meant(rest)
 
 
 def _reached(tree: ast.AST, path: str) -> Iterator[str]:
@@ -123,4 +158,4 @@ def _is_ours(node: ast.stmt) -> bool:
 
 
 def _hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:8]
+    return sha256(text.encode()).hexdigest()[:DIGITS]

@@ -7,7 +7,7 @@ from signal import SIGKILL, raise_signal
 import pytest
 
 from experiments.shared.live import in_own_process
-from experiments.shared.version import changed, code_of
+from experiments.shared.version import changed, changes, code_of
 from isobatch.profiles.errors import UserError
 
 TREE = {
@@ -32,6 +32,18 @@ def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -
     assert changed(before, code_of("claim", same.get)) == []
     other = TREE | {"optimizer/b.py": "def c() -> int:\n    return 2\n", "profiles/facts.csv": "1,3\n"}
     assert changed(before, code_of("claim", other.get)) == ["optimizer/b.py", "profiles/facts.csv"]
+
+
+def test_each_function_of_a_module_or_class_counts_for_itself() -> None:
+    text = (
+        "LIMIT = 1\n\nclass C:\n    A = 1\n\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
+    )
+    before = code_of("claim", (TREE | {"optimizer/b.py": text}).get)
+    total = 9  # five other modules with one part each, and f, g, the rest of C, and LIMIT
+    assert changes(before, before) == (0, total)
+    for old, new in (("return 2", "return 3"), ("A = 1", "A = 2"), ("class C", "class C(int)"), ("LIMIT", "MOST")):
+        after = code_of("claim", (TREE | {"optimizer/b.py": text.replace(old, new)}).get)
+        assert changes(before, after) == (1, total), old
 
 
 def test_a_process_that_is_killed_ends_its_measurement_with_a_sentence() -> None:
