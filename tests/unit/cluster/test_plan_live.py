@@ -35,7 +35,7 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     clock.now_s += 0.02
     assert live.is_over()
     assert live.left_s == pytest.approx(10.0 * (1 - SEARCHING), abs=0.02)
-    assert live.__rich__() == "planning; 3 s; confirming it with other inputs"
+    assert live.__rich__() == "looking for a first plan; 3 s; confirming it with other inputs"
     live.allow(CHOOSING)
     assert not live.is_over()
     assert live.__rich__() == "planning; 3 s; Ctrl-C keeps it"
