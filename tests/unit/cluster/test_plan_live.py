@@ -38,7 +38,7 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     assert live.__rich__() == "looking for a first plan; 3 s; confirming it with other inputs"
     live.allow(CHOOSING)
     assert not live.is_over()
-    assert live.__rich__() == "planning; 3 s; Ctrl-C keeps it"
+    assert live.__rich__() == "looking for a first plan; 3 s; Ctrl-C keeps it"
     clock.now_s += 10.0 * (CHOOSING - SEARCHING)
     assert live.is_over()
     forever = LivePlan(None, clock)
