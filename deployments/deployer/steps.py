@@ -103,9 +103,9 @@ async def move(
     growing = {kind: count + stay.get(kind, 0) for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
-    added = {kind: count - old.get(kind, 0) for kind, count in growing.items()}
     states = await asyncio.to_thread(fleet.states) if stay else {}
     earlier = with_benched({kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay, states)
+    added = {kind: count - earlier[kind] for kind, count in growing.items()}
     freed_s = None
     try:
         if remaining and not await asyncio.to_thread(fleet.has_room, added):

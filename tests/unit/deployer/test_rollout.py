@@ -253,6 +253,13 @@ def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
     assert fleet.counts == {"a": 3}
 
 
+def test_benched_replicas_that_run_already_need_no_more_room() -> None:
+    fleet = CountedFleet({"a": 2, "b": 2}, room=5)
+    assert moved(fleet, devices(a=1, b=2), devices(a=2, b=1), stay={"a": 1}).missing_s == 0.0
+    assert fleet.counts == {"a": 3, "b": 1}
+    assert fleet.log[0] == "a=3", "nothing ends first"
+
+
 def test_a_plan_for_more_devices_starts_them_beside_benched_replicas() -> None:
     fleet = CountedFleet({"a": 4})
     moved(fleet, devices(a=3), devices(a=4), stay={"a": 1})
