@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.dispatch.groups import Group, Replica
-from isobatch.deployments.dispatch.messages import Place, RowKind
+from isobatch.deployments.dispatch.messages import Fault, Place, RowKind
 from isobatch.deployments.dispatch.route import Route, Stage
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ MOST_SKIPPED = 64
 FILL_RATE = 0.05  # the weight of one launch in the learned fill of a stage: about the last twenty launches matter
 
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
-KeptQueues = Mapping[Replica, Mapping[int, "Queue"]]  # queues of inputs that only this replica has, by their block
-Ranked = tuple[tuple[bool, float], int, "Queue", Replica]  # the rank, and a number that decides between equal ranks
+Queues = dict[tuple[int, int], "Queue"]  # by the block before which inputs wait, and the launches of theirs that broke
+KeptQueues = Mapping[Replica, Queues]  # queues of inputs that only this replica has
+Rank = tuple[bool, float, float]
+Ranked = tuple[Rank, int, "Queue", Replica]  # the rank, and a number that decides between equal ranks
 _DEADLINE = attrgetter("deadline_s")
 
 
@@ -46,8 +48,8 @@ class Ticket:
 
     cursor = 0  # the block that it runs next
     reached = 0  # the deepest block that it is known to have reached, even if it began again since
-    retries = 0  # at this block, after the network failed
-    restarts = 0  # from block 0, after the network failed or the input's state was lost
+    broke_on: "tuple[Replica, ...]" = ()  # the replicas on which the network raised an error while it ran this input
+    restarts = 0  # from block 0, after its state was lost
     ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
     ended = False
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
@@ -78,12 +80,21 @@ class Ticket:
         """Note that it reached this block."""
         self.reached = max(self.reached, block)
 
+    def count_failure(self, fault: Fault, replica: Replica) -> None:
+        """Count a launch of this input that did not come back."""
+        if fault is Fault.REPLICA:
+            self.ended_with |= {replica.name}
+        elif fault is Fault.STATE:
+            self.restarts += 1
+        else:
+            self.broke_on += (replica,)
+
     def attempts(self) -> int:
         """The number of failures that this input may have caused.
 
         A replica that hangs or ends counts once, however many launches fail there until it is replaced.
         """
-        return max(self.retries, self.restarts, len(self.ended_with))
+        return max(len(self.broke_on), self.restarts, len(self.ended_with))
 
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]  # described in queue_orders.py
@@ -98,7 +109,7 @@ class StageQueues:
         self.route, self.stage, self.group, self.queue_order = route, stage, groups[stage.group], queue_order
         self.waiting = 0  # the weight of the inputs in all queues of this stage
         self.keep = route.keeps(stage)
-        self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
+        self.shared: Queues = {}  # queues of inputs that any replica can have
         self._groups = groups
         self.is_alone = False  # no other stage of the lane uses its group
         self.fill = 1.0  # how full recent launches were, as a share of a full one
@@ -133,11 +144,13 @@ class StageQueues:
 class Queue:
     """The inputs that wait for the same launch: before one block of one lane.
 
-    `only_replica`: the one that keeps their state; None: any replica of the group can run them.
+    `only_replica`: the one that keeps their state; None: any replica of the group can run them. `room`: the most weight
+    of a launch.
     """
 
-    def __init__(self, owner: StageQueues, cursor: int, only_replica: Replica | None = None) -> None:
+    def __init__(self, owner: StageQueues, cursor: int, room: int, only_replica: Replica | None = None) -> None:
         self.owner, self.stage, self.cursor, self.only_replica = owner, owner.stage, cursor, only_replica
+        self.room = room
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
         self.remaining_s = owner.route.remaining_s[cursor]
         self._tickets: list[Ticket] = []
@@ -235,7 +248,7 @@ class Queue:
         stage, late, kept = self.stage, list[Ticket](), list[Ticket]()
         if self.cursor != stage.start:
             return late
-        room = stage.room if self.owner.queue_order is None else inf
+        room = self.room if self.owner.queue_order is None else inf
         latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
             weight = stage.counted(ticket.weight)
@@ -305,7 +318,7 @@ def choose(
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:
     if idle := group.idle(now_s):
         return idle
-    if queue.weight >= queue.stage.room:
+    if queue.weight >= queue.room:
         return group.soonest()
     replica = group.nearly_idle(now_s)
     return replica if replica and sum(stage.waiting for stage in stages) < queue.stage.room else None
@@ -316,20 +329,16 @@ def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_
     able = set()
     for replica in group.may_run_kept:
         for queue in kept_queues.get(replica, {}).values():
-            if queue.size and (not replica.pending_s or (queue.weight >= queue.stage.room and group.has_room(replica))):
+            if queue.size and (not replica.pending_s or (queue.weight >= queue.room and group.has_room(replica))):
                 choices.append((_rank(queue, now_s), len(choices), queue, replica))
                 able.add(replica)
     group.may_run_kept = able
 
 
-def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
-    """The queue with the lowest rank is launched first."""
-    cursor, room = queue.cursor, queue.stage.room
-    if queue.weight >= room or _is_urgent(queue, now_s):
-        return False, -cursor
-    return True, -queue.weight / room
-
-
-def _is_urgent(queue: Queue, now_s: float) -> bool:
-    first = queue.first()
-    return first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s
+def _rank(queue: Queue, now_s: float) -> Rank:
+    """The queue with the lowest rank is launched first. Inputs whose launch broke do not wait to fill one."""
+    first, room = queue.first(), queue.room
+    deadline_s = first.deadline_s if first else inf
+    if queue.weight >= room or room < queue.stage.room or deadline_s - now_s <= URGENT * queue.remaining_s:
+        return False, -queue.cursor, deadline_s
+    return True, -queue.weight / room, deadline_s

@@ -127,7 +127,7 @@ class Dispatcher:
                     queue, replica = choice
                     if late := queue.take_late(now_s):  # the rest may be no full batch, which a busy replica would need
                         self._end(late, Outcome.EXPIRED, inf)
-                    elif tickets := queue.take(queue.stage.room):
+                    elif tickets := queue.take(queue.room):
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
                     self._launches_at_s = min(self._launches_at_s, group.nearly_idle_at_s(now_s))
@@ -204,7 +204,7 @@ class Dispatcher:
         kept_by = launch.replica if launch.keep else None
         for row, place in survivors.items():
             ticket = tickets[row]
-            ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, stop, 0, kept_by
+            ticket.place, ticket.cursor, ticket.kept_by = place, stop, kept_by
         staying = [tickets[row] for row in survivors]
         self._wait(staying, launch.lane)
         if launch.kinds and launch.lane in self._lanes:
@@ -228,15 +228,14 @@ class Dispatcher:
         again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.only_replica is not None))
         for ticket in tickets:
             ticket.reach(launch.ran_to)
-            if fault is Fault.REPLICA:
-                ticket.ended_with |= {launch.replica}
-            elif not blames_shadows:
-                ticket.retries += 1
-                ticket.restarts += again
+            if not blames_shadows:
+                ticket.count_failure(fault, launch.runner)
             if again:
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, -inf, reason, fault)
+        for replica in {each for ticket in given_up for each in ticket.broke_on}:
+            replica.home.trust(replica)  # an input that fails everywhere is the cause
         self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -343,8 +342,8 @@ class Dispatcher:
                 ticket.begin_again()
             if ticket.deadline_s < self._next_deadline_s:
                 self._next_deadline_s = ticket.deadline_s
-        for (cursor, kept_by), run in groupby(staying, key=lambda ticket: (ticket.cursor, ticket.kept_by)):
-            self._lane_for(lane, kept_by).wait(list(run), cursor, kept_by)
+        for (cursor, kept_by, broken), run in groupby(staying, key=_waits_with):
+            self._lane_for(lane, kept_by).wait(list(run), cursor, kept_by, broken)
 
     def _lane_for(self, lane: Lane, kept_by: str | None) -> Lane:
         if lane in self._open:
@@ -387,3 +386,8 @@ class Dispatcher:
     def _queues(self) -> Iterator[Queue]:
         for lane in self._lanes:
             yield from lane.queues()
+
+
+def _waits_with(ticket: Ticket) -> tuple[int, str | None, int]:
+    """Inputs of one launch that are alike in this wait together."""
+    return ticket.cursor, ticket.kept_by, len(ticket.broke_on)

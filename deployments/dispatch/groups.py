@@ -270,6 +270,11 @@ class Group:
                 for other in self._benched - {replica}:
                     self._bench(other, now_s, benched=False)
 
+    def trust(self, replica: Replica) -> None:
+        """Use a replica again, since its launch failed for another reason."""
+        if self._has(replica):
+            self._bench(replica, 0.0, benched=False)
+
     def _bench(self, replica: Replica, now_s: float, benched: bool) -> None:
         if benched:
             replica.slow_at_s = now_s

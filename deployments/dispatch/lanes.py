@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from math import exp, log, sqrt
 from typing import NamedTuple
 
-from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
+from isobatch.deployments.dispatch.batching import Queue, Queues, StageQueues, Ticket
 from isobatch.deployments.dispatch.groups import Group, Replica
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
@@ -178,7 +178,8 @@ class Lane:
         # Stages that take turns on a group wait until they are full: each input costs them its whole share.
         self.free_joining = min(each.is_alone * _free_joining(each.stage.launch_s) for each in self.stages)
         self.unavoidable = 0.0  # the mean probability that recent inputs would be late in an empty lane
-        self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
+        self.kept_queues: dict[Replica, Queues] = {}  # queues of inputs that only this replica has
+        self._retries = limits.retries
         for group in self.groups:
             group.forget_kept()
             group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
@@ -265,9 +266,9 @@ class Lane:
         entry, group = self.entry, self.entry.owner.group
         return entry.weight >= entry.stage.room or group.has_idle or (entry.size == 1 and group.early_s > 0)
 
-    def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None) -> None:
+    def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None, broken: int) -> None:
         """Let inputs wait before one block; either one replica keeps them all, or none keeps any."""
-        queue = self.queue(cursor, kept_by)
+        queue = self.queue(cursor, kept_by, broken)
         if len(tickets) == 1:
             queue.add(tickets[0])
         else:
@@ -291,16 +292,21 @@ class Lane:
             if not any(queue.is_gone for queue in queues.values())
         }
 
-    def queue(self, cursor: int, kept_by: str | None) -> Queue:
-        """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""
+    def queue(self, cursor: int, kept_by: str | None, broken: int = 0) -> Queue:
+        """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps.
+
+        `broken`: in how many of their launches the network raised an error. With each, launches get smaller, and at its
+        last attempt an input is alone. So an input that breaks the network does not fail the others of its batch.
+        """
         stage = self.stages[self.route.numbers[cursor]]
         replica = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
         if replica is not None:
             replica.keeps_inputs = True
         queues = stage.shared if replica is None else self.kept_queues.setdefault(replica, {})
-        if cursor not in queues:
-            queues[cursor] = Queue(stage, cursor, replica)
-        return queues[cursor]
+        if (key := (cursor, broken)) not in queues:
+            room = round(stage.stage.room ** (1 - broken / self._retries)) if broken else stage.stage.room
+            queues[key] = Queue(stage, cursor, room, replica)
+        return queues[key]
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:

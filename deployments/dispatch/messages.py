@@ -66,8 +66,8 @@ class Limits:
 
     max_inside: int = 4096  # admitted inputs that have not ended, at most
     slack: float = 0.2  # the share by which an input may exceed its planned time; used until launches were measured
-    # Attempts after the first: of a launch at one stage after the network failed, and of an input from block 0. Also
-    # the number of replicas that may hang or end while they run an input, before that input counts as the cause.
+    # Attempts of an input after the first: when the network raised an error, and from block 0 when its state was lost.
+    # Also the number of replicas that may hang or end while they run it, before that input counts as the cause.
     retries: int = 2
     early_s: float = 0.0  # a batch that is not full may be sent this long before its replica is expected to be free
     ahead: int = 1  # full batches that may wait at a busy replica; more may wait only to hide a transfer

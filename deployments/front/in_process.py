@@ -51,7 +51,7 @@ class InProcess:
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
         # No batch waits at a busy thread, so that it can still merge with inputs that arrive meanwhile.
         # A launch that fails is the fault of its inputs, as all copies are alike: none is benched.
-        limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0, probe_every_s=0.0)
+        limits = replace(config.limits(1 / config.front_replicas), ahead=0, probe_every_s=0.0)
         networks = [model]
         for _ in range(1, config.replicas):
             networks.append(await asyncio.to_thread(load_front_model, config, str(config.folder)))

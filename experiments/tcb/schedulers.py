@@ -47,7 +47,7 @@ class OrderedDispatcher(Dispatcher):
         (lane,) = self._lanes
         self._lane: Lane = lane
         stage = lane.stages[0]
-        stage.shared[0] = lane.entry = _DroppingQueue(stage, launch_s)
+        stage.shared[0, 0] = lane.entry = _DroppingQueue(stage, launch_s)
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
@@ -58,7 +58,7 @@ class OrderedDispatcher(Dispatcher):
 
 class _DroppingQueue(Queue):
     def __init__(self, owner: StageQueues, launch_s: float) -> None:
-        super().__init__(owner, 0)
+        super().__init__(owner, 0, owner.stage.room)
         self._launch_s = launch_s
 
     def take_late(self, now_s: float) -> list[Ticket]:

@@ -7,6 +7,8 @@ from math import inf
 from statistics import mean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
@@ -83,6 +85,19 @@ def test_an_input_that_fails_too_often_ends_with_the_reason() -> None:
     world.run()
     assert world.outcomes == {0: Outcome.FAILED, 1: Outcome.ANSWERED}
     assert sum(launch.cursor == 6 for launch in world.launches) == 1 + Limits().retries
+
+
+@given(st.sets(st.integers(0, 15), min_size=1, max_size=3), st.sampled_from([0, 6]), st.booleans())
+def test_an_input_that_breaks_the_network_fails_alone(broken: set[int], cursor: int, local: bool) -> None:
+    names = ["g1", "g2"]
+    stages = [linear(0, 6, 8, "front"), linear(6, 12, 8, "front" if local else "back", local=local)]
+    fails = lambda launch: launch.cursor == cursor and any(ticket.id in broken for ticket in launch.tickets)  # noqa: E731
+    world = World(Route(tuple(stages)), {"front": names} if local else {"front": names, "back": ["b1"]}, fails=fails)
+    world.arrive(*(Input(0.0, 12, 9.0) for _ in range(16)), *(Input(1.0, 12, 9.0) for _ in range(16)))
+    world.run()
+    assert {number for number, outcome in world.outcomes.items() if outcome is not Outcome.ANSWERED} == broken
+    late = [launch for launch in world.launches if launch.started_s >= 1.0 and launch.cursor == 0]
+    assert {launch.replica for launch in late} == {*names}, "no replica is blamed for inputs that fail on all"
 
 
 def alone(names: list[str]) -> Dispatcher:

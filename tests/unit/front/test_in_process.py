@@ -1,8 +1,9 @@
 """A network in the front's own process: its copies, which compute at once."""
 
+import asyncio
 import time
 from collections.abc import Collection
-from functools import cache
+from functools import cache, partial
 from threading import Barrier
 from typing import Any
 
@@ -33,6 +34,14 @@ class Together(Toy):
 
 def load(directory: str, device: str, dtype: str) -> Toy:
     return Together()
+
+
+def load_toy(directory: str, device: str, dtype: str) -> Toy:
+    return Toy()
+
+
+def returned(content: Content[Any]) -> Content[Any]:
+    return content
 
 
 @cache
@@ -84,6 +93,18 @@ async def test_after_an_input_that_breaks_the_network_every_copy_computes_on() -
     inputs = service.encoded([[0, 3], [3, 5]])
     await service.answer(service.register("", 0, {}), lambda: Content(inputs, list))
     assert time.monotonic() - began_s < 4, "a replica of a plan would be tried again after 5 s"
+    await service.close()
+
+
+async def test_an_input_that_breaks_the_network_fails_no_other_request_of_its_batch() -> None:
+    service = Service(CONFIG.model_copy(update={"loader": f"{__name__}:load_toy", "max_batch": 16}), time.perf_counter)
+    await service.open()
+    contents = [Content(service.encoded([[3, label]]), list) for label in (0, 1, -1, 2, 3, 4, 5, 6)]
+    requests = (service.answer(service.register("", 0, {}), partial(returned, each)) for each in contents)
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    labels = [answer[0].label for answer in answers if not isinstance(answer, BaseException)]
+    assert labels == [0, 1, 2, 3, 4, 5, 6]
+    assert isinstance(answers[2], RefusedError)
     await service.close()
 
 
