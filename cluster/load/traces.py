@@ -5,6 +5,7 @@ import csv
 import re
 import tarfile
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,10 +54,13 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, e
     if recorded[-1] == 0:
         raise UserError(f"all arrivals in {path} have the same time: a trace needs at least two different times")
     gaps = np.diff(recorded, prepend=recorded[0] - np.diff(recorded).mean())
-    rate = rate_per_s or float(1 / gaps.mean())
-    check(rate, seconds)
-    stretched = np.cumsum(np.resize(gaps, round(rate * seconds)) * (1 / (rate * gaps.mean())))
-    return np.asarray(stretched[stretched < seconds])
+    check(rate_per_s or float(1 / gaps.mean()), seconds)
+    if rate_per_s is None:
+        times = np.cumsum(np.tile(gaps, ceil(seconds / gaps.sum())))
+    else:
+        times = np.cumsum(np.resize(gaps, max(1, round(rate_per_s * seconds))))
+        times *= seconds / times[-1]
+    return np.asarray(times[times < seconds])
 
 
 def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, seconds: float, seed: int) -> Floats:

@@ -49,6 +49,19 @@ def test_recorded_times_are_stretched_and_repeated(tmp_path: Path) -> None:
     assert sorted(set(np.round(gaps / gaps.min(), 6))) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(None, 100), (20.0, 200)])
+def test_a_trace_that_begins_busily_lasts_as_long_as_the_load(
+    tmp_path: Path, rate: float | None, expected: int
+) -> None:
+    """Ten a second for ten seconds, then one a second."""
+    seconds = [*np.arange(100) / 10, *range(10, 60)]
+    path = tmp_path / "times.csv"
+    path.write_text("TIMESTAMP\n" + "".join(f"2023-11-16 18:00:{each:06.3f}\n" for each in seconds))
+    times = trace(path, rate, seconds=10)
+    assert len(times) == pytest.approx(expected, abs=3)
+    assert times[-1] > 9.5
+
+
 def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
     counts, times = tmp_path / "counts.csv", tmp_path / "times.csv"
     counts.write_text("minute,count\n0,600\n1,1800\n")
