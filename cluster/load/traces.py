@@ -79,6 +79,8 @@ def _recorded(path: Path, each_s: float | None) -> Floats | CountedArrivals:
         raise UserError(f"--trace-each-s {each_s:g} must be above 0")
     try:
         recorded = _parsed(_text(path))
+        if isinstance(recorded, CountedArrivals) and not (np.isfinite(recorded.counts) & (recorded.counts >= 0)).all():
+            raise ValueError("a count is below 0 or no number")
     except (ValueError, IndexError, EOFError, tarfile.ReadError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is not a trace ({reason}): it must be {FORMATS}") from None
@@ -105,14 +107,16 @@ def _text(path: Path) -> str:
 def _parsed(text: str) -> Floats | CountedArrivals:
     first, _, rest = text.partition("\n")
     head = next(csv.reader([first[:LONGEST_HEAD]]), [])
+    rows = csv.reader(line for line in rest.splitlines() if line.strip())
     if "TIMESTAMP" in head:
         column = head.index("TIMESTAMP")
-        stamps = np.array([row[column][:26] for row in csv.reader(rest.splitlines())], "datetime64[ns]")
+        stamps = np.array([row[column][:26] for row in rows], "datetime64[ns]")
+        if np.isnat(stamps).any():
+            raise ValueError("a time is missing")
         return np.sort((stamps - stamps.min()).astype(float) / 1e9)
     if any(name.startswith("minute_") for name in head):
         minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
-        rows = [[float(row[index] or 0) for index in minutes] for row in csv.reader(rest.splitlines())]
-        return CountedArrivals(np.array(rows).sum(0), 60.0)
+        return CountedArrivals(np.array([[float(row[index] or 0) for index in minutes] for row in rows]).sum(0), 60.0)
     names = _cells(first)
     if not names or any(_is_number(name) for name in names):
         return _table([], text, first)
@@ -124,14 +128,12 @@ def _table(names: list[str], text: str, first: str) -> CountedArrivals:
     lines = [_cells(line) for line in text.splitlines() if line.strip()]
     if len(lines) == 1 and not names:  # as Twitter's trace, in which seconds with 0 are gaps of the recording
         counts = np.array(lines[0], float)
-        return CountedArrivals(counts[counts > 0], 1.0, certain=False)
+        return CountedArrivals(counts[counts != 0], 1.0, certain=False)
     if not lines or len(lines[0]) not in (1, 2):
         raise ValueError(f"it begins with {first[:40]!r}")
     if any(len(line) != len(lines[0]) for line in lines):
         raise ValueError("its lines have different numbers of columns")
     table = np.array(lines, float)
-    if not np.isfinite(table).all() or (table[:, -1] < 0).any():
-        raise ValueError("a count is below 0 or no number")
     if len(lines[0]) == 1:
         return CountedArrivals(table[:, 0], 1.0, certain=False)
     return _beside_times(names, table)
@@ -140,7 +142,7 @@ def _table(names: list[str], text: str, first: str) -> CountedArrivals:
 def _beside_times(names: list[str], table: Floats) -> CountedArrivals:
     """The first column counts in the unit that its name contains, or in seconds."""
     steps = np.diff(table[:, 0])
-    if (steps <= 0).any():
+    if not (steps > 0).all():
         raise ValueError("its first column does not ascend")
     unit_s = next((each_s for name, each_s in UNITS_S.items() if names and name in names[0].lower()), None)
     step = float(np.median(steps)) if len(steps) else 1.0
