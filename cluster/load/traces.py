@@ -19,6 +19,7 @@ FORMATS = (
     "one column or in one line; with commas, tabs or spaces between; as it is, or in a .tbz2 or .bz2"
 )
 UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # by the name in the header of the column of times
+STAMP = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:]+(\.\d{1,9})?)?")
 LONGEST_HEAD = 100_000  # characters; csv does not read longer fields
 
 
@@ -110,9 +111,7 @@ def _parsed(text: str) -> Floats | CountedArrivals:
     rows = csv.reader(line for line in rest.splitlines() if line.strip())
     if "TIMESTAMP" in head:
         column = head.index("TIMESTAMP")
-        stamps = np.array([row[column][:26] for row in rows], "datetime64[ns]")
-        if np.isnat(stamps).any():
-            raise ValueError("a time is missing")
+        stamps = np.array([_stamp(row[column]) for row in rows], "datetime64[ns]")
         return np.sort((stamps - stamps.min()).astype(float) / 1e9)
     if any(name.startswith("minute_") for name in head):
         minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
@@ -121,6 +120,13 @@ def _parsed(text: str) -> Floats | CountedArrivals:
     if not names or any(_is_number(name) for name in names):
         return _table([], text, first)
     return _table(names, rest, first)
+
+
+def _stamp(cell: str) -> str:
+    """A time without its zone, which numpy would warn about."""
+    if not (stamp := STAMP.match(cell.strip())):
+        raise ValueError(f"a time must look like 2023-11-16 18:00:00.0, not {cell!r}")
+    return stamp[0]
 
 
 def _table(names: list[str], text: str, first: str) -> CountedArrivals:

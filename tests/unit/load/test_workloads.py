@@ -110,6 +110,14 @@ def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
         description(path, each_s=0)
 
 
+@pytest.mark.parametrize("zone", ["Z", "+02:00", "-05:00"])
+def test_times_of_a_trace_may_name_their_zone(tmp_path: Path, zone: str, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(f"TIMESTAMP\n2023-11-16T18:00:00{zone}\n2023-11-16T18:00:02{zone}\n")
+    assert description(path).endswith("2 arrival times in 2 s")
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -122,10 +130,11 @@ def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
         ("x.csv", b"minute_1,minute_2\n-1,2\n", "a count is below 0 or no number"),
         ("x.csv", b"minute_1,minute_2\nnan,2\n", "a count is below 0 or no number"),
         ("x.csv", b"minute,count\n0,1\nnan,1\n", "its first column does not ascend"),
-        ("x.csv", b"TIMESTAMP,n\n,1\n2023-11-16 18:00:00.0,2\n", "a time is missing"),
+        ("x.csv", b"TIMESTAMP,n\n,1\n2023-11-16 18:00:00.0,2\n", "a time must look like 2023-11-16 18:00:00.0, not ''"),
         ("x.csv", b"1 2\n3\n", "its lines have different numbers of columns"),
         ("x.bz2", b"nothing", "is not a trace"),
         ("x.csv", b"TIMESTAMP\nhello\n", "is not a trace"),
+        ("x.csv", b"TIMESTAMP\n1700000000\n1700000002\n", "a time must look like 2023-11-16 18:00:00.0, not '17"),
         ("x.csv", b"TIMESTAMP\n", "is not a trace"),
         ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs at least two different times"),
         ("x.csv", b"minute,count\n0,1\n1\n", "is not a trace"),
