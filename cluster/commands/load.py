@@ -135,6 +135,7 @@ def load(
     else:
         contents = _bodies(url, key, data, reading, max_rows, bodies, console)
     source = _InterruptibleLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
+    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = source.record(run(source))
     record = _ended_requests(record) if source.interrupted else replace(record, duration_s=seconds)
@@ -185,6 +186,7 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 def _load_prompts(
     source: _InterruptiblePromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
+    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status("sending prompts"):
         record = source.record(run(source))
     texts = zip(source.texts(record), np.isfinite(record.ended_s), strict=True)

@@ -156,7 +156,7 @@ class LoadRecord:
 class LoadGenerator:
     """Sends requests to one URL over up to `connections` connections; further requests wait here for a free one."""
 
-    patience_s = 10.0
+    patience_s = 10.0  # for the next answer, once all requests are sent
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import pytest
 
 from isobatch.cluster import cli
 from isobatch.cluster.load import report
-from isobatch.cluster.load.generator import BROKEN, LoadRecord
+from isobatch.cluster.load.generator import BROKEN, LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import is_failure, summary
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at, promised_ms
 from isobatch.profiles.errors import UserError
@@ -197,6 +197,13 @@ def test_the_servers_slo_holds_if_none_is_given(serve: Serve, load: Load, capsys
         served.slo_ms, served.deadlines = slo_ms, set()
         assert load(served.url, *options) == 0
         assert (f"within {within} ms" in capsys.readouterr().out, served.deadlines) == (True, {within})
+
+
+def test_answers_are_waited_for_as_long_as_they_may_take(
+    serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadGenerator, "patience_s", 0.0)
+    assert load(serve("BYTES").url, "--slo-ms", 30_000) == 0
 
 
 def test_the_key_is_sent_to_a_server_that_needs_one(
