@@ -31,6 +31,7 @@ from isobatch.cluster.serving.local import (
     while_serving,
 )
 from isobatch.cluster.serving.ports import check_port, held_ports, is_free
+from isobatch.deployments.processes import descendants, is_running
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.serving import marked
@@ -211,6 +212,17 @@ assert not Path(f"/proc/{{orphan}}").exists()
 assert own.wait() == 0
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_process_whose_name_is_cut_within_a_letter_is_known_too() -> None:
+    """Linux keeps 15 bytes of a name, here of 17."""
+    script = "open('/proc/self/comm', 'wb').write(b'ab' + 5 * b'\\xe6\\x97\\xa5'); print('named', flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as named:
+        assert named.stdout.readline() == "named\n"
+        assert named.pid in descendants(os.getpid())
+        assert is_running(named.pid)
+        named.communicate("\n")
 
 
 def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
