@@ -135,6 +135,7 @@ def ports_in(port_range: str) -> range:
 
 LinkName = Annotated[str, _shaped(r"[^>/\s]+>[^>/\s]+", "name two kinds of whole devices: KIND>KIND, as in a100>t4")]
 WholeKind = Annotated[str, _shaped(r"[^/]+", "be a kind of whole devices: each application has a replica on all of it")]
+NodeKind = Annotated[str, _shaped(r"(?!CPU|GPU)[^/]+", "be a kind of whole devices, as in t4, and none of Ray's names")]
 WebOrigin = Annotated[
     str,
     _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),

@@ -30,6 +30,7 @@ from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, short_temporary, s
 from isobatch.cluster.serving.ports import check_port, held_ports
 from isobatch.deployments.config import checked
 from isobatch.deployments.front.proxy import allowed_connections
+from isobatch.deployments.named import NodeKind
 from isobatch.deployments.processes import (
     adopt_orphans,
     bound_to_us,
@@ -61,17 +62,17 @@ class LocalNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    devices: dict[str, PositiveInt] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
+    devices: dict[NodeKind, PositiveInt] = Field(
+        min_length=1, description="The node's virtual devices, as KIND: COUNT."
+    )
     cpus: int = Field(0, ge=0, description="CPUs that Ray may use there; with 0, fronts stay on the first node.")
-
-
-class _Nodes(BaseModel):
-    nodes: list[LocalNode] = []
 
 
 def local_nodes(content: dict[str, Any]) -> list[LocalNode]:
     """The nodes under `nodes:` in a Serve file; raises UserError if they are wrong."""
-    return checked(_Nodes, {"nodes": content.get("nodes") or []}).nodes
+    if not isinstance(wanted := content.get("nodes") or [], list):
+        raise UserError(f"nodes = {wanted!r}: this must be a list, as in [{{devices: {{t4: 2}}}}]")
+    return [checked(LocalNode, node, f"nodes.{number}") for number, node in enumerate(wanted)]
 
 
 def join(wanted: Sequence[LocalNode], folder: Path, within_s: float) -> None:
