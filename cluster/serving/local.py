@@ -100,7 +100,7 @@ def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     return [
         *(*RAY_START, "--disable-usage-stats"),
         *("--address", gcs_address, "--node-ip-address", gcs_address.rpartition(":")[0]),
-        *("--num-cpus", str(node.cpus), "--resources", json.dumps(node.devices)),
+        *("--num-cpus", str(node.cpus), "--num-gpus", "0", "--resources", json.dumps(node.devices)),
         *("--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"),
         *("--include-log-monitor", "false", "--temp-dir", str(folder)),
     ]

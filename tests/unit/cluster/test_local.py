@@ -1,5 +1,6 @@
 """What is checked before a Ray is started, what is shown while it starts, and what is left after: nothing."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from concurrent.futures import Future
 from inspect import getsource
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -18,7 +20,7 @@ from rich.console import Console
 from experiments.shared.machine import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.commands.serve import _end_at_once, progress_printer
-from isobatch.cluster.serving import applications, ports
+from isobatch.cluster.serving import applications, local, ports
 from isobatch.cluster.serving.haproxy import short_temporary
 from isobatch.cluster.serving.local import (
     LocalRay,
@@ -80,6 +82,18 @@ def test_a_ray_that_is_not_there_is_told_at_once() -> None:
     place = f"127.0.0.77:{free_port('127.0.0.77')}"
     with pytest.raises(UserError, match=f"no Ray can be reached at {place} .nobody listens there."), attached(place):
         pass
+
+
+def test_further_nodes_have_virtual_devices_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would find this machine's GPUs once more on each."""
+    commands = list[list[str]]()
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(local, "nodes", lambda: [{"CPU": 2.0}, {"t4": 2.0}])
+    local.join([local.LocalNode(devices={"t4": 2})], tmp_path, 1.0)
+    (words,) = commands
+    assert json.loads(words[words.index("--resources") + 1]) == {"t4": 2}
+    assert words[words.index("--num-gpus") + 1] == "0"
 
 
 def test_a_taken_port_is_named() -> None:
