@@ -36,6 +36,7 @@ from isobatch.cluster.serving.ports import check_port, held_ports, is_free
 from isobatch.deployments.processes import descendants, is_running
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
+from tests.helpers.commands import ran
 from tests.helpers.serving import marked
 
 ROOT = Path(__file__).parents[3]
@@ -202,6 +203,18 @@ def test_serve_refuses_in_one_line_before_ray_starts(
     assert "already running at 10.0.0.1:6379" in refusal()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     assert "OTEL_TRACES_EXPORTER is 'zipkin': there are: none, otlp, console" in refusal()
+
+
+def test_a_file_with_applications_of_other_programs_alone_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as a test without Ray can see: up to the last check before its start."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those who run the tests have handlers of their own
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    file = tmp_path / "serve.yaml"
+    file.write_text("applications: [{name: other, import_path: 'shop:app'}]")
+    with pytest.raises(UserError, match="already running at"):
+        ran("serve", str(file))
 
 
 def test_an_orphan_is_adopted_and_ended_and_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
