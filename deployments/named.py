@@ -144,6 +144,10 @@ WebOrigin = Annotated[
 HostName = Annotated[
     str, _shaped(r"[\w-]+(\.[\w-]+)*", "be a name, as in api.example, without a port"), AfterValidator(str.lower)
 ]
+RoutePrefix = Annotated[
+    str,
+    _shaped(r"/|(/[A-Za-z0-9._~%-]+)+", "begin with / and not end with it; letters, digits and . _ ~ % - are possible"),
+]
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
