@@ -288,7 +288,7 @@ def test_what_cannot_be_sent_is_one_sentence(
 
 WRONG_ADDRESSES = (
     "localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://", "http://127.0.0.1:1", "http://127.0.0.1:x",
-    "http://127.0.0.1:99999",
+    "http://127.0.0.1:99999", "http://a..b:80",
 )  # fmt: skip
 
 
