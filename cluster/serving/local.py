@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import io
 import json
 import logging
@@ -232,6 +233,20 @@ class LocalRay:
 
 
 @contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Keep systemd from deleting old files below this folder until the block ends: it leaves locked ones (tmpfiles.d).
+
+    Where it empties /tmp, HAProxy could otherwise not be started again after some days.
+    """
+    with ExitStack() as held:
+        with contextlib.suppress(OSError):  # there may be no such folder, or no locks on its disk
+            lock = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
 def local_ray(
     http: dict[str, Any],
     dashboard: bool = False,
@@ -250,11 +265,12 @@ def local_ray(
     _folders.add(folder)
     os.environ |= bound_to_us(folder)
     raylet, started = 0, None
-    with held_ports(PORTS) as ports:
+    with held_ports(PORTS) as ports, kept(folder), ExitStack() as until_end:
         try:
             prepare_environment(str(folder), ports)
             with own_sigterm_handler():
                 raylet = _start_ray(dashboard, metrics_port)
+            until_end.enter_context(kept(address_file().parent))  # of Ray's own files
             if more:  # all nodes share this machine's ports, so there can be only one proxy
                 join(more, folder, RAY_WITHIN_S)
                 http = http | {"location": "HeadOnly"}

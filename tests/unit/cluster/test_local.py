@@ -1,5 +1,6 @@
 """What is checked before a Ray is started, what is shown while it starts, and what is left after: nothing."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from isobatch.cluster.serving.local import (
     check_place,
     claimed,
     is_claimed,
+    kept,
     prepare_environment,
     running_cluster,
     while_serving,
@@ -160,6 +162,17 @@ def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with pytest.raises(UserError, match=r"RAY_TMPDIR is '.*x'.*at most 35"):
         short_temporary()
+
+
+def test_systemd_deletes_nothing_old_in_the_folder_of_a_server(tmp_path: Path) -> None:
+    """It tries to lock each folder whose old files it would delete, and leaves those that others have locked."""
+    systemd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with kept(tmp_path), kept(tmp_path / "missing"), pytest.raises(BlockingIOError):
+            fcntl.flock(systemd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(systemd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(systemd)
 
 
 def test_others_cannot_read_the_token_that_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
