@@ -35,6 +35,8 @@ def description(path: Path, each_s: float | None = None) -> str:
     """A sentence on the reading of a trace's file."""
     recorded = _recorded(path, each_s)
     if not isinstance(recorded, CountedArrivals):
+        if each_s:
+            raise UserError(f"--trace-each-s {each_s:g} is for counts, and {path} has times: leave it out")
         return f"{path.name}: {len(recorded):,} arrival times in {recorded[-1]:,.0f} s"
     mean = recorded.counts.mean() / recorded.each_s
     hint = "" if recorded.certain else " (assumed, as the file does not say it: --trace-each-s sets it)"

@@ -108,6 +108,9 @@ def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
     assert len(trace(path, None, seconds=60, each_s=1.0)) == pytest.approx(12_000, rel=0.1)
     with pytest.raises(UserError, match="--trace-each-s 0 must be above 0"):
         description(path, each_s=0)
+    path.write_text("TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n")
+    with pytest.raises(UserError, match=r"--trace-each-s 2 is for counts, and .*counts\.txt has times: leave it out"):
+        description(path, each_s=2.0)
 
 
 @pytest.mark.parametrize("zone", ["Z", "+02:00", "-05:00"])
