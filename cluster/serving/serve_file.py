@@ -278,10 +278,10 @@ def only(name: str, content: ServeFile) -> ServeFile:
 
 
 def with_demo(content: ServeFile) -> ServeFile:
-    """The same content, with the built-in demo in applications that name no model."""
+    """The same content, with the built-in demo in applications that name neither a model nor a loader of their own."""
     complete = deepcopy(content)
     for application in classifiers(complete):
-        if "model" not in application["args"]:
+        if application["args"].keys().isdisjoint(("model", "loader")):
             application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(demo_folder())}
     return complete
 

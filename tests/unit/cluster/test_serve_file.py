@@ -476,6 +476,8 @@ def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: py
     assert complete == content
     named = serve_file(tmp_path, {})
     assert with_demo(named) == named
+    own = serve_file(written(tmp_path, one(args="{loader: 'shop.models:load'}")), {})
+    assert with_demo(own) == own, "the demo's promise is not that of another network"
 
 
 def test_options_of_the_command_override_the_file_and_the_plan(tmp_path: Path) -> None:
