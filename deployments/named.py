@@ -135,6 +135,7 @@ def ports_in(port_range: str) -> range:
 
 LinkName = Annotated[str, _shaped(r"[^>/\s]+>[^>/\s]+", "name two kinds of whole devices: KIND>KIND, as in a100>t4")]
 WholeKind = Annotated[str, _shaped(r"[^/]+", "be a kind of whole devices: each application has a replica on all of it")]
+NodeKind = Annotated[str, _shaped(r"(?!CPU|GPU)[^/]+", "be a kind of whole devices, as in t4, and none of Ray's names")]
 WebOrigin = Annotated[
     str,
     _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),
@@ -142,6 +143,10 @@ WebOrigin = Annotated[
 ]
 HostName = Annotated[
     str, _shaped(r"[\w-]+(\.[\w-]+)*", "be a name, as in api.example, without a port"), AfterValidator(str.lower)
+]
+RoutePrefix = Annotated[
+    str,
+    _shaped(r"/|(/[A-Za-z0-9._~%-]+)+", "begin with / and not end with it; letters, digits and . _ ~ % - are possible"),
 ]
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]

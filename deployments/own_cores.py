@@ -21,7 +21,7 @@ from pathlib import Path
 from isobatch.deployments.processes import descendants, parent_of
 
 log = logging.getLogger(__name__)
-COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
+COMPUTES = b"isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container, in cgroup v2
 LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
 AGAIN_S = 10.0  # how often new processes are looked for
@@ -75,12 +75,12 @@ def as_computing() -> Iterator[None]:
         _rename(name)
 
 
-def _rename(name: str) -> str:
+def _rename(name: bytes) -> bytes:
     """Give this thread a name in the kernel; returns the one before. Does nothing where there is no /proc."""
-    own, before = Path("/proc/thread-self/comm"), ""
+    own, before = Path("/proc/thread-self/comm"), b""
     with suppress(OSError):
-        before = own.read_text().strip()
-        own.write_text(name)
+        before = own.read_bytes().strip()
+        own.write_bytes(name)
     return before
 
 
@@ -150,7 +150,7 @@ def _move(process: int, cores: CoreSet, computing: bool) -> None:
             with suppress(OSError):
                 if os.sched_getaffinity(thread) == cores:
                     continue
-                if ((task / "comm").read_text().strip() == COMPUTES) == computing:
+                if ((task / "comm").read_bytes().strip() == COMPUTES) == computing:
                     os.sched_setaffinity(thread, cores)
 
 

@@ -73,8 +73,9 @@ def _processes() -> Iterator[_Process]:
 
 def _process_in(status: Path) -> _Process:
     """The process of a file /proc/NUMBER/stat; raises OSError if there is none."""
-    # The program's name may contain spaces and brackets, so fields are read from after the last bracket.
-    about, _, fields = status.read_text().rpartition(")")
+    # The program's name may contain spaces and brackets, so fields are read from after the last bracket. Linux keeps 15
+    # bytes of it, so its last letter may be incomplete.
+    about, _, fields = status.read_text(errors="replace").rpartition(")")
     state, parent = fields.split()[:2]
     return _Process(int(status.parent.name), about.partition("(")[2], state, int(parent))
 

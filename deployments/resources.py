@@ -50,6 +50,8 @@ def no_gpu(device: str, owner: str) -> UserError:
 def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
     """A node's resources, with the kind of its GPUs as plans name it: from the node's label, else from Ray's name.
 
+    Plans name kinds in small letters. A label with capitals fits none of them, so it stays as it is.
+
     >>> by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-40g"}})
     {'GPU': 2.0, 'accelerator_type:A100-40G': 1.0}
     >>> by_label({"GPU": 1.0, "accelerator_type:RTX-A6000": 1.0}, {})
@@ -60,7 +62,8 @@ def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
     if not kind or "GPU" not in resources:
         return resources
     others = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
-    return others | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
+    name = kind.upper() if kind == kind.lower() else f"{KIND}={kind}"
+    return others | {f"{_ACCELERATOR}{name}": 1.0}
 
 
 def total(nodes: Iterable[Resources]) -> dict[str, float]:

@@ -51,9 +51,9 @@ def server_at(url: str) -> str:
     >>> server_at("http://127.0.0.1:8000/")
     'http://127.0.0.1:8000'
     """
-    with suppress(ValueError):  # of a port that is none
+    with suppress(ValueError):  # of a port or a name that is none
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        if parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0:
             return url.rstrip("/")
     raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
 

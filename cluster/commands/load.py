@@ -1,6 +1,6 @@
 """`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,15 +129,17 @@ def load(
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
-    tokens = _tokens(lengths) if lengths else None
+    tokens: Sequence[int] | None = _tokens(lengths) if lengths else None
     if tokens:
         contents = bodies_of(map(text_of, tokens))
     else:
         contents = _bodies(url, key, data, reading, max_rows, bodies, console)
     source = _InterruptibleLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
+    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = source.record(run(source))
-    record = _ended_requests(record) if source.interrupted else replace(record, duration_s=seconds)
+    whole = replace(record, duration_s=seconds)
+    record, tokens = _ended_requests(record, tokens) if source.interrupted else (whole, tokens)
     summary = report.summary(record, slo_ms, tokens)
     with naming_target(picture := out.with_suffix(".png"), picture):
         report.draw(record, slo_ms, picture)
@@ -151,11 +153,11 @@ def _header_lines(headers: dict[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
-def _ended_requests(record: LoadRecord) -> LoadRecord:
-    """The record of the requests that have ended."""
+def _ended_requests(record: LoadRecord, tokens: Sequence[int] | None) -> tuple[LoadRecord, Sequence[int] | None]:
+    """The record of the requests that have ended, and the tokens of each."""
     ended = np.isfinite(record.ended_s)
     columns = {name: values[ended] for name, values in vars(record).items() if name != "duration_s"}
-    return replace(record, **columns)
+    return replace(record, **columns), tokens and np.resize(tokens, len(ended))[ended].tolist()
 
 
 def _finish(
@@ -185,6 +187,7 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 def _load_prompts(
     source: _InterruptiblePromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
+    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status("sending prompts"):
         record = source.record(run(source))
     texts = zip(source.texts(record), np.isfinite(record.ended_s), strict=True)

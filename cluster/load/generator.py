@@ -131,6 +131,7 @@ PENDING_CHECK_S = 0.01  # how often to check for pending answers at the end
 ROW = np.dtype([(name, float) for name in ("due_s", "reached_s", "sent_s", "ended_s", "absent_s")] + [("status", int)])
 UNSENT = np.array((*[np.nan] * 5, BROKEN), ROW)  # a row of LoadRecord
 SLOTS = 2**16  # initial capacity for the requests of a closed loop; doubled when it is used up
+REFUSED_S = 0.2  # the pause after a connection that the server did not accept
 FIRST_CONNECTIONS = 32  # opened before the load begins
 OTHER_FILES = 64  # besides connections
 
@@ -155,7 +156,7 @@ class LoadRecord:
 class LoadGenerator:
     """Sends requests to one URL over up to `connections` connections; further requests wait here for a free one."""
 
-    patience_s = 10.0
+    patience_s = 10.0  # for the next answer, once all requests are sent
 
     def __init__(
         self,
@@ -245,11 +246,17 @@ class LoadGenerator:
         self._release(connection)
 
     async def _try_one_more(self) -> None:
-        """Open a connection if the server accepts it. A refusal under load is no error: requests keep waiting."""
+        """Open a connection once the server accepts it. A refusal under load is no error: requests keep waiting."""
         try:
             await self._one_more()
         except OSError:
-            self._open -= 1
+            await asyncio.sleep(REFUSED_S)
+            self._one_less()
+
+    def _one_less(self) -> None:
+        self._open -= 1
+        if self._queue:
+            self._begin_task(self._try_one_more())
 
     def _begin(self, due_s: Floats) -> None:
         self._rows = np.full(len(due_s), UNSENT)
@@ -266,6 +273,7 @@ class LoadGenerator:
             await asyncio.sleep(PENDING_CHECK_S)
             waited_s = waited_s + PENDING_CHECK_S if (self._pending, self.streamed) == before else 0.0
         self._done = lambda _: None
+        self._queue.clear()
         for connection in self._idle:
             if connection.transport:
                 connection.transport.close()
@@ -305,9 +313,7 @@ class LoadGenerator:
 
     def _release(self, connection: Carrier) -> None:
         if not connection.transport:
-            self._open -= 1
-            if self._queue:
-                self._begin_task(self._try_one_more())
+            self._one_less()
         elif self._queue:
             self._ask(connection, self._queue.popleft())
         else:

@@ -5,6 +5,7 @@ import csv
 import re
 import tarfile
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ FORMATS = (
     "one column or in one line; with commas, tabs or spaces between; as it is, or in a .tbz2 or .bz2"
 )
 UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # by the name in the header of the column of times
+STAMP = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:]+(\.\d{1,9})?)?")
 LONGEST_HEAD = 100_000  # characters; csv does not read longer fields
 
 
@@ -33,6 +35,8 @@ def description(path: Path, each_s: float | None = None) -> str:
     """A sentence on the reading of a trace's file."""
     recorded = _recorded(path, each_s)
     if not isinstance(recorded, CountedArrivals):
+        if each_s:
+            raise UserError(f"--trace-each-s {each_s:g} is for counts, and {path} has times: leave it out")
         return f"{path.name}: {len(recorded):,} arrival times in {recorded[-1]:,.0f} s"
     mean = recorded.counts.mean() / recorded.each_s
     hint = "" if recorded.certain else " (assumed, as the file does not say it: --trace-each-s sets it)"
@@ -53,10 +57,13 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, e
     if recorded[-1] == 0:
         raise UserError(f"all arrivals in {path} have the same time: a trace needs at least two different times")
     gaps = np.diff(recorded, prepend=recorded[0] - np.diff(recorded).mean())
-    rate = rate_per_s or float(1 / gaps.mean())
-    check(rate, seconds)
-    stretched = np.cumsum(np.resize(gaps, round(rate * seconds)) * (1 / (rate * gaps.mean())))
-    return np.asarray(stretched[stretched < seconds])
+    check(rate_per_s or float(1 / gaps.mean()), seconds)
+    if rate_per_s is None:
+        times = np.cumsum(np.tile(gaps, ceil(seconds / gaps.sum())))
+    else:
+        times = np.cumsum(np.resize(gaps, max(1, round(rate_per_s * seconds))))
+        times *= seconds / times[-1]
+    return np.asarray(times[times < seconds])
 
 
 def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, seconds: float, seed: int) -> Floats:
@@ -75,6 +82,8 @@ def _recorded(path: Path, each_s: float | None) -> Floats | CountedArrivals:
         raise UserError(f"--trace-each-s {each_s:g} must be above 0")
     try:
         recorded = _parsed(_text(path))
+        if isinstance(recorded, CountedArrivals) and not (np.isfinite(recorded.counts) & (recorded.counts >= 0)).all():
+            raise ValueError("a count is below 0 or no number")
     except (ValueError, IndexError, EOFError, tarfile.ReadError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is not a trace ({reason}): it must be {FORMATS}") from None
@@ -101,18 +110,25 @@ def _text(path: Path) -> str:
 def _parsed(text: str) -> Floats | CountedArrivals:
     first, _, rest = text.partition("\n")
     head = next(csv.reader([first[:LONGEST_HEAD]]), [])
+    rows = csv.reader(line for line in rest.splitlines() if line.strip())
     if "TIMESTAMP" in head:
         column = head.index("TIMESTAMP")
-        stamps = np.array([row[column][:26] for row in csv.reader(rest.splitlines())], "datetime64[ns]")
+        stamps = np.array([_stamp(row[column]) for row in rows], "datetime64[ns]")
         return np.sort((stamps - stamps.min()).astype(float) / 1e9)
     if any(name.startswith("minute_") for name in head):
         minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
-        rows = [[float(row[index] or 0) for index in minutes] for row in csv.reader(rest.splitlines())]
-        return CountedArrivals(np.array(rows).sum(0), 60.0)
+        return CountedArrivals(np.array([[float(row[index] or 0) for index in minutes] for row in rows]).sum(0), 60.0)
     names = _cells(first)
     if not names or any(_is_number(name) for name in names):
         return _table([], text, first)
     return _table(names, rest, first)
+
+
+def _stamp(cell: str) -> str:
+    """A time without its zone, which numpy would warn about."""
+    if not (stamp := STAMP.match(cell.strip())):
+        raise ValueError(f"a time must look like 2023-11-16 18:00:00.0, not {cell!r}")
+    return stamp[0]
 
 
 def _table(names: list[str], text: str, first: str) -> CountedArrivals:
@@ -120,14 +136,12 @@ def _table(names: list[str], text: str, first: str) -> CountedArrivals:
     lines = [_cells(line) for line in text.splitlines() if line.strip()]
     if len(lines) == 1 and not names:  # as Twitter's trace, in which seconds with 0 are gaps of the recording
         counts = np.array(lines[0], float)
-        return CountedArrivals(counts[counts > 0], 1.0, certain=False)
+        return CountedArrivals(counts[counts != 0], 1.0, certain=False)
     if not lines or len(lines[0]) not in (1, 2):
         raise ValueError(f"it begins with {first[:40]!r}")
     if any(len(line) != len(lines[0]) for line in lines):
         raise ValueError("its lines have different numbers of columns")
     table = np.array(lines, float)
-    if not np.isfinite(table).all() or (table[:, -1] < 0).any():
-        raise ValueError("a count is below 0 or no number")
     if len(lines[0]) == 1:
         return CountedArrivals(table[:, 0], 1.0, certain=False)
     return _beside_times(names, table)
@@ -136,7 +150,7 @@ def _table(names: list[str], text: str, first: str) -> CountedArrivals:
 def _beside_times(names: list[str], table: Floats) -> CountedArrivals:
     """The first column counts in the unit that its name contains, or in seconds."""
     steps = np.diff(table[:, 0])
-    if (steps <= 0).any():
+    if not (steps > 0).all():
         raise ValueError("its first column does not ascend")
     unit_s = next((each_s for name, each_s in UNITS_S.items() if names and name in names[0].lower()), None)
     step = float(np.median(steps)) if len(steps) else 1.0

@@ -58,7 +58,8 @@ def gpus_by_driver() -> list[Gpu]:
         raise UserError(f"nvidia-smi has not answered for {error.timeout:g} s: the driver hangs") from error
     if result.returncode:
         raise UserError(f"nvidia-smi: {(result.stdout + result.stderr).strip().partition(chr(10))[0]}")
-    return [Gpu(*map(str.strip, line.split(","))) for line in result.stdout.splitlines() if line.strip()]
+    rows = (line.split(",") for line in result.stdout.splitlines())  # and warnings
+    return [Gpu(*map(str.strip, row)) for row in rows if len(row) == len(Gpu._fields)]
 
 
 def gpu_label() -> dict[str, str] | None:

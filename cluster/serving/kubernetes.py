@@ -49,7 +49,8 @@ def objects(
     content: ServeFile, image: str, storage_class: str, nodes: Mapping[str, tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """The volume and the RayService, as `kubectl apply` takes them. `nodes`: their labels, by the kind of devices."""
-    configs = [config_of(application) for application in served(content)]
+    if not (configs := [config_of(application) for application in served(content)]):
+        raise UserError("the file has no application of isobatch: write the RayService yourself")
     volume, service = (yaml.safe_load((PATTERNS / name).read_text()) for name in ("volume.yaml", "kuberay.yaml"))
     volume["spec"]["storageClassName"] = storage_class
     spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
@@ -154,16 +155,13 @@ def _group(
     group = deepcopy(pattern)
     group |= {"groupName": kind, "replicas": count, "minReplicas": count, "maxReplicas": most, "labels": {KIND: kind}}
     pod = group["template"]["spec"]
-    if kind == CPU:
-        del pod["nodeSelector"]
-        resources = pod["containers"][0]["resources"]
-        for bound in resources.values():
-            bound.pop("nvidia.com/gpu", None)
-        return group
     label = nodes.get(kind) or ((GKE, _GKE_NAMES[kind]) if kind in _GKE_NAMES else None)
-    if label is None:
+    if label is None and kind != CPU:
         raise UserError(f"{kind}: the label of nodes with this device is not known: give --nodes {kind}=LABEL:VALUE")
-    pod["nodeSelector"] = dict([label])
+    pod["nodeSelector"] = dict([label] if label else ())
+    if kind == CPU:
+        for bound in pod["containers"][0]["resources"].values():
+            bound.pop("nvidia.com/gpu", None)
     return group
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import io
 import json
 import logging
@@ -30,6 +31,7 @@ from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, short_temporary, s
 from isobatch.cluster.serving.ports import check_port, held_ports
 from isobatch.deployments.config import checked
 from isobatch.deployments.front.proxy import allowed_connections
+from isobatch.deployments.named import NodeKind
 from isobatch.deployments.processes import (
     adopt_orphans,
     bound_to_us,
@@ -61,17 +63,17 @@ class LocalNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    devices: dict[str, PositiveInt] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
+    devices: dict[NodeKind, PositiveInt] = Field(
+        min_length=1, description="The node's virtual devices, as KIND: COUNT."
+    )
     cpus: int = Field(0, ge=0, description="CPUs that Ray may use there; with 0, fronts stay on the first node.")
-
-
-class _Nodes(BaseModel):
-    nodes: list[LocalNode] = []
 
 
 def local_nodes(content: dict[str, Any]) -> list[LocalNode]:
     """The nodes under `nodes:` in a Serve file; raises UserError if they are wrong."""
-    return checked(_Nodes, {"nodes": content.get("nodes") or []}).nodes
+    if not isinstance(wanted := content.get("nodes") or [], list):
+        raise UserError(f"nodes = {wanted!r}: this must be a list, as in [{{devices: {{t4: 2}}}}]")
+    return [checked(LocalNode, node, f"nodes.{number}") for number, node in enumerate(wanted)]
 
 
 def join(wanted: Sequence[LocalNode], folder: Path, within_s: float) -> None:
@@ -99,7 +101,7 @@ def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     return [
         *(*RAY_START, "--disable-usage-stats"),
         *("--address", gcs_address, "--node-ip-address", gcs_address.rpartition(":")[0]),
-        *("--num-cpus", str(node.cpus), "--resources", json.dumps(node.devices)),
+        *("--num-cpus", str(node.cpus), "--num-gpus", "0", "--resources", json.dumps(node.devices)),
         *("--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"),
         *("--include-log-monitor", "false", "--temp-dir", str(folder)),
     ]
@@ -231,6 +233,20 @@ class LocalRay:
 
 
 @contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Keep systemd from deleting old files below this folder until the block ends: it leaves locked ones (tmpfiles.d).
+
+    Where it empties /tmp, HAProxy could otherwise not be started again after some days.
+    """
+    with ExitStack() as held:
+        with contextlib.suppress(OSError):  # there may be no such folder, or no locks on its disk
+            lock = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
 def local_ray(
     http: dict[str, Any],
     dashboard: bool = False,
@@ -249,11 +265,12 @@ def local_ray(
     _folders.add(folder)
     os.environ |= bound_to_us(folder)
     raylet, started = 0, None
-    with held_ports(PORTS) as ports:
+    with held_ports(PORTS) as ports, kept(folder), ExitStack() as until_end:
         try:
             prepare_environment(str(folder), ports)
             with own_sigterm_handler():
                 raylet = _start_ray(dashboard, metrics_port)
+            until_end.enter_context(kept(address_file().parent))  # of Ray's own files
             if more:  # all nodes share this machine's ports, so there can be only one proxy
                 join(more, folder, RAY_WITHIN_S)
                 http = http | {"location": "HeadOnly"}

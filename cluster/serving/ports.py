@@ -4,6 +4,7 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from errno import EADDRNOTAVAIL
 from itertools import islice
 
 from isobatch.profiles.errors import UserError
@@ -27,8 +28,10 @@ def check_port(host: str, port: int, option: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        reason = f"port {port} of {host} cannot be used ({error.strerror})"
-        raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
+        remedy = f"stop what listens there, or take another with {option}"
+        if isinstance(error, socket.gaierror) or error.errno == EADDRNOTAVAIL:
+            remedy = "name an address of this machine"
+        raise UserError(f"port {port} of {host} cannot be used ({error.strerror}): {remedy}") from error
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -17,7 +17,7 @@ from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder
 from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
-from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, demo_folder
+from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, RoutePrefix, built_in, demo_folder
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_problem
 from isobatch.optimizer.plan import read_plan
@@ -60,17 +60,17 @@ class _Http(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    host: str = LOCALHOST
+    host: str = Field(LOCALHOST, min_length=1)
     port: int = Field(8000, ge=1, le=65535)
 
 
 class _Application(BaseModel):
-    """The fields of an application that Serve would refuse only once Ray has started."""
+    """The fields of an application that Serve or HAProxy would refuse only once Ray has started."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = ""
-    route_prefix: str | None = Field(None, pattern="^/")
+    name: str = Field("default", min_length=1)
+    route_prefix: RoutePrefix | None = None
 
 
 def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str | None = None) -> ServeFile:
@@ -278,10 +278,10 @@ def only(name: str, content: ServeFile) -> ServeFile:
 
 
 def with_demo(content: ServeFile) -> ServeFile:
-    """The same content, with the built-in demo in applications that name no model."""
+    """The same content, with the built-in demo in applications that name neither a model nor a loader of their own."""
     complete = deepcopy(content)
     for application in classifiers(complete):
-        if "model" not in application["args"]:
+        if application["args"].keys().isdisjoint(("model", "loader")):
             application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(demo_folder())}
     return complete
 

@@ -14,6 +14,7 @@ from isobatch.cluster.serving.capacity import check_capacity, check_machine
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.resources import KIND, by_label
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -54,6 +55,14 @@ def test_enough_is_enough(tmp_path: Path) -> None:
 def test_what_is_short_is_named(tmp_path: Path, kind: str, has: dict[str, float], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check_capacity(content(tmp_path, kind, 3), [has])
+
+
+def test_a_label_that_no_plan_has_is_shown(tmp_path: Path) -> None:
+    """Ray distinguishes small letters from capitals, and plans have small ones."""
+    resources = {"CPU": 8.0, "GPU": 3.0, "accelerator_type:A100": 1.0}
+    check_capacity(content(tmp_path, "a100", 3), [by_label(resources, {"Labels": {KIND: "a100"}})])
+    with pytest.raises(UserError, match=r"runs on a100; this Ray has 8 CPUs, 3 GPUs \(isobatch\.io/kind=A100\)"):
+        check_capacity(content(tmp_path, "a100", 3), [by_label(resources, {"Labels": {KIND: "A100"}})])
 
 
 def test_a_plan_for_more_processors_than_there_are_needs_no_ray_to_be_refused(tmp_path: Path) -> None:

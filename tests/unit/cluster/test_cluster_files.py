@@ -150,10 +150,13 @@ def test_the_local_profile_is_what_datasheets_say() -> None:
     ("nodes", "sentence"),
     [
         ([{"devices": {}}], "devices"),
-        ([{"devices": {"t4": 1}, "gpus": 1}], "gpus"),
+        ([{"devices": {"t4": 1}, "gpus": 1}], "^nodes.0: there is no field 'gpus'; there are: devices, cpus"),
+        ([{"devices": {"t4": 1}}, {"devices": {"GPU": 1}}], "^nodes.1: devices.GPU.*'GPU' must be a kind of whole dev"),
+        ([{"devices": {"t4/2": 1}}], "'t4/2' must be a kind of whole devices, as in t4"),
+        (["t4"], "^nodes.0: "),
         ([{"cpus": 1}], "devices"),
-        ([{"devices": {"t4": 0}}], "nodes.0.devices.t4 = 0: Input should be greater than 0"),
-        ("four", "nodes"),
+        ([{"devices": {"t4": 0}}], "^nodes.0: devices.t4 = 0: Input should be greater than 0"),
+        ("four", "^nodes = 'four': this must be a list"),
     ],
 )
 def test_wrong_nodes_are_one_sentence(nodes: object, sentence: str) -> None:

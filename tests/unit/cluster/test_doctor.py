@@ -95,6 +95,8 @@ def test_gpus_are_read_from_the_driver_if_it_works(monkeypatch: pytest.MonkeyPat
     assert "this is a CPU build, but there is a GPU" in found("onnx runtime").wrong
     driver("echo 'NVIDIA A100-SXM4-40GB, 580.95.05, 8.0'; echo 'NVIDIA A100-SXM4-40GB, 580.95.05, 8.0'")
     assert gpu_label() == {"isobatch.io/kind": "a100-40g"}
+    driver("echo 'NVIDIA L4, 580.95.05, 8.9'; echo 'WARNING: infoROM is corrupted at gpu 0000:0A:00.0'")
+    assert gpus_by_driver() == [Gpu("NVIDIA L4", "580.95.05", "8.9")]
     driver("echo 'NVIDIA L4, 580.95.05, 8.9'; echo 'Tesla T4, 580.95.05, 7.5'")
     assert gpu_label() is None
     driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")

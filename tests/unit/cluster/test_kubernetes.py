@@ -133,6 +133,17 @@ def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
     assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in [group.template["spec"]["nodeSelector"] for group in groups]
 
 
+def test_nodes_without_a_gpu_are_chosen_by_their_label_too(file: Path) -> None:
+    placements = Placement("t4", 2, (Split(0, 1, 8),)), Placement("cpu", 1, (Split(1, BLOCKS, 8),))
+    (file.parent / "plan.json").write_text(Plan(placements).to_json())
+    save(Profile("my-bert", (table("t4"), table("cpu"))), file.parent / "profile.json")
+    for more, selector in (((), {}), (("--nodes", "cpu=pool:cheap"), {"pool": "cheap"})):
+        (group,) = (each for each in cluster(file, *more).workerGroupSpecs if each.groupName == "cpu")
+        pod = group.template["spec"]
+        assert pod["nodeSelector"] == selector
+        assert set(pod["containers"][0]["resources"]["limits"]) == {"cpu", "memory"}
+
+
 @pytest.mark.parametrize(
     ("replaced", "by", "more", "sentence"),
     [
@@ -146,6 +157,11 @@ def test_what_is_wrong_is_one_sentence(file: Path, replaced: str, by: str, more:
     file.write_text(file.read_text().replace(replaced, by))
     done = run(file, *more)
     assert sentence in str(done.exception)
+
+
+def test_a_file_with_applications_of_other_programs_alone_names_no_nodes(file: Path) -> None:
+    file.write_text("applications: [{name: other, import_path: 'shop:app'}]")
+    assert "the file has no application of isobatch" in str(run(file).exception)
 
 
 def test_a_file_is_written_whole(file: Path) -> None:

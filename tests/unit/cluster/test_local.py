@@ -1,5 +1,7 @@
 """What is checked before a Ray is started, what is shown while it starts, and what is left after: nothing."""
 
+import fcntl
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ from concurrent.futures import Future
 from inspect import getsource
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -18,7 +21,7 @@ from rich.console import Console
 from experiments.shared.machine import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.commands.serve import _end_at_once, progress_printer
-from isobatch.cluster.serving import applications, ports
+from isobatch.cluster.serving import applications, local, ports
 from isobatch.cluster.serving.haproxy import short_temporary
 from isobatch.cluster.serving.local import (
     LocalRay,
@@ -26,13 +29,16 @@ from isobatch.cluster.serving.local import (
     check_place,
     claimed,
     is_claimed,
+    kept,
     prepare_environment,
     running_cluster,
     while_serving,
 )
 from isobatch.cluster.serving.ports import check_port, held_ports, is_free
+from isobatch.deployments.processes import descendants, is_running
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
+from tests.helpers.commands import ran
 from tests.helpers.serving import marked
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +87,18 @@ def test_a_ray_that_is_not_there_is_told_at_once() -> None:
         pass
 
 
+def test_further_nodes_have_virtual_devices_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would find this machine's GPUs once more on each."""
+    commands = list[list[str]]()
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(local, "nodes", lambda: [{"CPU": 2.0}, {"t4": 2.0}])
+    local.join([local.LocalNode(devices={"t4": 2})], tmp_path, 1.0)
+    (words,) = commands
+    assert json.loads(words[words.index("--resources") + 1]) == {"t4": 2}
+    assert words[words.index("--num-gpus") + 1] == "0"
+
+
 def test_a_taken_port_is_named() -> None:
     host = "127.0.0.77"  # where no other test listens, and from which none connects
     with socket.create_server((host, free_port(host))) as taken:
@@ -89,8 +107,9 @@ def test_a_taken_port_is_named() -> None:
             check_place(host, port)
     assert eventually(lambda: is_free(host, port))  # a process that is just being started still holds it
     check_place(host, port)
-    with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
-        check_place("192.0.2.77", 8000)  # which is not ours
+    for host in ("192.0.2.77", "nowhere.invalid"):
+        with pytest.raises(UserError, match=f"port 8000 of {host} cannot be used .*: name an address of this machine"):
+            check_place(host, 8000)
     with pytest.raises(UserError, match=r"host ::1: .* which is never ::1: listen on 127\.0\.0\.1"):
         check_place("::1", port)
 
@@ -145,6 +164,17 @@ def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pyte
         short_temporary()
 
 
+def test_systemd_deletes_nothing_old_in_the_folder_of_a_server(tmp_path: Path) -> None:
+    """It tries to lock each folder whose old files it would delete, and leaves those that others have locked."""
+    systemd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with kept(tmp_path), kept(tmp_path / "missing"), pytest.raises(BlockingIOError):
+            fcntl.flock(systemd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(systemd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(systemd)
+
+
 def test_others_cannot_read_the_token_that_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy() | {"HOME": str(tmp_path)})
     (tmp_path / ".ray").mkdir(mode=0o755)
@@ -189,6 +219,18 @@ def test_serve_refuses_in_one_line_before_ray_starts(
     assert "OTEL_TRACES_EXPORTER is 'zipkin': there are: none, otlp, console" in refusal()
 
 
+def test_a_file_with_applications_of_other_programs_alone_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as a test without Ray can see: up to the last check before its start."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those who run the tests have handlers of their own
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    file = tmp_path / "serve.yaml"
+    file.write_text("applications: [{name: other, import_path: 'shop:app'}]")
+    with pytest.raises(UserError, match="already running at"):
+        ran("serve", str(file))
+
+
 def test_an_orphan_is_adopted_and_ended_and_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
     (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
     script = f"""
@@ -211,6 +253,17 @@ assert not Path(f"/proc/{{orphan}}").exists()
 assert own.wait() == 0
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_process_whose_name_is_cut_within_a_letter_is_known_too() -> None:
+    """Linux keeps 15 bytes of a name, here of 17."""
+    script = "open('/proc/self/comm', 'wb').write(b'ab' + 5 * b'\\xe6\\x97\\xa5'); print('named', flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as named:
+        assert named.stdout.readline() == "named\n"
+        assert named.pid in descendants(os.getpid())
+        assert is_running(named.pid)
+        named.communicate("\n")
 
 
 def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:

@@ -271,6 +271,10 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one() + "\nhttp_options: {prot: 9}", "http_options: there is no field 'prot'; is 'port' meant?"),
         (one() + "\n7: 8", "no field 7; there are: applications, contr"),
         (one(route_prefix="a"), "applications: route_prefix = 'a': "),
+        (one(route_prefix="/a/"), "applications: route_prefix = '/a/': '/a/' must begin with / and not end with it"),
+        (one(route_prefix="/my app"), "applications: route_prefix = '/my app': "),
+        (one(name="''"), "applications: name = '': "),
+        (one() + "\nhttp_options: {host: ''}", "http_options: host = '': "),
         (one(name="[x]"), r"applications: name = \['x'\]: Input should be a valid string"),
         (one(rout_prefix="/a"), "'rout_prefix'; is 'route_prefix' meant"),
         (one(deployments="[{name: split}]"), "reaches front and"),
@@ -472,6 +476,8 @@ def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: py
     assert complete == content
     named = serve_file(tmp_path, {})
     assert with_demo(named) == named
+    own = serve_file(written(tmp_path, one(args="{loader: 'shop.models:load'}")), {})
+    assert with_demo(own) == own, "the demo's promise is not that of another network"
 
 
 def test_options_of_the_command_override_the_file_and_the_plan(tmp_path: Path) -> None:

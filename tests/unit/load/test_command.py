@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from isobatch.cluster import cli
 from isobatch.cluster.load import report
-from isobatch.cluster.load.generator import BROKEN, LoadRecord
+from isobatch.cluster.load.generator import BROKEN, LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import is_failure, summary
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at, promised_ms
 from isobatch.profiles.errors import UserError
@@ -36,6 +37,7 @@ class Served:
         self.of_every_path: dict[str, Any] | None = None
         self.paths: list[str] = []  # of the GET requests
         self.posts = 0  # that were answered
+        self.holds_above, self.held = inf, Event()  # longer texts are answered once it is set
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,6 +64,8 @@ class Served:
                     return
                 (one,) = body["inputs"]
                 served.seen.append(one)
+                if len(one) > served.holds_above:
+                    served.held.wait()
                 served.deadlines.add(self.headers["X-Deadline-Ms"])
                 right = self.path == f"{prefix}/predict" and isinstance(one, str) == (datatype == "BYTES")
                 right = right and (min(shape, default=0) < 1 or np.shape(one) == shape)
@@ -199,6 +203,13 @@ def test_the_servers_slo_holds_if_none_is_given(serve: Serve, load: Load, capsys
         assert (f"within {within} ms" in capsys.readouterr().out, served.deadlines) == (True, {within})
 
 
+def test_answers_are_waited_for_as_long_as_they_may_take(
+    serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadGenerator, "patience_s", 0.0)
+    assert load(serve("BYTES").url, "--slo-ms", 30_000) == 0
+
+
 def test_the_key_is_sent_to_a_server_that_needs_one(
     serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,34 +231,58 @@ def test_a_key_with_other_letters_is_sent_as_the_server_reads_it(
     assert load(serve("BYTES", "schl\u00fcssel".encode().decode("latin-1")).url, "--api-key-variable", "MY_KEY") == 0
 
 
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The figures of a load that Ctrl-C ends once the server has answered six requests."""
+
+    def typed(served: Served, *words: str) -> dict[str, Any]:
+        async def cut_off(work: Coroutine[Any, Any, LoadRecord]) -> None:
+            sending = asyncio.create_task(work)
+            while served.posts < 6:
+                await asyncio.sleep(0.01)
+            sending.cancel()
+            await asyncio.wait([sending])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("isobatch.cluster.commands.load.run_noting_polls", lambda work: asyncio.run(cut_off(work)))
+        out = tmp_path / "load.json"
+        monkeypatch.setattr(sys, "argv", ["isobatch", "load", *words, "--seconds", "60", "--out", str(out)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert stopped.value.code == 130
+        figures: dict[str, Any] = json.loads(out.read_text())
+        return figures
+
+    return typed
+
+
 @pytest.mark.parametrize("arriving", [("--clients", "1"), ("--rate", "100")])
 @pytest.mark.parametrize("decodes", [False, True])
 def test_ctrl_c_shows_what_was_measured_until_then(
-    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, interrupted: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path,
     arriving: tuple[str, str], decodes: bool,
 ) -> None:  # fmt: skip
-    async def cut_off(work: Coroutine[Any, Any, LoadRecord]) -> None:
-        sending = asyncio.create_task(work)
-        while served.posts < 6:
-            await asyncio.sleep(0.01)
-        sending.cancel()
-        await asyncio.wait([sending])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("isobatch.cluster.commands.load.run_noting_polls", lambda work: asyncio.run(cut_off(work)))
-    served, out, prompts = serve("BYTES"), tmp_path / "load.json", tmp_path / "prompts.txt"
+    served, prompts = serve("BYTES"), tmp_path / "prompts.txt"
     served.decodes = decodes
     prompts.write_text("1+1=\n")
     sent, path = (("--prompts", str(prompts)), "/v1/completions") if decodes else ((), "")
-    words = ("load", served.url + path, *arriving, *sent, "--seconds", "60", "--out", str(out))
-    monkeypatch.setattr(sys, "argv", ["isobatch", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    figures = json.loads(out.read_text())
-    assert (stopped.value.code, figures["outcomes"]) == (130, {"answered": figures["requests"]})
+    figures = interrupted(served, served.url + path, *arriving, *sent)
+    assert figures["outcomes"] == {"answered": figures["requests"]}
     assert figures["requests"] > 2
     assert figures["seconds"] < 60
     assert "interrupted: these are the figures of the requests that had ended" in capsys.readouterr().out
+
+
+def test_ctrl_c_counts_the_tokens_of_the_requests_that_had_ended(
+    serve: Serve, interrupted: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    served, lengths = serve("BYTES"), tmp_path / "lengths.txt"
+    served.holds_above = 100
+    lengths.write_text("10\n1000\n")
+    figures = interrupted(served, f"{served.url}/predict", "--rate", "100", "--lengths", str(lengths))
+    served.held.set()
+    assert figures["requests"] > 2
+    assert figures["offered_tokens_per_s"] == pytest.approx(10 * figures["offered_per_s"])
 
 
 def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
@@ -281,7 +316,7 @@ def test_what_cannot_be_sent_is_one_sentence(
 
 WRONG_ADDRESSES = (
     "localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://", "http://127.0.0.1:1", "http://127.0.0.1:x",
-    "http://127.0.0.1:99999",
+    "http://127.0.0.1:99999", "http://a..b:80",
 )  # fmt: skip
 
 

@@ -161,6 +161,34 @@ def test_clients_send_the_next_request_when_they_are_answered() -> None:
     assert np.median(pauses_s) < 0.005, "four times less than an answer takes"
 
 
+def test_clients_go_on_once_a_server_that_was_away_is_back() -> None:
+    """It ends at the first request, and listens again on the same port 0.3 s later."""
+    servers = list[asyncio.Task[asyncio.Server]]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(OK)
+        writer.close()
+
+    async def run() -> LoadRecord:
+        loop = asyncio.get_running_loop()
+
+        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1000)
+            first.close()
+            writer.close()
+            back = asyncio.start_server(answer, "127.0.0.1", port)
+            loop.call_later(0.3, lambda: servers.append(asyncio.ensure_future(back)))
+
+        first = await asyncio.start_server(end, "127.0.0.1", 0)
+        port = first.sockets[0].getsockname()[1]
+        return await LoadGenerator(f"http://127.0.0.1:{port}", [b"{}"], 1).by_clients(1, 1.5)
+
+    statuses = asyncio.run(run()).status.tolist()
+    assert statuses[0] == BROKEN
+    assert set(statuses[1:]) == {200}
+
+
 def record(due_s: list[float], took_s: float, status: int | list[int] = 200, *duration_s: float) -> LoadRecord:
     times = np.array(due_s)
     return LoadRecord(times, times, times, times + took_s, np.broadcast_to(status, len(times)), times, *duration_s)

@@ -49,6 +49,19 @@ def test_recorded_times_are_stretched_and_repeated(tmp_path: Path) -> None:
     assert sorted(set(np.round(gaps / gaps.min(), 6))) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(None, 100), (20.0, 200)])
+def test_a_trace_that_begins_busily_lasts_as_long_as_the_load(
+    tmp_path: Path, rate: float | None, expected: int
+) -> None:
+    """Ten a second for ten seconds, then one a second."""
+    seconds = [*np.arange(100) / 10, *range(10, 60)]
+    path = tmp_path / "times.csv"
+    path.write_text("TIMESTAMP\n" + "".join(f"2023-11-16 18:00:{each:06.3f}\n" for each in seconds))
+    times = trace(path, rate, seconds=10)
+    assert len(times) == pytest.approx(expected, abs=3)
+    assert times[-1] > 9.5
+
+
 def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
     counts, times = tmp_path / "counts.csv", tmp_path / "times.csv"
     counts.write_text("minute,count\n0,600\n1,1800\n")
@@ -66,6 +79,8 @@ def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
         ("a.csv", "second,count\n0,600\n1,1800\n", "2 counts, each of 1 s; 1,200.0 arrivals a second"),
         ("a.tsv", "0\t600\n300\t1800\n600\t600\n", "3 counts, each of 300 s; 3.3 arrivals a second"),
         ("a.csv", "TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n", "2 arrival times in 2 s"),
+        ("a.csv", "TIMESTAMP\n\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n\n", "2 arrival times in 2 s"),
+        ("a.csv", "function,minute_1,minute_2\nf,60,0\n\ng,0,60\n\n", "2 counts, each of 60 s; 1.0 arrivals a second"),
         ("a.csv", "function,minute_1,minute_2\nf,60,0\ng,0,60\n", "2 counts, each of 60 s; 1.0 arrivals a second"),
     ],
 )
@@ -93,6 +108,17 @@ def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
     assert len(trace(path, None, seconds=60, each_s=1.0)) == pytest.approx(12_000, rel=0.1)
     with pytest.raises(UserError, match="--trace-each-s 0 must be above 0"):
         description(path, each_s=0)
+    path.write_text("TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n")
+    with pytest.raises(UserError, match=r"--trace-each-s 2 is for counts, and .*counts\.txt has times: leave it out"):
+        description(path, each_s=2.0)
+
+
+@pytest.mark.parametrize("zone", ["Z", "+02:00", "-05:00"])
+def test_times_of_a_trace_may_name_their_zone(tmp_path: Path, zone: str, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(f"TIMESTAMP\n2023-11-16T18:00:00{zone}\n2023-11-16T18:00:02{zone}\n")
+    assert description(path).endswith("2 arrival times in 2 s")
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(
@@ -101,9 +127,17 @@ def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
         ("x.csv", b"a,b,c\n1,2,3\n", "is not a trace (it begins with 'a,b,c')"),
         ("x.csv", b"a,b\n1,2\n1,3\n", "its first column does not ascend"),
         ("x.csv", b"1\n2\n-3\n", "a count is below 0"),
+        ("x.csv", b"1\n2\ninf\n", "a count is below 0 or no number"),
+        ("x.csv", b"1 2 -3", "a count is below 0 or no number"),
+        ("x.csv", b"1 2 nan", "a count is below 0 or no number"),
+        ("x.csv", b"minute_1,minute_2\n-1,2\n", "a count is below 0 or no number"),
+        ("x.csv", b"minute_1,minute_2\nnan,2\n", "a count is below 0 or no number"),
+        ("x.csv", b"minute,count\n0,1\nnan,1\n", "its first column does not ascend"),
+        ("x.csv", b"TIMESTAMP,n\n,1\n2023-11-16 18:00:00.0,2\n", "a time must look like 2023-11-16 18:00:00.0, not ''"),
         ("x.csv", b"1 2\n3\n", "its lines have different numbers of columns"),
         ("x.bz2", b"nothing", "is not a trace"),
         ("x.csv", b"TIMESTAMP\nhello\n", "is not a trace"),
+        ("x.csv", b"TIMESTAMP\n1700000000\n1700000002\n", "a time must look like 2023-11-16 18:00:00.0, not '17"),
         ("x.csv", b"TIMESTAMP\n", "is not a trace"),
         ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs at least two different times"),
         ("x.csv", b"minute,count\n0,1\n1\n", "is not a trace"),
