@@ -1,5 +1,7 @@
 """Goodput by the second around changes of an application, from a made-up record."""
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,11 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
     assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
     asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
     assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
+
+
+def test_recovery_is_infinite_while_goodput_is_not_back() -> None:
+    times = timeline(record(10.0, 25.0), slo_ms=1000, by_due=True)
+    assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == inf
 
 
 def test_wrong_and_failed_are_told_apart() -> None:
