@@ -5,6 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from experiments.chaos.run import Struck, rounds_of
 from experiments.replan.changes import Change, figures
 from experiments.replan.timeline import timeline
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
@@ -36,6 +37,13 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
 def test_recovery_is_infinite_while_goodput_is_not_back() -> None:
     times = timeline(record(10.0, 25.0), slo_ms=1000, by_due=True)
     assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == inf
+
+
+def test_every_status_counts_after_a_fault() -> None:
+    seen = record()
+    seen.status[[1000, 1001, 1002, 1003]] = 404, 500, 503, BROKEN
+    (each,) = rounds_of(seen, [Struck("a front is killed", 5.0, 20.0)], set())
+    assert (each.failed, each.refused, each.lost) == (2, 1, 1)
 
 
 def test_wrong_and_failed_are_told_apart() -> None:
