@@ -17,6 +17,7 @@ from rich.progress import track
 from experiments.bound.hindsight import LOADS, Hindsight
 from experiments.bound.plans import JudgedPlan, judge
 from experiments.shared.kept_parts import place_of
+from isobatch.profiles.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> dict[in
     for seed, each in zip(left, track(done, f"problems ({len(found)} were judged before)", len(left)), strict=True):
         if each:
             found[seed] = each[0]
-            kept.write_text(json.dumps(found))
+            write_whole(kept, json.dumps(found))
     return {seed: found[seed] for seed in seeds if seed in found}
 
 

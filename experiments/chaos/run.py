@@ -55,6 +55,7 @@ from isobatch.deployments.processes import descendants
 from isobatch.optimizer import Plan
 
 ENOUGH = 0.9
+REFUSALS = (429, 503, 504)
 ROUNDS, BESIDE = 40, 17
 BEFORE_S, ROUND_S = 3.0, 9.0
 LONGEST_S = 3600.0
@@ -77,7 +78,7 @@ class Round:
     requests: int
     late: int  # answered right, after the SLO
     refused: int  # status 429, 503 or 504
-    failed: int  # status 500 or 502
+    failed: int  # any other status
     wrong: int
     broken: int  # connections that ended without an answer; the client sent the request again
     lost: int  # no answer within the time in which the client repeats the request
@@ -218,7 +219,7 @@ async def struck_beside_a_neighbour(
     finally:
         requests.stop()
     struck = [Struck(name, at_s, until_s) for (name, at_s), until_s in zip(began, ends_s, strict=True)]
-    return hit, _rounds(await running, struck, requests.resent, ITS_PLAN)
+    return hit, rounds_of(await running, struck, requests.resent, ITS_PLAN)
 
 
 async def struck_under_load(
@@ -239,14 +240,14 @@ async def struck_under_load(
             await asyncio.sleep(max(0.0, at_s + round_s - requests.now_s()))
             await heal(here)
             struck.append(Struck(name, at_s, requests.now_s()))
-            (seen,) = _rounds(requests.so_far(), struck[-1:], requests.resent)
+            (seen,) = rounds_of(requests.so_far(), struck[-1:], requests.resent)
             console.print(f"{len(struck)} of {len(names)}, {seen.sentence}")
     finally:
         requests.stop()
-    return _rounds(await running, struck, requests.resent)
+    return rounds_of(await running, struck, requests.resent)
 
 
-def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int], plan: Plan = START) -> list[Round]:
+def rounds_of(record: LoadRecord, struck: Sequence[Struck], resent: set[int], plan: Plan = START) -> list[Round]:
     times = timeline(record, SLO_MS, by_due=True)
     return [_round(record, times, each, resent, plan) for each in struck]
 
@@ -258,8 +259,8 @@ def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]
         struck.what,
         len(status),
         late=int(((status == 200) & late).sum()),
-        refused=int(np.isin(status, (429, 503, 504)).sum()),
-        failed=int(np.isin(status, (500, 502)).sum()),
+        refused=int(np.isin(status, REFUSALS).sum()),
+        failed=int((~np.isin(status, (200, WRONG, BROKEN, *REFUSALS))).sum()),
         wrong=int((status == WRONG).sum()),
         broken=int(np.isin(np.flatnonzero(inside), list(resent)).sum()),
         lost=int((status == BROKEN).sum()),

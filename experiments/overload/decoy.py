@@ -41,7 +41,7 @@ def decoy() -> Iterator[tuple[int, int]]:
         file.write_text(_CONFIGURATION.format(http=http, grpc=grpc))
         with subprocess.Popen([get_haproxy_binary(), "-db", "-f", file], stderr=subprocess.DEVNULL) as process:
             try:
-                while is_free("127.0.0.1", grpc):
+                while is_free("127.0.0.1", grpc) and process.poll() is None:  # its port may be taken meanwhile
                     time.sleep(0.02)
                 yield http, grpc
             finally:

@@ -49,8 +49,10 @@ def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str,
     facts = problem(Profile("bert-base", (_timed(),)), kinds, links_between(kinds))
     objective = Objective(slo_s=SLO_S, max_batch=1, ramp_budget=BUDGET)
     without, plan = early_plan(facts, objective), _tuned(facts, objective, evidence)
+    assert without.promise
     for load, suffix in ((BUSY, "_busy"), (LOAD, "")):
-        full, sooner = (_run(each, facts, evidence, others, load) for each in (without, plan))
+        rate = load * without.promise.goodput_per_s
+        full, sooner = (_run(each, facts, evidence, others, rate) for each in (without, plan))
         yield f"early_p50_ratio{suffix}", sooner.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
         yield f"early_p99_ratio{suffix}", sooner.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
         seen = sooner.tally.observed(0.0, {})
@@ -86,9 +88,7 @@ def _tuned(facts: Problem, objective: Objective, evidence: Evidence) -> Plan:
     return replace(plan, thresholds=evidence.thresholds(chosen, ramps))
 
 
-def _run(plan: Plan, facts: Problem, evidence: Evidence, others: ExitTable, load: float) -> Report:
-    assert plan.promise
-    rate = load * plan.promise.goodput_per_s
+def _run(plan: Plan, facts: Problem, evidence: Evidence, others: ExitTable, rate: float) -> Report:
     times_s = arrivals("poisson", rate, INPUTS / rate, 0)
     rows = np.random.default_rng(0).integers(others.num_inputs, size=len(times_s))
     devices = partial(RecordedDevices, table=others, evidence=evidence, prepared=evidence.prepared)

@@ -105,7 +105,7 @@ def _parts(
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     for number in range(few if "peers" in wanted else 0):
-        measured = partial(peers.figures, first, number, seconds)
+        measured = partial(peers.figures, first, number, turns, seconds)
         yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
 
 

@@ -32,7 +32,6 @@ from isobatch.profiles.files import Profile
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}
 SLACK = 0.2
-STEPS = 5  # halvings of the range of rates of a server without a plan
 ANSWERED = 200  # an HTTP status
 NEARLY = 0.9  # of the promise: the load at which fill and idle time are measured
 REPLICA = "ServeReplica:live."  # a part of a replica's command line
@@ -115,16 +114,9 @@ class AskedServer:
     is_listed: bool = True
     words: int = CPU_SIZE.words
 
-    async def sustained_per_s(self, low_per_s: float, high_per_s: float, seconds: float, seed: int) -> float:
-        """The largest rate in this range at which enough requests are answered in time."""
-        best: float = 0.0
-        for _ in range(STEPS):
-            rate_per_s = (low_per_s + high_per_s) / 2
-            if await self.sustains(rate_per_s, seconds, seed):
-                low_per_s, best = rate_per_s, rate_per_s
-            else:
-                high_per_s = rate_per_s
-        return best
+    async def answered_per_s(self, clients: int, seconds: float) -> float:
+        """The rate of its answers to clients that wait for them."""
+        return summary(await self._generator().by_clients(clients, seconds), self.slo_ms).answered_per_s
 
     async def sustains(self, per_s: float, seconds: float, seed: int) -> bool:
         """Whether enough inputs of a run are answered in time, without those of its lead."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +101,13 @@ class Timeline:
         return result
 
     def recovered_s(self, at_s: float, until_s: float, enough_per_s: float) -> float:
-        """Seconds from `at_s` until all later windows, up to `until_s`, have enough goodput."""
+        """Seconds from `at_s` until all later windows, up to `until_s`, have enough goodput; infinite if the last has
+        not."""
         here = (self.starts_s >= at_s - WINDOW_S) & (self.starts_s + WINDOW_S < until_s)
-        short = here & (self.good_per_s < enough_per_s)
-        return max(0.0, float(self.starts_s[short].max()) + STEP_S - at_s) if short.any() else 0.0
+        short = self.good_per_s[here] < enough_per_s
+        if not short.any():
+            return 0.0
+        return inf if short[-1] else max(0.0, float(self.starts_s[here][short].max()) + STEP_S - at_s)
 
 
 def timeline(record: LoadRecord, slo_ms: float, by_due: bool = False) -> Timeline:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.shared.version import code_behind
 from isobatch.deployments.folders import cache_directory
+from isobatch.profiles.files import write_whole
 
 Figures = Mapping[str, float] | Iterable[tuple[str, float]]
 SECONDS: list[float] = []  # of each part, also of kept ones
@@ -34,9 +35,7 @@ def kept(path: Path, measure: Callable[[], Any]) -> Any:
         return json.loads(path.read_text())
     result = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(result))
-    draft.replace(path)  # so that an interrupted run leaves no partial file
+    write_whole(path, json.dumps(result))
     return result
 
 

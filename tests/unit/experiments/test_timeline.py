@@ -1,8 +1,11 @@
 """Goodput by the second around changes of an application, from a made-up record."""
 
+from math import inf
+
 import numpy as np
 import pytest
 
+from experiments.chaos.run import Struck, rounds_of
 from experiments.replan.changes import Change, figures
 from experiments.replan.timeline import timeline
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
@@ -29,6 +32,18 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
     assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
     asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
     assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
+
+
+def test_recovery_is_infinite_while_goodput_is_not_back() -> None:
+    times = timeline(record(10.0, 25.0), slo_ms=1000, by_due=True)
+    assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == inf
+
+
+def test_every_status_counts_after_a_fault() -> None:
+    seen = record()
+    seen.status[[1000, 1001, 1002, 1003]] = 404, 500, 503, BROKEN
+    (each,) = rounds_of(seen, [Struck("a front is killed", 5.0, 20.0)], set())
+    assert (each.failed, each.refused, each.lost) == (2, 1, 1)
 
 
 def test_wrong_and_failed_are_told_apart() -> None:
