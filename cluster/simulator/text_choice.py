@@ -46,6 +46,8 @@ BUSY = 0.97
 # The share of the time in which the front's processor passes tokens on: sockets and requests take the rest.
 FRONT_BUSY = 0.5
 MOST_GAIN = 1.2  # a fleet may sustain more than its devices one by one: the largest multiple that is tried
+# Devices of one kind that sustain this multiple of a rate one by one surely sustain the rate together.
+SURELY = 2.0
 BETTER = 1.01  # another way is better if it sustains this multiple
 FOR_EVER_S = 1e9
 PROMISE_SEED = 1  # the best of several plans is partly best by chance, so other random texts make the promise
@@ -280,11 +282,12 @@ def cheapest_kept(
 
 
 def _possible_counts(bests: Sequence[_BestOfKind], texts_per_s: float) -> Iterator[tuple[int, ...]]:
-    """All counts of devices of each kind that could sustain a rate."""
+    """All counts of devices of each kind that could sustain a rate at the least cost: a fleet may have many more."""
     *others, last = bests
-    for counts in product(*(range(best.count + 1) for best in others)):
+    *ranges, most = (min(best.count, ceil(SURELY * texts_per_s / best.texts_per_s)) + 1 for best in bests)
+    for counts in product(*map(range, ranges)):
         rest = texts_per_s - sum(count * best.most_per_s for count, best in zip(counts, others, strict=True))
-        for count in range(max(0, ceil(rest / last.most_per_s)), last.count + 1):
+        for count in range(max(0, ceil(rest / last.most_per_s)), most):
             yield *counts, count
 
 

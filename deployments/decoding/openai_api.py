@@ -50,18 +50,20 @@ class ReplyShape:
     opening: dict[str, Any] | None = None  # the fields of the first piece of each choice, before any text
 
 
-def _key_of(token: int, text: str) -> str:
+def _name_of(token: int, text: str) -> str:
     """The name of a token in log probabilities: its text, or its number if it is only a part of a character."""
     return f"token_id:{token}" if UNFINISHED in text else text
 
 
 def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
-    words = reply.words
+    def name(token: int) -> str:
+        return _name_of(token, reply.words.token_text(token))
+
     return {
-        "tokens": [words.token_text(token) for token in piece.tokens],
+        "tokens": list(map(name, piece.tokens)),
         "token_logprobs": [each.logprob for each in piece.logprobs],
         "top_logprobs": [
-            {_key_of(other, words.token_text(other)): logprob for other, logprob in (*each.best, (token, each.logprob))}
+            {name(other): logprob for other, logprob in (*each.best, (token, each.logprob))}
             for token, each in zip(piece.tokens, piece.logprobs, strict=True)
         ],
         "text_offset": reply.offsets(index, piece.tokens),
@@ -72,7 +74,8 @@ def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> di
 def _chat_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
     def token_fields(token: int, logprob: float) -> dict[str, Any]:
         text = reply.words.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": None if UNFINISHED in text else list(text.encode())}
+        known = None if UNFINISHED in text else list(text.encode())
+        return {"token": _name_of(token, text), "logprob": logprob, "bytes": known}
 
     content = [
         {

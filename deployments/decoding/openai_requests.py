@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from isobatch.deployments.decoding.grammars import grammar_of
@@ -90,9 +91,17 @@ Prompts = Annotated[
 
 
 class _RequestFields(BaseModel):
-    """Fields with a default may be null, as with OpenAI: some clients send null for fields that are not set."""
+    """Fields with a default may be null, as with OpenAI, and so may fields that are not served: some clients send null
+    for fields that are not set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None or name in cls.model_fields}
 
     @field_validator(*_WITH_DEFAULTS, mode="before", check_fields=False)
     @classmethod

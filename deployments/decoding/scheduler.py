@@ -197,17 +197,21 @@ class Scheduler:
         """The refusal of a sequence that was requested `age_s` ago, if its first token would probably be late."""
         wait_s = self._wait_s()
         first_s = age_s + wait_s + self._first_token_s()
-        if len(self.waiting) >= self.limits.max_waiting or first_s > self.limits.ttft_s:
+        waiting = len(self.waiting) - max(0, self._places - len(self.residents))  # after the next launch is chosen
+        if waiting >= self.limits.max_waiting or first_s > self.limits.ttft_s:
             return ReplicaFull(max(wait_s, SHORTEST_RETRY_S))
         return None
 
+    @property
+    def _places(self) -> int:
+        return self._crowd or self.limits.max_residents
+
     def _wait_s(self) -> float:
         """The time for which one more sequence would wait for a place."""
-        places = self._crowd or self.limits.max_residents
-        ahead = len(self.waiting) + 1 - (places - len(self.residents))
+        ahead = len(self.waiting) + 1 - (self._places - len(self.residents))
         oldest = next(iter(self.residents.values()), None)
         stay_s = self.pace.residence_s or (self._now_s - oldest.entered_s if oldest else 0.0)  # while none has ended
-        return stay_s * max(0, ahead) / places
+        return stay_s * max(0, ahead) / self._places
 
     def take_late(self) -> list[tuple[int, ReplicaFull]]:
         """The waiting sequences that were refused since the last call, as their first token would be late."""

@@ -130,12 +130,13 @@ def ramps_for(
     `max_tokens`: those written after each prompt. `calibrate`: the share of prompts that thresholds come from; figures
     come from the others.
     """
-    if (different := len(set(map(tuple, prompts)))) < MIN_PROMPTS:
-        raise UserError(f"{different} different prompts: at least {MIN_PROMPTS} are needed")
+    different = list(dict.fromkeys(map(tuple, prompts)))  # no copy of a prompt that chooses thresholds may test them
+    if len(different) < MIN_PROMPTS:
+        raise UserError(f"{len(different)} different prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
     if shape.num_blocks == 1:
         raise UserError("the network has one block: a ramp stands between two")
-    requests = [shape.request(prompt, max_tokens, stop) for prompt in prompts]
+    requests = [shape.request(prompt, max_tokens, stop) for prompt in different]
     full = texts(model, DecoderRules(), requests)
     cut = round(calibrate * len(requests))
     calibration = early_head_outputs(model, requests[:cut], full[:cut])
@@ -148,8 +149,8 @@ def ramps_for(
     test = early_head_outputs(model, requests[cut:], full[cut:])
     others = [_measured(block, value, test) for block, value in enumerate(thresholds)]
     ramp = others.pop(best_block)
-    prompt_lengths, outputs = (tuple(map(len, each[:MAX_LENGTHS])) for each in (prompts, full))
-    lengths = TextLengths(prompts=prompt_lengths, outputs=outputs)
+    outputs, sampled = dict(zip(different, map(len, full), strict=True)), prompts[:MAX_LENGTHS]
+    lengths = TextLengths(prompts=tuple(map(len, sampled)), outputs=tuple(outputs[tuple(prompt)] for prompt in sampled))
     rules = DecoderRules(
         ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=schedules[best_block].deep_share
     )

@@ -117,6 +117,14 @@ def test_null_is_what_nobody_has_set(world: World) -> None:
         assert reply.status_code == 200, reply.text
 
 
+def test_null_is_also_what_nobody_has_set_in_fields_that_are_not_served(world: World) -> None:
+    """Some clients write all of OpenAI's fields."""
+    message = {"role": "user", "content": "1+1", "tool_call_id": None}
+    unset = dict.fromkeys(("metadata", "functions", "parallel_tool_calls", "service_tier"))
+    reply = world.client().post("/v1/chat/completions", json={"messages": [message], "max_tokens": 2} | unset)
+    assert reply.status_code == 200, reply.text
+
+
 @pytest.mark.parametrize(
     "neutral",
     [

@@ -239,15 +239,27 @@ def test_who_came_last_is_put_out_when_pages_run_short_and_loses_nothing() -> No
 def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
     limits = DecodingLimits(max_residents=2, max_waiting=3, ttft_s=1.0, tpot_s=1e9)
     running = engine(Told(lambda _: True), limits)
-    for _ in range(3):
+    for _ in range(2 + 3):
         assert not isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)
-    assert isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)  # three wait, as nothing has run yet
+    assert isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)  # two have a place, and three wait for one
+    running.step()
+    open_texts(running, 2, TextRequest((1,), 1))
+    assert isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)  # two texts ended, so two came
     run_out(running)
     running.scheduler.pace.residence_s = 4.0
     open_texts(running, 2, TextRequest((1,), 9))
     refused = running.open(TextRequest((1,), 9))
     assert isinstance(refused, ReplicaFull)
     assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
+
+
+def test_texts_that_come_together_do_not_wait_while_there_are_places() -> None:
+    """Over HTTP they may have come in one request, as several texts for a prompt."""
+    running = engine(Told(lambda _: True), replace(PATIENT, max_waiting=1))
+    running.open(TextRequest((1,), 9))
+    running.step()
+    assert [running.open(TextRequest((1,), 9)) for _ in range(4)] == [2, 3, 4, 5]
+    assert isinstance(running.open(TextRequest((1,), 9)), ReplicaFull)
 
 
 def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
@@ -329,7 +341,7 @@ def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
 
 def test_a_text_that_goes_on_is_never_refused() -> None:
     """Its client has read a part, and new texts would take each place before it comes again."""
-    running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, max_waiting=2, ttft_s=1.0, tpot_s=1e9))
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, max_waiting=1, ttft_s=1.0, tpot_s=1e9))
     new, continued = TextRequest((1,), 9), TextRequest((1, 7), 8, replayed=(5,))
     open_texts(running, 2, new)
     assert isinstance(running.open(new), ReplicaFull)

@@ -156,6 +156,8 @@ def test_log_probabilities_of_parts_of_characters_stay_apart_and_claim_no_bytes(
     plain, chat = (shape.logprobs(reply_in_bytes(shape), 0, piece) for shape in (COMPLETION_SHAPE, CHAT_SHAPE))
     assert plain["top_logprobs"] == [{f"token_id:{first}": -1.0, f"token_id:{other}": -2.0, "a": -3.0}]
     (token,) = chat["content"]
+    assert plain["tokens"] == [token["token"]] == [f"token_id:{first}"]
+    assert [each["token"] for each in token["top_logprobs"]] == [*plain["top_logprobs"][0]]
     assert [each["bytes"] for each in (token, *token["top_logprobs"])] == [None, None, None, [letter]]
 
 

@@ -101,6 +101,14 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
         ramps_for(model, prompts[:3] * 9, frozenset(), 0.005, 6)
 
 
+def test_no_copy_of_a_prompt_that_chooses_the_threshold_tests_it() -> None:
+    model, prompts = decoder(), [(number, number % 7) for number in range(20)]
+    once, twice = (ramps_for(model, each, frozenset(), 0.05, 3) for each in (prompts, [*prompts, *prompts]))
+    assert twice.tokens == once.tokens == 10 * 3
+    assert twice.rules.model_copy(update={"lengths": once.rules.lengths}) == once.rules
+    assert twice.rules.lengths.prompts == once.rules.lengths.prompts * 2, "clients repeat prompts, too"
+
+
 def test_a_network_of_one_block_has_no_place_for_a_ramp() -> None:
     prompts = [[number % VOCABULARY, number // VOCABULARY] for number in range(30)]
     with pytest.raises(UserError, match="the network has one block: a ramp stands between two"):

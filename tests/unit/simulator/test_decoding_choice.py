@@ -141,6 +141,10 @@ def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
         result = choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
         assert result.plan.devices() == devices
         assert result.plan.promise.goodput_per_s == rate
+    clouds = [replace(each, count=10**6) for each in (CPU, SLOW, replace(SLOW, kind="p100", price_per_hour=9.0))]
+    clouds_profile = replace(profile, tables=(*profile.tables, replace(profile.tables[1], kind="p100")))
+    goal = replace(LOOSE, texts_per_s=0.8 * slow)
+    assert choose_plan(clouds_profile, clouds, goal).plan.devices() == {"t4": 1}, "in the time for a few devices"
     with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
         choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 
