@@ -97,6 +97,8 @@ class Controller:
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
+        if self.keeper and not exits_alike(self.running, plan):
+            self.keeper.restart()
         before = self.running = replace(self.running, thresholds=plan.thresholds)
         if served_alike(plan, before):
             return

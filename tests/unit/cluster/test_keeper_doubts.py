@@ -85,3 +85,13 @@ def test_a_plan_at_whose_ramps_inputs_leave_as_before_forgets_no_audits() -> Non
     for number, plan in enumerate((smaller, replace(smaller, thresholds=())), 1):
         controller.rolled_out(NextStep(plan, Event(number, 5.0, "rolling out", "", TUNED, plan)), 0.1, 5.0)
         assert bool(kept.recent(5.0).agreement) == (plan == smaller)
+
+
+def test_a_plan_that_others_rolled_out_forgets_audits_of_the_ramps_before() -> None:
+    """Such as one that arrives after its roll-out seemed to have failed: its depths are no change of the inputs."""
+    kept, both = keeper(), replace(TUNED, beside=(first_plan(question()),))
+    controller = Controller(question(v100=8), Patience(), History(None), Events(None), TUNED, 0.0, keeper=kept)
+    for plan, stays in ((batches(TUNED, 4), True), (both, False), (both, True)):
+        kept.watch(Observed(0.0, 5.0, 5000, 5000, (2500, 0, 0, 2500), audited=(100, 0, 0, 0), missed=(1, 0, 0, 0)))
+        controller.follow(plan, 5.0)
+        assert bool(kept.recent(5.0).agreement) == stays
