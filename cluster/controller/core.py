@@ -185,6 +185,7 @@ class Controller:
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Keep watching, and change nothing until a person resumes."""
         self._record("paused" if paused else "resumed", "requested by a person", now_s)
+        self._devices_changed |= not paused  # decisions during a pause left the plan as it was
 
     @property
     def ramps(self) -> Collection[int]:

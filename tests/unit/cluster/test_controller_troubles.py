@@ -42,6 +42,18 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     assert app.running.devices() == {"v100": 4}
 
 
+def test_a_device_that_was_lost_during_a_pause_is_planned_around_once_a_person_resumes():
+    app = Fluid(question(MEDIUM, v100=4))
+    app.devices = lambda at_s: {"v100": 3 if at_s >= 60 else 4}
+    loop = control_loop(app)
+    asyncio.run(loop.pause(True))
+    run(app, loop, 300)
+    assert app.running.devices() == {"v100": 4}
+    asyncio.run(loop.pause(False))
+    run(app, loop, 30)
+    assert app.running.devices() == {"v100": 3}
+
+
 def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
     """Answers come no sooner with them, but more inputs get one."""
     problem = replace(question(MEDIUM, v100=4), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
