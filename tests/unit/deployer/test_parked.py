@@ -224,6 +224,24 @@ async def test_a_front_answers_questions_while_it_follows_plans_one_after_anothe
     await driver.close()
 
 
+async def test_a_front_that_starts_while_a_kind_of_device_is_gone_answers_the_controller(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or no front would follow the plan for the other devices."""
+    from isobatch.deployments.front import follower
+
+    waiting = Waiting()
+    monkeypatch.setattr(follower, "OPEN_WITHIN_S", 0.01)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    for number, content in enumerate((read_graph(config), Question.COUNTS)):
+        waiting.messages.put_nowait(FrontMessage(number, content))
+    async with asyncio.timeout(PATIENCE_S):
+        driver = await follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic)
+    await until(lambda: waiting.replies == [1])
+    await driver.close()
+
+
 async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
     config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
