@@ -167,6 +167,24 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
     assert app.running == mine
 
 
+def test_while_paused_a_preview_says_so_though_the_devices_of_a_pinned_plan_are_back_or_the_better_plan_is_barred():
+    app = improvable()
+    mine = app.running
+    app.devices = lambda at_s: {"v100": 3 if at_s < 600 else 4}
+    pinned, other = control_loop(app, pinned=mine), improvable()
+    run(app, pinned, 300)
+    other.fails = lambda plan: True
+    barred = control_loop(other)
+    run(other, barred, 600)
+    for each, loop in ((app, pinned), (other, barred)):
+        asyncio.run(loop.pause(True))
+        run(each, loop, 600)
+    assert pinned.controller.preview(app.now_s).event.why.endswith(
+        "paused (would change: the devices of the pinned plan are present)"
+    )
+    assert "paused (would stay: the better plan failed before" in barred.controller.preview(other.now_s).event.why
+
+
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
     app = Fluid(question(MEDIUM, v100=4))
     app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
