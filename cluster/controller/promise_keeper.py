@@ -206,6 +206,9 @@ class PromiseKeeper:
         if self.relaxed or self._overloaded_looks < 2 or self.evidence is None:
             return None
         self.relaxed = True
+        if self._expected(replace(plan, thresholds=self.thresholds(plan, facts))) <= self._expected(plan):
+            self.relaxed = False  # no more inputs would leave
+            return None
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 

@@ -77,6 +77,17 @@ def test_what_a_plan_sustained_in_an_overload_is_learned_when_thresholds_give_wa
     assert controller.record.kept_share < 1.0
 
 
+@pytest.mark.parametrize(("under_load", "gives_way"), [(0.96, False), (0.9, True)])
+def test_thresholds_give_way_only_where_more_inputs_leave_then(under_load: float, gives_way: bool) -> None:
+    """New thresholds aim at half of the loss that is allowed. Those that many rows prove lose nearly all of it."""
+    evidence = replace(EVIDENCE, test=exit_table(1, count=50_000))
+    prepared = dict(evidence.thresholds(evidence.prepared, range(3)))
+    kept, plan = keeper(evidence=evidence, prepared=prepared, under_load=under_load), replace(TUNED, thresholds=())
+    for at_s in (0.0, 5.0):
+        change = kept.look(Observed(at_s, 5.0, 5000, 1000, (0, 0, 0, 1000), refused=4000), plan, FACTS)
+    assert (change is not None, kept.relaxed) == (gives_way, gives_way)
+
+
 def test_a_plan_at_whose_ramps_inputs_leave_as_before_forgets_no_audits() -> None:
     """In a fleet such plans may follow each other sooner than audits show that a promise is broken."""
     kept, smaller = keeper(), batches(TUNED, 4)
