@@ -85,10 +85,7 @@ class Controller:
 
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
-        best = self._relief.best
-        step = self._decide(self.window.observed, now_s, "")
-        self._relief.best = best
-        return step
+        return self._decide(self.window.observed, now_s, "")
 
     def force(self, now_s: float) -> NextStep:
         """Close the window and take the best plan, however little it gains. Unless paused, no plan stays pinned."""
@@ -97,6 +94,8 @@ class Controller:
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """Note which plan runs. Another plan than expected was rolled out from outside."""
+        if self.keeper and not exits_alike(self.running, plan):
+            self.keeper.restart()
         before = self.running = replace(self.running, thresholds=plan.thresholds)
         if served_alike(plan, before):
             return
@@ -186,6 +185,7 @@ class Controller:
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Keep watching, and change nothing until a person resumes."""
         self._record("paused" if paused else "resumed", "requested by a person", now_s)
+        self._devices_changed |= not paused  # decisions during a pause left the plan as it was
 
     @property
     def ramps(self) -> Collection[int]:
@@ -306,6 +306,8 @@ class Controller:
                 return self._with_change(change, now_s)
         self.window.start(now_s)
         step = self._decide(observed, now_s, reason, forced)
+        known = None if self.known.problem.aim.at_expected_rate else self._relief.best
+        self._relief.best = step.most or known
         self._devices_changed = self._granted = False
         self.device_requests.request(step.event.requested, self.present.counts, now_s)
         self.record.add(step.event)
@@ -362,10 +364,7 @@ class Controller:
         event = self._event(now_s, observed)
         try:
             better, verdict = snapshot.decide()
-            if snapshot.weighs_goodput:
-                self._relief.best = snapshot.most.plan
-            elif self.known.problem.aim.at_expected_rate:
-                self._relief.best = None  # searched for when it is needed
+            most = snapshot.most.plan if snapshot.weighs_goodput else None
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
@@ -374,8 +373,8 @@ class Controller:
         if not stays_closed and self._should_explore(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
-            return NextStep(opened, replace(event, what="looking", why=why))
-        return self._step(event, better, verdict)
+            return NextStep(opened, replace(event, what="looking", why=why), most)
+        return replace(self._step(event, better, verdict), most=most)
 
     def _step(self, event: Event, better: Plan, verdict: Verdict) -> NextStep:
         if not verdict.moves:

@@ -143,7 +143,7 @@ def served_alike(plan: Plan, other: Plan) -> bool:
 def exits_alike(plan: Plan, other: Plan) -> bool:
     """Whether all inputs of both plans leave at the same ramps by the same thresholds."""
     same_ramps = len({pipeline.ramps for each in (plan, other) for pipeline in each.pipelines}) == 1
-    return same_ramps and plan.thresholds == other.thresholds
+    return plan.thresholds == other.thresholds and (same_ramps or served_alike(plan, other))
 
 
 def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:

@@ -206,6 +206,9 @@ class PromiseKeeper:
         if self.relaxed or self._overloaded_looks < 2 or self.evidence is None:
             return None
         self.relaxed = True
+        if self._expected(replace(plan, thresholds=self.thresholds(plan, facts))) <= self._expected(plan):
+            self.relaxed = False  # no more inputs would leave
+            return None
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
@@ -214,9 +217,10 @@ class PromiseKeeper:
         evidence = self.evidence
         if evidence is None or seen.in_time < RECOVERED * seen.arrivals:
             return False
-        now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
-        allowed = AIMED_LOSS * (1 - self.agreement) / self.worse
-        then = evidence.survival(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed))
+        self.relaxed = False
+        former = replace(plan, thresholds=self.thresholds(plan, facts))
+        self.relaxed = True
+        now, then = (evidence.survival(self._chosen(each)) for each in (plan, former))
         survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
         return kept_share * evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 

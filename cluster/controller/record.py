@@ -91,10 +91,14 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 @dataclass(frozen=True)
 class NextStep:
-    """`plan` is the plan that should run from now on, None where the plan stays; the event says why."""
+    """`plan` is the plan that should run from now on, None where the plan stays; the event says why.
+
+    `most` is the plan of most goodput, if the decision has searched for it.
+    """
 
     plan: Plan | None
     event: Event
+    most: Plan | None = None
 
 
 class Events:

@@ -3,6 +3,7 @@
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_plans import tokens_per_s
 
 NEARLY_ALL = 0.98  # the share of inputs answered in time with which a plan suffices: the rest are bursts
 UNDER_WAY = 1  # inputs that may lack their answer when a window ends, which count against no plan
@@ -45,10 +46,17 @@ def arrivals_text(observed: Observed) -> str:
     return f"{rate(observed.arrivals_per_s)} arrived and {rate(observed.goodput_per_s)} were answered in time"
 
 
+def promised_per_s(plan: Plan) -> float:
+    """The promised goodput in the inputs that the controller counts: of a decoder, these are tokens. 0: none."""
+    if plan.writes_texts:
+        return tokens_per_s(plan)
+    return plan.promise.goodput_per_s if plan.promise else 0.0
+
+
 def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept_share: float) -> str:
     """Why a plan sustains less than it promised; empty where it keeps its promise."""
-    promised_per_s = plan.promise.goodput_per_s if plan.promise else 0.0
-    if sustains_per_s >= SHORT * promised_per_s:
+    promised = promised_per_s(plan) if plan.promise else 0.0  # a controller's plan of a decoder has only an estimate
+    if sustains_per_s >= SHORT * promised:
         return ""
     causes = list[str]()
     for kind in plan.devices():
@@ -59,5 +67,6 @@ def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept_
             causes.append(f"{kind} waits {milliseconds(between_s)} between two launches")
     if kept_share < LOST:
         causes.append(f"under load, {kept_share:.0%} of what the tables predict was answered in time")
-    why = " and ".join(causes) or "inputs leave at later blocks than the plan expects"
-    return f"the plan promised {rate(promised_per_s)} and sustains {rate(sustains_per_s)}: {why}"
+    what = "tokens leave at later blocks, or texts are longer," if plan.writes_texts else "inputs leave at later blocks"
+    why = " and ".join(causes) or f"{what} than the plan expects"
+    return f"the plan promised {rate(promised)} and sustains {rate(sustains_per_s)}: {why}"

@@ -71,17 +71,21 @@ class Snapshot:
 
     def decide(self) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
+        plan, verdict = self._unless_paused
+        if self.known.record.paused:
+            would = "would change" if verdict.moves else "would stay"
+            verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
+        return plan, verdict
+
+    @property
+    def _unless_paused(self) -> tuple[Plan, Verdict]:
         pinned = self.pinned if self.pinned and not lost_devices(self.pinned, self.counts) else None
         if self.window.parked:
             verdict = Verdict(True, "the application was parked: replicas start", must=True)
             return pinned or self._by_goal()[0].plan, verdict
         better, verdict = self._by_goal()
         moves = (verdict.moves or self.forced) and not served_alike(better.plan, self.plan)
-        if self.known.record.paused:
-            would = "would change" if moves else "would stay"
-            verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
-        else:
-            verdict = self._unless_objected(better.plan, replace(verdict, moves=moves))
+        verdict = self._unless_objected(better.plan, replace(verdict, moves=moves))
         return (pinned, self._as_pinned(pinned, verdict)) if pinned else (better.plan, verdict)
 
     @property
@@ -232,7 +236,7 @@ class Snapshot:
         """The user's own plan, whose devices are all present, goes before a better plan."""
         if served_alike(pinned, self.plan):
             return replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
-        return Verdict(not self.known.record.paused, "the devices of the pinned plan are present", must=True)
+        return Verdict(True, "the devices of the pinned plan are present", must=True)
 
 
 @dataclass

@@ -13,11 +13,10 @@ from pydantic import Field
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.record import Action, Event
-from isobatch.cluster.controller.sentences import shortfall
+from isobatch.cluster.controller.sentences import promised_per_s, shortfall
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.metrics import CONTROLLER, MetricSeries
 from isobatch.deployments.planning import summary
-from isobatch.optimizer.text_plans import tokens_per_s
 from isobatch.profiles.agreement import agreement_text
 
 STATUS_VERSION = 1  # grows when a field of `/status` changes its meaning or is removed; new fields leave it
@@ -187,13 +186,13 @@ def as_json(event: Event) -> dict[str, Any]:
 def _plan(controller: Controller) -> dict[str, Any]:
     running, parked, kept_share = controller.running, controller.window.parked, controller.record.kept_share
     promise = running.promise
-    goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
+    simulated = promise.simulated if promise else None
     sustains_per_s = controller.known.sustains_per_s(running)
     return {
         "summary": summary(running, parked),
         "devices": {} if parked else running.devices(),
         "ramps": list(running.ramps),
-        "promised_per_s": tokens_per_s(running) or None if running.writes_texts else goodput,
+        "promised_per_s": promised_per_s(running) or None,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "simulated_p50_ms": 1e3 * simulated.p50_s if simulated else None,
         "simulated_p99_ms": 1e3 * simulated.p99_s if simulated else None,

@@ -225,6 +225,8 @@ class Deployer:
                 graph = replace(graph, device_ids=frozenset(memory.device_ids))
         else:
             graph = replace(read_graph(self._config), version=memory.version + 1 if memory else 0)
+            if memory and memory.wakes_in_s is not None and not self._fleet.has_room(graph.plan.devices()):
+                graph = replace(graph, wakes_in_s=memory.wakes_in_s)  # others use its devices until its next input
         return replace(graph, fleet=self._fleet.prefix)
 
     def _take_over(self) -> None:

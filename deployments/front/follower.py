@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 # The time to reach the replicas of a new plan, and for these to warm up. After that the plan is followed as it is:
 # missing replicas join later, and cold ones get orders between their full batches.
 JOIN_WITHIN_S = 4.0
+OPEN_WITHIN_S = 60.0  # the same for a front that starts: until it has replicas, it gets no requests
 REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
 RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
 STANDBY_AGAIN_S = 5.0  # the same for replicas that only stand by, whose start may take minutes
@@ -63,15 +64,14 @@ class Follower:
         self._following = asyncio.Lock()  # plans are followed one after another
 
     async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver:
-        """Follow the deployer's plan; returns when each of its fleets has replicas."""
+        """Follow the deployer's plan; returns when each of its fleets has replicas, or after `OPEN_WITHIN_S`."""
         messages = self._lease()
         while (message := await anext(messages, None)) is None:  # a deployer of another configuration ends first
             await asyncio.sleep(RETRY_AFTER_S)
             messages = self._lease()
         self._graph: Graph = message.content
         await self._workers.open()
-        if not self._graph.parked:
-            await self._join(self._graph)
+        await self._try_to_join(self._graph, OPEN_WITHIN_S)
         limits = self._config.limits(1 / self._config.front_replicas)
         dispatcher = Dispatcher(self._graph.route, self._members, limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
@@ -164,11 +164,14 @@ class Follower:
         """Switch to another plan. Inputs continue from their blocks, and running launches are not disturbed."""
         if graph.version == self._graph.version:
             return
-        if not graph.parked:
-            with suppress(TimeoutError):  # replicas that have just ended get successors, which join later
-                await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
+        await self._try_to_join(graph, JOIN_WITHIN_S)
         self._graph = graph
         self._reroute()
+
+    async def _try_to_join(self, graph: Graph, within_s: float) -> None:
+        if not graph.parked:
+            with suppress(TimeoutError):  # replicas that have just ended get successors, which join later
+                await asyncio.wait_for(self._join(graph), within_s)
 
     async def _join(self, graph: Graph) -> None:
         """Reach the replicas of a plan, and have those that it uses run full batches of it."""

@@ -157,18 +157,22 @@ def latency_bin(seconds: float) -> int:
 
 
 def merged(observations: Iterable[Observed]) -> Observed:
-    """One observation from those of several fronts, or of consecutive windows. The latest one's devices are taken."""
+    """One observation from those of several fronts, or of consecutive windows. The latest one's devices are taken.
+
+    If the clock was set back in one of them, the sum has a negative length, too.
+    """
     parts = sorted(observations, key=lambda part: part.ended_s)
     if not parts:
         raise ValueError("nothing to merge")
-    started_s, launches = min(part.started_s for part in parts), dict[LaunchShape, LaunchTimes]()
+    started_s, shortest_s = min(part.started_s for part in parts), min(part.seconds for part in parts)
+    launches = dict[LaunchShape, LaunchTimes]()
     for part in parts:
         for shape, times in part.launches.items():
             launches[shape] = launches.get(shape, NO_LAUNCH).plus(times)
     return replace(
         parts[-1],
         started_s=started_s,
-        seconds=parts[-1].ended_s - started_s,
+        seconds=shortest_s if shortest_s < 0 else parts[-1].ended_s - started_s,
         launches=launches,
         devices=next((part.devices for part in reversed(parts) if part.devices), {}),
         latencies=sum((Counter(part.latencies) for part in parts), Counter()),

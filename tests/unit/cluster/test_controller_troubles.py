@@ -42,6 +42,18 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     assert app.running.devices() == {"v100": 4}
 
 
+def test_a_device_that_was_lost_during_a_pause_is_planned_around_once_a_person_resumes():
+    app = Fluid(question(MEDIUM, v100=4))
+    app.devices = lambda at_s: {"v100": 3 if at_s >= 60 else 4}
+    loop = control_loop(app)
+    asyncio.run(loop.pause(True))
+    run(app, loop, 300)
+    assert app.running.devices() == {"v100": 4}
+    asyncio.run(loop.pause(False))
+    run(app, loop, 30)
+    assert app.running.devices() == {"v100": 3}
+
+
 def test_where_answers_are_early_devices_that_are_back_or_granted_are_used():
     """Answers come no sooner with them, but more inputs get one."""
     problem = replace(question(MEDIUM, v100=4), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
@@ -153,6 +165,24 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
     assert "1 of 4 v100 are gone" in lost.why
     assert "the devices of the pinned plan are present" in back.why
     assert app.running == mine
+
+
+def test_while_paused_a_preview_says_so_though_the_devices_of_a_pinned_plan_are_back_or_the_better_plan_is_barred():
+    app = improvable()
+    mine = app.running
+    app.devices = lambda at_s: {"v100": 3 if at_s < 600 else 4}
+    pinned, other = control_loop(app, pinned=mine), improvable()
+    run(app, pinned, 300)
+    other.fails = lambda plan: True
+    barred = control_loop(other)
+    run(other, barred, 600)
+    for each, loop in ((app, pinned), (other, barred)):
+        asyncio.run(loop.pause(True))
+        run(each, loop, 600)
+    assert pinned.controller.preview(app.now_s).event.why.endswith(
+        "paused (would change: the devices of the pinned plan are present)"
+    )
+    assert "paused (would stay: the better plan failed before" in barred.controller.preview(other.now_s).event.why
 
 
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():

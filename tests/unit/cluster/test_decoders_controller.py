@@ -7,13 +7,14 @@ import pytest
 
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.controller.sentences import shortfall
 from isobatch.cluster.controller.survival import SurvivalEstimate
 from isobatch.cluster.controller.text_planning import DecoderPlanningProblem
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.front.observed import Observed, since
-from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan, Promise
 from isobatch.optimizer.text_plans import DecodingFacts, DecodingGoal, DecodingWay, plan_of, terms_of, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.text_profile import LaunchSize
@@ -89,6 +90,15 @@ def test_a_text_that_fills_the_memory_does_not_rule_out_all_plans(text: tuple[in
     of_t5 = replace(problem, profile=replace(PROFILE, has_encoder=True)).updated_by(seen)
     assert of_t5.lengths[-1] == (min(text[0], 32), min(text[1], 31)), "memory for the prompt and for the answer"
     assert of_t5.best((1.0,) * 8, Corrections(), {}).num_blocks == 8
+
+
+def test_a_plan_that_sustains_fewer_tokens_than_it_promised_falls_short() -> None:
+    """Its promise counts tokens for the controller, and texts for the planner."""
+    plan = with_terms(replace(way(2), promise=Promise(25.0, 0.5, 0.1, 0.0)), tokens_per_s=100.0)
+    assert not shortfall(plan, 99.0, Corrections(), kept_share=1.0)
+    assert not shortfall(replace(plan, promise=None), 50.0, Corrections(), 1.0), "only an estimate"
+    why = "tokens leave at later blocks, or texts are longer, than the plan expects"
+    assert shortfall(plan, 50.0, Corrections(), 1.0) == f"the plan promised 100/s and sustains 50/s: {why}"
 
 
 def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:

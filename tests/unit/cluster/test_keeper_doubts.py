@@ -11,7 +11,9 @@ from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdC
 from isobatch.cluster.controller.record import Event, Events, NextStep
 from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from isobatch.optimizer import evaluate
 from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exits import survival_after
 from isobatch.profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, batches, first_plan, question
@@ -77,6 +79,37 @@ def test_what_a_plan_sustained_in_an_overload_is_learned_when_thresholds_give_wa
     assert controller.record.kept_share < 1.0
 
 
+PROVEN = replace(EVIDENCE, test=exit_table(1, count=50_000))  # by so many rows that thresholds lose nearly all of it
+
+
+def proven_keeper(under_load: float) -> PromiseKeeper:
+    prepared = dict(PROVEN.thresholds(PROVEN.prepared, range(3)))
+    return keeper(agreement=0.97, evidence=PROVEN, prepared=prepared, under_load=under_load)
+
+
+@pytest.mark.parametrize(("under_load", "gives_way"), [(0.96, False), (0.9, True)])
+def test_thresholds_give_way_only_where_more_inputs_leave_then(under_load: float, gives_way: bool) -> None:
+    """New thresholds aim at half of the loss that is allowed."""
+    kept, plan = proven_keeper(under_load), replace(TUNED, thresholds=())
+    for at_s in (0.0, 5.0):
+        change = kept.look(Observed(at_s, 5.0, 5000, 1000, (0, 0, 0, 1000), refused=4000), plan, FACTS)
+    assert (change is not None, kept.relaxed) == (gives_way, gives_way)
+
+
+def test_a_crowd_is_over_once_the_plan_sustains_the_arrivals_with_the_thresholds_that_return() -> None:
+    kept, plan = proven_keeper(0.9), replace(TUNED, thresholds=())
+    kept.resume(1.0, plan, relaxed=True)
+    relaxed = replace(plan, thresholds=kept.thresholds(plan, FACTS))
+    now, then = PROVEN.survival(PROVEN.nearest(dict(relaxed.thresholds))), PROVEN.survival(PROVEN.prepared)
+    sustained = evaluate(plan, FACTS.surviving(survival_after(FACTS.survival, now, then))).goodput_per_s
+    for per_s, over in ((1.01 * sustained, False), (0.99 * sustained, True)):
+        arrivals = int(120 * per_s)
+        change = kept.window(Observed(0.0, 120.0, arrivals, arrivals, (0, 0, 0, arrivals)), relaxed, FACTS, 0.0, 0)
+        assert (change is not None) == over
+    assert change
+    assert (change.what, change.thresholds) == ("recovered", ())
+
+
 def test_a_plan_at_whose_ramps_inputs_leave_as_before_forgets_no_audits() -> None:
     """In a fleet such plans may follow each other sooner than audits show that a promise is broken."""
     kept, smaller = keeper(), batches(TUNED, 4)
@@ -85,3 +118,13 @@ def test_a_plan_at_whose_ramps_inputs_leave_as_before_forgets_no_audits() -> Non
     for number, plan in enumerate((smaller, replace(smaller, thresholds=())), 1):
         controller.rolled_out(NextStep(plan, Event(number, 5.0, "rolling out", "", TUNED, plan)), 0.1, 5.0)
         assert bool(kept.recent(5.0).agreement) == (plan == smaller)
+
+
+def test_a_plan_that_others_rolled_out_forgets_audits_of_the_ramps_before() -> None:
+    """Such as one that arrives after its roll-out seemed to have failed: its depths are no change of the inputs."""
+    kept, both = keeper(), replace(TUNED, beside=(first_plan(question()),))
+    controller = Controller(question(v100=8), Patience(), History(None), Events(None), TUNED, 0.0, keeper=kept)
+    for plan, stays in ((batches(TUNED, 4), True), (both, False), (both, True)):
+        kept.watch(Observed(0.0, 5.0, 5000, 5000, (2500, 0, 0, 2500), audited=(100, 0, 0, 0), missed=(1, 0, 0, 0)))
+        controller.follow(plan, 5.0)
+        assert bool(kept.recent(5.0).agreement) == stays

@@ -33,6 +33,7 @@ class Replicas:
     prefix: str = "calm"
     counts: dict[str, int] = field(default_factory=dict)
     broken: bool = False
+    room: bool = True
     scaled_s: dict[str, float] = field(default_factory=dict)  # when each kind was scaled first
 
     def states(self) -> dict[str, ReplicaStates]:
@@ -43,7 +44,7 @@ class Replicas:
         self.scaled_s = dict.fromkeys(counts, time.monotonic()) | self.scaled_s
 
     def has_room(self, more: Mapping[str, int]) -> bool:
-        return True
+        return self.room
 
     def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
         return {}
@@ -224,6 +225,24 @@ async def test_a_front_answers_questions_while_it_follows_plans_one_after_anothe
     await driver.close()
 
 
+async def test_a_front_that_starts_while_a_kind_of_device_is_gone_answers_the_controller(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or no front would follow the plan for the other devices."""
+    from isobatch.deployments.front import follower
+
+    waiting = Waiting()
+    monkeypatch.setattr(follower, "OPEN_WITHIN_S", 0.01)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    for number, content in enumerate((read_graph(config), Question.COUNTS)):
+        waiting.messages.put_nowait(FrontMessage(number, content))
+    async with asyncio.timeout(PATIENCE_S):
+        driver = await follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic)
+    await until(lambda: waiting.replies == [1])
+    await driver.close()
+
+
 async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
     config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +300,19 @@ async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_d
     assert (graphs[-1].wakes_in_s, replicas.counts) == (None, {"v100": 2, "k80": 0})
     for front in fronts:
         front.cancel()
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_a_parked_application_that_is_deployed_with_another_plan_waits_for_no_devices_that_others_use(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, room: bool
+) -> None:
+    graphs, changed = list[Graph](), config.model_copy(update={"slo_ms": 4000})
+    await begin(config).park(7.0)
+    replicas.room = room
+    front = asyncio.create_task(followed(begin(changed), changed, graphs))
+    await until(graphs.__len__)
+    assert (graphs[0].wakes_in_s, replicas.counts) == ((None, {"v100": 2}) if room else (7.0, {}))
+    front.cancel()
 
 
 async def test_a_roll_out_that_ends_after_the_next_deployment_began_ends_none_of_its_replicas(

@@ -367,6 +367,11 @@ def test_observations_of_several_windows_add_up() -> None:
     assert both.launches[shape] == LaunchTimes(times=3, seconds=0.7, followed=0, between_s=0.0)
 
 
+def test_observations_during_which_the_clock_was_set_back_have_no_length_together_either() -> None:
+    parts = [Observed(995.0, 1.0, 9, 9, ()), Observed(996.0, 1.0, 9, 9, ()), Observed(997.0, -59.0, 9, 9, ())]
+    assert merged(parts).seconds < 0
+
+
 def test_the_difference_of_two_observations() -> None:
     first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
     between = since(second, first)
