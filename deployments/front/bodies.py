@@ -286,7 +286,19 @@ def _form_in(kind: bytes, body: bytes, sizes: Sizes) -> dict[str, object]:
         if _FILE.search(head):
             inputs.append(value)
         elif name and (field := name[1].decode("latin-1")) in FIELDS:
-            content[field] = value.decode("latin-1") if value.isalpha() else json_in(value)
+            content[field] = _value_in(value)
         else:
             raise RefusedError(400, "a part of the form is neither a file nor 'scores', 'top_k', 'map' or 'size'")
     return {"inputs": inputs} | content
+
+
+def _value_in(value: bytes) -> object:
+    """The value of a form's field: JSON, or a text such as `png`.
+
+    >>> _value_in(b"[4, 6]"), _value_in(b"png")
+    ([4, 6], 'png')
+    """
+    try:
+        return json_in(value)
+    except RefusedError:
+        return value.decode("utf-8", "replace")
