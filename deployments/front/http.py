@@ -28,7 +28,6 @@ _PROBLEMS = openapi.PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",
     429: "The deadline cannot be met with the waiting requests; try again later.",
 }
-_BY_GUARD = (401, 403)  # refused before any path is reached, in our own style
 _TEI = (400, 408, 413, 415, 422, 424, 429)
 _VLLM = (400, 404, 408, 413, 415, 500, 503, 504)
 _TEXT, _OTHER = "a text to be classified", "another one"
@@ -92,7 +91,7 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
     direct: dict[str, ASGIApp] = {}
     for each in (*((_TEI_PREDICT,) if service.predicts_as_tei else ()), *(_PATHS if service.classifies_texts else ())):
         described = openapi.documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
-        described["responses"] |= openapi.problems(*_BY_GUARD)
+        described["responses"] |= openapi.problems(*openapi.BY_GUARD)
         fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
         body = openapi.json_body(
             openapi.schema_of(each.forms[0].body), openapi.examples(an_example=dict(each.example)) if fits else {}
@@ -127,7 +126,7 @@ def _add_facts(api: Api, service: Service) -> None:
     """Add the paths of TEI that compute nothing."""
     form = tei.TokenizeForm(service)
     described = openapi.documented(list[list[tei.SimpleToken]], *_TEI, error=tei.TeiError, about=_PROBLEMS)
-    described["responses"] |= openapi.problems(*_BY_GUARD)
+    described["responses"] |= openapi.problems(*openapi.BY_GUARD)
     body = openapi.json_body(openapi.schema_of(tei.TokenizeBody), openapi.examples(a_text={"inputs": _TEXT}))
 
     @api.post("/tokenize", **described, openapi_extra=body)
@@ -142,7 +141,7 @@ def _add_facts(api: Api, service: Service) -> None:
             form.restyle(refused)
             raise
 
-    @api.get("/info", **openapi.documented(tei.ServedInfo, 401))
+    @api.get("/info", **openapi.documented(tei.ServedInfo, *openapi.BY_GUARD))
     async def info() -> Response:
         """What is served, as TEI."""
         return openapi.in_json(tei.info(service).model_dump())

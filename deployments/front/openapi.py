@@ -27,7 +27,8 @@ PROBLEMS = {
     "stops; try again later.",
     504: "The deadline passed before the answer was known.",
 }
-READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # the possible statuses of a request with inputs
+BY_GUARD = (401, 403)  # refused before any path is reached, in our own style
+READING = (400, *BY_GUARD, 408, 413, 415, 422, 500, 503, 504)  # the possible statuses of a request with inputs
 _AN_INPUT = (
     "One input (a text, or an image as nested lists), or a list of inputs. "
     "If the network labels words, a text may be a list of its words."
