@@ -8,6 +8,7 @@ import gc
 import re
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -229,6 +230,7 @@ def json_in(body: bytes) -> object:
     >>> json_in(b'{"inputs": "a text"}')
     {'inputs': 'a text'}
     """
+    body = body.removeprefix(BOM_UTF8)  # with which some programs begin a file
     if not body:
         raise RefusedError(400, "the body is empty: it must be JSON")
     gc.disable()  # millions of lists would start the collector again and again: ten times the cost of reading them
