@@ -60,7 +60,7 @@ function fields(schema) {
 const jsonOf = (content) => content?.["application/json"];
 
 function asCurl(path, method, body) {
-  const url = new URL(path.replace(/^\//, ""), location.href);
+  const url = decodeURI(new URL(path.replace(/^\//, ""), location.href)); // with the places of a path in braces
   return `curl ${method === "post" ? "-X POST " : ""}${url}${body ? ` -d '${JSON.stringify(body)}'` : ""}`;
 }
 
@@ -91,7 +91,7 @@ function sender(path, method, examples) {
     const line = element("pre", asCurl(path, method, body));
     line.tabIndex = 0;
     line.setAttribute("aria-label", "The same on a command line");
-    place.append(line, button);
+    place.append(line, ...(path.includes("{") ? [] : [button])); // what stands in its places is not known
   }
   place.append(answer);
   return place;
