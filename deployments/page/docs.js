@@ -61,7 +61,8 @@ const jsonOf = (content) => content?.["application/json"];
 
 function asCurl(path, method, body) {
   const url = decodeURI(new URL(path.replace(/^\//, ""), location.href)); // with the places of a path in braces
-  return `curl ${method === "post" ? "-X POST " : ""}${url}${body ? ` -d '${JSON.stringify(body)}'` : ""}`;
+  const shown = key ? " -H 'X-API-Key: KEY'" : "";
+  return `curl ${method === "post" ? "-X POST " : ""}${url}${shown}${body ? ` -d '${JSON.stringify(body)}'` : ""}`;
 }
 
 function sender(path, method, examples) {
