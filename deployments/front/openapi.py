@@ -104,11 +104,9 @@ def either(first: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
     >>> either({"properties": {"a": 1, "b": 1}, "required": ["a", "b"]}, {"properties": {"a": 2}, "required": ["a"]})
     {'properties': {'a': 1, 'b': 1}, 'required': ['a']}
     """
-    properties: dict[str, Any] = {}
-    for each in (*others, first):
-        properties |= each["properties"]
+    further = {name: field for each in others for name, field in each["properties"].items()}
     required = [name for name in first["required"] if all(name in each["required"] for each in others)]
-    return {**first, "properties": properties, "required": required}
+    return {**first, "properties": first["properties"] | further | first["properties"], "required": required}
 
 
 def fits(example: Any | None) -> bool:
