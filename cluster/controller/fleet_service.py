@@ -22,7 +22,7 @@ from isobatch.cluster.controller.status import FleetStatus
 from isobatch.deployments import ray_facts
 from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in
-from isobatch.deployments.front.openapi import documented, in_json
+from isobatch.deployments.front.openapi import BY_GUARD, documented, in_json
 from isobatch.deployments.front.page import EXPLAINING, show_fleet
 from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
@@ -151,7 +151,7 @@ class FleetService:
         api.key, api.hosts = key_in(self.config.api_key_variable), self.config.allowed_hosts
         api.open_paths = EXPLAINING | show_fleet(api)
 
-        @api.get("/status", **documented(FleetStatus, 401, 500))
+        @api.get("/status", **documented(FleetStatus, *BY_GUARD, 500))
         async def status() -> Response:
             """The devices and the goodput of each application, and the last decisions."""
             return in_json(self.status())

@@ -31,7 +31,7 @@ from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in, path_below
-from isobatch.deployments.front.openapi import documented, in_json
+from isobatch.deployments.front.openapi import BY_GUARD, documented, in_json
 from isobatch.deployments.front.page import EXPLAINING
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import VIRTUAL
@@ -43,7 +43,7 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 
 RETRY_S = 1.0  # between two tries to reach the application
-_REFUSALS = 401, 500, 503
+_REFUSALS = *BY_GUARD, 500, 503
 log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
 
 
@@ -236,19 +236,19 @@ def _routes(service: ControllerService) -> APIRouter:
         state = status_of(loop(), time.time())
         return in_json({"application": service.name, "promise": service.promise, **state})
 
-    @routes.post("/pause", **documented(PausedStatus, 403, *_REFUSALS))
+    @routes.post("/pause", **documented(PausedStatus, *_REFUSALS))
     async def pause() -> dict[str, Any]:
         """Keep watching, but change nothing until `resume`."""
         await loop().pause(True)
         return {"paused": True}
 
-    @routes.post("/resume", **documented(PausedStatus, 403, *_REFUSALS))
+    @routes.post("/resume", **documented(PausedStatus, *_REFUSALS))
     async def resume() -> dict[str, Any]:
         """Change the plan again where it is worth it."""
         await loop().pause(False)
         return {"paused": False}
 
-    @routes.post("/force", **documented(EventStatus, 403, *_REFUSALS))
+    @routes.post("/force", **documented(EventStatus, *_REFUSALS))
     async def force() -> dict[str, Any]:
         """Plan again now, and roll out the best plan."""
         return as_json(await loop().force())

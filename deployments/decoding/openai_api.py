@@ -28,6 +28,7 @@ from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.headers import RequestHeaders, headers_in, path_below
+from isobatch.deployments.front.openapi import BY_GUARD
 from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
@@ -296,12 +297,12 @@ def create_decoder_api(
     api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **openai_answers.CHAT)
     model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
 
-    @api.get("/v1/models", **openai_answers.route_options(openai_answers.ModelList, 401, 500))
+    @api.get("/v1/models", **openai_answers.route_options(openai_answers.ModelList, *BY_GUARD, 500))
     async def models() -> dict[str, Any]:
         """The served model."""
         return {"object": "list", "data": [model]}
 
-    @api.get("/v1/models/{name}", **openai_answers.route_options(openai_answers.ModelAbout, 401, 404, 500))
+    @api.get("/v1/models/{name}", **openai_answers.route_options(openai_answers.ModelAbout, *BY_GUARD, 404, 500))
     async def model_named(name: str) -> dict[str, Any]:
         """The model of this name."""
         front.check_model(name)

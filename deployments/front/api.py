@@ -18,7 +18,7 @@ from isobatch.deployments.front import shortcut
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import ARRIVING
 from isobatch.deployments.front.headers import NO_KEY, OPEN_PATHS, has_key, host_refusal, page_refusal, path_below
-from isobatch.deployments.front.openapi import corrected, documented, in_json, refusal_headers
+from isobatch.deployments.front.openapi import BY_GUARD, corrected, documented, in_json, refusal_headers
 from isobatch.deployments.front.page import explain, files
 from isobatch.deployments.front.proxy import Burden, ProxyLimit, WatchedProxies, servers_at
 from isobatch.deployments.front.schemas import Alive, Ready, StatsBody
@@ -192,7 +192,7 @@ def api_of(
             raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": served.name}
 
-    @api.get("/stats", **api.documented(api.stats, 401, 500))
+    @api.get("/stats", **api.documented(api.stats, *BY_GUARD, 500))
     async def stats() -> Response:
         """The counts of all fronts together, since the start."""
         return in_json({"version": VERSION} | await served.stats())

@@ -8,6 +8,7 @@ import gc
 import re
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -229,6 +230,7 @@ def json_in(body: bytes) -> object:
     >>> json_in(b'{"inputs": "a text"}')
     {'inputs': 'a text'}
     """
+    body = body.removeprefix(BOM_UTF8)  # with which some programs begin a file
     if not body:
         raise RefusedError(400, "the body is empty: it must be JSON")
     gc.disable()  # millions of lists would start the collector again and again: ten times the cost of reading them
@@ -286,7 +288,19 @@ def _form_in(kind: bytes, body: bytes, sizes: Sizes) -> dict[str, object]:
         if _FILE.search(head):
             inputs.append(value)
         elif name and (field := name[1].decode("latin-1")) in FIELDS:
-            content[field] = value.decode("latin-1") if value.isalpha() else json_in(value)
+            content[field] = _value_in(value)
         else:
             raise RefusedError(400, "a part of the form is neither a file nor 'scores', 'top_k', 'map' or 'size'")
     return {"inputs": inputs} | content
+
+
+def _value_in(value: bytes) -> object:
+    """The value of a form's field: JSON, or a text such as `png`.
+
+    >>> _value_in(b"[4, 6]"), _value_in(b"png")
+    ([4, 6], 'png')
+    """
+    try:
+        return json_in(value)
+    except RefusedError:
+        return value.decode("utf-8", "replace")

@@ -35,7 +35,7 @@ def example_of(model: str | Path | None) -> Example:
     if "vocab_size" in config:
         labels_words = any("TokenClassification" in name for name in config.get("architectures") or ())
         return Example("a text whose words are to be labelled" if labels_words else "a text to be classified")
-    config = {**config.get("backbone_config", {}), **config}
+    config = {**(config.get("backbone_config") or {}), **config}
     if "num_channels" not in config:
         return Example()
     preprocessor, channels = checkpoint_json(folder, "preprocessor_config.json"), config["num_channels"]

@@ -90,9 +90,9 @@ def trusted_proxies(variables: Mapping[str, str] = os.environ) -> list[str]:
     networks = variables.get(TRUSTED_PROXIES, "")
     try:
         return [str(ip_network(each.strip())) for each in networks.split(",") if networks]
-    except ValueError:
+    except ValueError as error:
         form = "must be networks separated by commas, such as 10.0.0.0/8,fd00::/8"
-        raise UserError(f"{TRUSTED_PROXIES} is {networks!r}: it {form}") from None
+        raise UserError(f"{TRUSTED_PROXIES} is {networks!r}: it {form} ({error})") from None
 
 
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have

@@ -21,14 +21,13 @@ from isobatch.deployments.front.page import show
 from isobatch.deployments.front.predict import OwnForm, Predict
 from isobatch.deployments.front.protocols import tei, vllm
 from isobatch.deployments.front.protocols.forms import TextForm
-from isobatch.deployments.front.schemas import PREDICTIONS
+from isobatch.deployments.front.schemas import PREDICTIONS, ErrorBody
 from isobatch.deployments.front.service import Service
 
 _PROBLEMS = openapi.PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",
     429: "The deadline cannot be met with the waiting requests; try again later.",
 }
-_BY_GUARD = (401, 403)  # refused before any path is reached, in our own style
 _TEI = (400, 408, 413, 415, 422, 424, 429)
 _VLLM = (400, 404, 408, 413, 415, 500, 503, 504)
 _TEXT, _OTHER = "a text to be classified", "another one"
@@ -41,7 +40,7 @@ class _Path:
 
     path: str
     about: str
-    forms: tuple[type[TextForm[Any]], ...]  # the first one is described
+    forms: tuple[type[TextForm[Any]], ...]  # of the first one is the example
     example: Mapping[str, Any]
     reply: Any
     statuses: tuple[int, ...]
@@ -92,11 +91,10 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
     direct: dict[str, ASGIApp] = {}
     for each in (*((_TEI_PREDICT,) if service.predicts_as_tei else ()), *(_PATHS if service.classifies_texts else ())):
         described = openapi.documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
-        described["responses"] |= openapi.problems(*_BY_GUARD)
+        described["responses"] |= openapi.problems(*openapi.BY_GUARD)
         fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
-        body = openapi.json_body(
-            openapi.schema_of(each.forms[0].body), openapi.examples(an_example=dict(each.example)) if fits else {}
-        )
+        shown = openapi.examples(an_example=dict(each.example)) if fits else {}
+        body = openapi.json_body(openapi.either(*(openapi.schema_of(form.body) for form in each.forms)), shown)
         options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
         api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)
         forms = [form(service) for form in each.forms]
@@ -110,10 +108,15 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
 
 
 def _own_path(api: Api, service: Service, canary: Canary | None) -> Predict:
-    described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
-    request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value)
-    about = "Answer one input or a list of them, in order."
-    options = {**described, "openapi_extra": request_format, "description": about}
+    reply, statuses, error, others = PREDICTIONS[service.task.name], openapi.READING, ErrorBody, list[Any]()
+    about = "Answer one input or a list of them, in order"
+    if service.classifies_texts:
+        about += "; with `truncate` or `raw_scores`, as TEI"
+        reply, error = reply | _TEI_PREDICT.reply, error | _TEI_PREDICT.error
+        statuses, others = tuple(sorted({*statuses, *_TEI})), [openapi.schema_of(tei.PredictBody)]
+    described = openapi.documented(reply, *statuses, error=error, about=_PROBLEMS)
+    request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value, *others)
+    options = {**described, "openapi_extra": request_format, "description": f"{about}."}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
     forms = (OwnForm(service), *((tei.PredictForm(service),) if service.classifies_texts else ()))
     return Predict(service, *forms, canary=canary)
@@ -127,7 +130,7 @@ def _add_facts(api: Api, service: Service) -> None:
     """Add the paths of TEI that compute nothing."""
     form = tei.TokenizeForm(service)
     described = openapi.documented(list[list[tei.SimpleToken]], *_TEI, error=tei.TeiError, about=_PROBLEMS)
-    described["responses"] |= openapi.problems(*_BY_GUARD)
+    described["responses"] |= openapi.problems(*openapi.BY_GUARD)
     body = openapi.json_body(openapi.schema_of(tei.TokenizeBody), openapi.examples(a_text={"inputs": _TEXT}))
 
     @api.post("/tokenize", **described, openapi_extra=body)
@@ -142,7 +145,7 @@ def _add_facts(api: Api, service: Service) -> None:
             form.restyle(refused)
             raise
 
-    @api.get("/info", **openapi.documented(tei.ServedInfo, 401))
+    @api.get("/info", **openapi.documented(tei.ServedInfo, *openapi.BY_GUARD))
     async def info() -> Response:
         """What is served, as TEI."""
         return openapi.in_json(tei.info(service).model_dump())

@@ -27,7 +27,9 @@ PROBLEMS = {
     "stops; try again later.",
     504: "The deadline passed before the answer was known.",
 }
-READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # the possible statuses of a request with inputs
+BY_GUARD = (401, 403)  # refused before any path is reached, in our own style
+# The possible statuses of a request with inputs.
+READING: tuple[int, ...] = (400, *BY_GUARD, 408, 413, 415, 422, 500, 503, 504)
 _AN_INPUT = (
     "One input (a text, or an image as nested lists), or a list of inputs. "
     "If the network labels words, a text may be a list of its words."
@@ -96,13 +98,25 @@ def json_body(schema: Mapping[str, Any], shown: Mapping[str, Any], **others: Any
     return {"requestBody": {"required": True, "content": {"application/json": content, **others}}}
 
 
+def either(first: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a body in one of several forms. A field that several of them have is as in the first.
+
+    >>> either({"properties": {"a": 1, "b": 1}, "required": ["a", "b"]}, {"properties": {"a": 2}, "required": ["a"]})
+    {'properties': {'a': 1, 'b': 1}, 'required': ['a']}
+    """
+    further = {name: field for each in others for name, field in each["properties"].items()}
+    required = [name for name in first["required"] if all(name in each["required"] for each in others)]
+    return {**first, "properties": first["properties"] | further | first["properties"], "required": required}
+
+
 def fits(example: Any | None) -> bool:
     """Whether people can read an example: a photograph is too long."""
     return example is not None and len(str(example)) <= _LONGEST_EXAMPLE
 
 
-def predict_body(example: Any | None) -> dict[str, Any]:
-    """The body of POST /predict; `example`: an input for the served network, if one is known."""
+def predict_body(example: Any | None, *others: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of POST /predict, whose form may also be one of `others`; `example`: an input for the served network, if
+    one is known."""
     schema = {
         "type": "object",
         "required": ["inputs"],
@@ -122,7 +136,7 @@ def predict_body(example: Any | None) -> dict[str, Any]:
         },
     }
     both = examples(one_input={"inputs": example}, several={"inputs": [example, example]})
-    return json_body(schema, both if fits(example) else {})
+    return json_body(either(schema, *others), both if fits(example) else {})
 
 
 def _header(name: str, about: str, schema: Mapping[str, Any], example: Any) -> dict[str, Any]:

@@ -60,8 +60,9 @@ function fields(schema) {
 const jsonOf = (content) => content?.["application/json"];
 
 function asCurl(path, method, body) {
-  const url = new URL(path.replace(/^\//, ""), location.href);
-  return `curl ${method === "post" ? "-X POST " : ""}${url}${body ? ` -d '${JSON.stringify(body)}'` : ""}`;
+  const url = decodeURI(new URL(path.replace(/^\//, ""), location.href)); // with the places of a path in braces
+  const shown = key ? " -H 'X-API-Key: KEY'" : "";
+  return `curl ${method === "post" ? "-X POST " : ""}${url}${shown}${body ? ` -d '${JSON.stringify(body)}'` : ""}`;
 }
 
 function sender(path, method, examples) {
@@ -91,7 +92,7 @@ function sender(path, method, examples) {
     const line = element("pre", asCurl(path, method, body));
     line.tabIndex = 0;
     line.setAttribute("aria-label", "The same on a command line");
-    place.append(line, button);
+    place.append(line, ...(path.includes("{") ? [] : [button])); // what stands in its places is not known
   }
   place.append(answer);
   return place;

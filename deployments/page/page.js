@@ -83,7 +83,7 @@ let charts = null;
 function makeCharts() {
   const rate = (_, value) => `${amount(value)}/s`;
   const ms = (_, value) => `${amount(value, 1)} ms`;
-  const decades = (_, low, high) => [10 ** Math.floor(Math.log10(low || 1)), 10 ** Math.ceil(Math.log10(high || 1000))];
+  const decades = (_, low, high) => [10 ** (Math.ceil(Math.log10(low || 10)) - 1), 10 ** Math.ceil(Math.log10(high || 1000))];
   charts = {
     goodput: chart(
       "goodput",

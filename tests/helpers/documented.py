@@ -88,12 +88,17 @@ def check(document: dict[str, Any], operation: Operation, reply: Any) -> None:
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Every operation says what it does, every status what comes with it, and every name that is used is there."""
+    """Every operation says what it does, every status what comes with it, and every name that is used is there. The
+    examples of bodies are as their shape says."""
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     for operation in operations:
         name = operation["operationId"]
         assert operation.get("description"), f"{name} says nothing"
         assert "200" in operation["responses"], name
+        if "requestBody" in operation:
+            shape = operation["requestBody"]["content"]["application/json"]["schema"]
+            for body in _examples(operation):
+                jsonschema.validate(body, shape | {"components": document["components"]})
         for status, described in operation["responses"].items():
             for kind, content in described.get("content", {}).items():
                 assert content.get("schema"), f"{name}: {status} has no shape for {kind}"

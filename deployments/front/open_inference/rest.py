@@ -13,7 +13,7 @@ from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, check_best, model_of
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
-from isobatch.deployments.front.openapi import READING, WITH_INPUTS, documented, problems
+from isobatch.deployments.front.openapi import BY_GUARD, READING, WITH_INPUTS, documented, problems
 from isobatch.deployments.front.service import Service
 
 _EMPTY: dict[int | str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
     model = model_of(service)
 
-    @router.get("", **documented(schemas.ServerMetadata, 401, 500))
+    @router.get("", **documented(schemas.ServerMetadata, *BY_GUARD, 500))
     async def server() -> dict[str, Any]:
         """The server's name, version and extensions."""
         return protocol.server(model)
@@ -42,7 +42,7 @@ def routes(service: Service) -> APIRouter:
         """Every part of the network has a replica."""
         return Response(status_code=503 if await service.missing() else 200)
 
-    errors = 401, 404, 500
+    errors = *BY_GUARD, 404, 500
 
     @router.get("/models/stats", **documented(schemas.ServerStatistics, *errors))  # before the path of any name
     @router.get("/models/{name}/stats", **documented(schemas.ServerStatistics, *errors))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import validated
@@ -38,7 +38,8 @@ def _texts(value: object) -> object:
     return texts
 
 
-Texts = Annotated[list[str], BeforeValidator(_texts)]
+_SEVERAL = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+Texts = Annotated[list[str], BeforeValidator(_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _SEVERAL]})]
 
 
 class TextForm(Form, Generic[AnyBody]):

@@ -128,3 +128,9 @@ def test_a_network_of_proxies_that_is_none_is_one_sentence(monkeypatch: pytest.M
     monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", networks)
     with pytest.raises(UserError, match=rf"ISOBATCH_TRUSTED_PROXIES is '{networks}': it must be networks"):
         trusted_proxies()
+
+
+def test_it_is_said_that_an_address_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOBATCH_TRUSTED_PROXIES", "10.0.3.7/24")
+    with pytest.raises(UserError, match="has host bits set"):
+        trusted_proxies()

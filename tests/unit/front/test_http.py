@@ -56,6 +56,11 @@ def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) ->
     assert (refused.status_code, "X-Full is 'yes': it must be 1 (or 0" in refused.json()["error"]) == (400, True)
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(client: TestClient) -> None:
+    """As files that Windows' programs have written."""
+    assert client.post("/predict", content=b'\xef\xbb\xbf{"inputs": [0, 3]}').status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [

@@ -176,6 +176,7 @@ def test_a_text_that_was_cut_is_marked_in_its_own_output() -> None:
             {"config.json": {"num_channels": 3}, "preprocessor_config.json": {"size": {"shortest_edge": 48}}},
             [-1, 48, 48, 3],
         ),
+        ({"config.json": {"num_channels": 3, "image_size": 32, "backbone_config": None}}, [-1, 32, 32, 3]),
         (
             {
                 "cascade.json": {"levels": [{"folder": f"level-{n}", "blocks": 2} for n in (0, 1)]},

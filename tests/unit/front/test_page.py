@@ -126,8 +126,8 @@ def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
 
 def test_another_host_is_refused_unless_it_is_allowed() -> None:
     """A public page whose name points to this machine would be a page of this server."""
-    with TestClient(front(allowed_hosts=["api.example"])) as client:
-        for path in ("/stats", "/", "/docs"):
+    with served(allowed_hosts=["api.example"]) as client:
+        for path in ("/stats", "/", "/docs", "/v2", "/v2/models/toy", "/v2/models/toy/ready"):
             assert client.get(path, headers={"Host": "evil.example:8000"}).status_code == 403
         refused = client.post("/predict", json=BODY, headers={"Host": "evil.example"})
         assert refused.status_code == 403

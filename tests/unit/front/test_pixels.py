@@ -122,6 +122,19 @@ def test_wrong_forms_and_sizes_are_refused(client: DocumentedClient, options: di
     assert (reply.status_code, reply.json()["error"]) == (400, sentence)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("map", "", "'map' is '': it must be one of runs, png, array"),
+        ("size", "480x640", "'size' is '480x640': it must be [height, width], 4194304 pixels at most"),
+    ],
+)
+def test_a_wrong_field_of_a_form_is_named(client: DocumentedClient, field: str, value: str, sentence: str) -> None:
+    form = {"file": ("a.png", png(PICTURES[0]), "image/png")}
+    reply = client.post("/predict", files=form, data={field: value})
+    assert (reply.status_code, reply.json()["error"]) == (400, sentence)
+
+
 def test_the_maps_of_a_request_have_a_limit_together(client: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.front.predict.MOST_TOGETHER", 2 * 48 * 30)
     inputs = [each.tolist() for each in PICTURES]

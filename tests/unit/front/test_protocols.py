@@ -227,7 +227,7 @@ def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: Doc
     assert plain.post("/predict", json={"inputs": [QUERY, TEXTS[0]]}).json() == expected(pair)
     raw = plain.post("/predict", json={"inputs": [[TEXTS[0]]], "raw_scores": True}).json()
     assert sorted(each["score"] for each in raw[0]) == near(sorted(logits(folder, TEXTS[0])[0].tolist()))
-    marked = super(DocumentedClient, client).request("POST", "/predict", json={"inputs": TEXTS[0], "truncate": True})
+    marked = client.post("/predict", json={"inputs": TEXTS[0], "truncate": True})
     assert marked.json() == expected(first)
 
 
@@ -245,7 +245,7 @@ def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: Doc
     ],
 )
 def test_tei_refusals(plain: DocumentedClient, path: str, body: Any, status: int, kind: str, sentence: str) -> None:
-    reply = super(DocumentedClient, plain).request("POST", path, json=body)
+    reply = plain.post(path, json=body)
     error = reply.json()
     assert (reply.status_code, error["error_type"], sentence in error["error"]) == (status, kind, True), reply.text
 
