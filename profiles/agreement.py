@@ -37,6 +37,9 @@ WATCHED_S = 600.0  # seconds: audits older than this are forgotten
 # The score at which a promise counts as broken, and the one that is enough while inputs are in doubt.
 ALARM = log(100.0)
 DOUBT_ALARM = log(10.0)
+# What each further watch adds to a sum of scores by chance: by simulation, a kept promise then raises as few alarms by
+# the sum as by one watch.
+BY_CHANCE = 1.5
 DOUBT_ALLOWANCE = 0.8  # while inputs are in doubt, only this share of the promised disagreement may be used
 # Inputs count as changed when their mean depth moves by this many standard errors and by this share of the depth.
 CHANGED_ERRORS = 5.0
@@ -324,17 +327,22 @@ class RecentAgreement(NamedTuple):
 def recent_agreement(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> RecentAgreement:
     """The agreement and the state of the promise by several watches, each of a part of the answers.
 
-    A promise counts as broken for ten minutes after an alarm, even if thresholds have changed since. The scores of all
-    watches at one time are added: since none falls below 0, the sum is at least about the score of one watch of all
-    answers.
+    A promise counts as broken for ten minutes after an alarm, even if thresholds have changed since. An alarm is that
+    of one watch, or of the sum of all scores at one time. As no score falls below 0, this sum is the larger by chance,
+    the more watches there are.
     """
     agreement = summed(watch.recent(now_s) for watch in watches).agreement()
     if promised is None:
         return RecentAgreement(agreement, None)
-    scores, alarms = defaultdict[float, float](float), dict[float, float]()
+    together = defaultdict[float, list[Look]](list)
     for look in (look for watch in watches for look in list(watch.looks) if look.ended_s >= now_s - WATCHED_S):
-        scores[look.ended_s] += look.score
-        alarms[look.ended_s] = min(alarms.get(look.ended_s, ALARM), look.alarm)
-    if any(scores[at_s] >= alarm for at_s, alarm in alarms.items()):
+        together[look.ended_s].append(look)
+    if any(map(_is_alarm, together.values())):
         return RecentAgreement(agreement, "broken")
     return RecentAgreement(agreement, agreement.verdict(promised) if agreement else "not watched")
+
+
+def _is_alarm(looks: Sequence[Look]) -> bool:
+    """Whether the looks of several watches at one time are an alarm, of one of them or of all together."""
+    alarm = min(look.alarm for look in looks) + BY_CHANCE * (len(looks) - 1)
+    return any(look.score >= look.alarm for look in looks) or sum(look.score for look in looks) >= alarm

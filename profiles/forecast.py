@@ -8,6 +8,7 @@ measures their errors.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -89,7 +90,8 @@ class Forecaster:
         forecaster = cls(num_blocks, ramp_blocks)
         rows = [forecaster._values(window) for window in windows]
         if rows:
-            forecaster._series = forecaster._new_series(list(zip(*rows, strict=True)))
+            columns = [list(chain(*column)) for column in zip(*rows, strict=True)]
+            forecaster._series = forecaster._new_series(columns)
         for series in forecaster._series:
             series.refit()
         forecaster._observed = len(rows)
@@ -103,9 +105,10 @@ class Forecaster:
         values = self._values(window)
         if full_share_changed:
             self._series[-1] = self._new_series([[] for _ in self._series])[-1]
-            values[-1] = replace(values[-1], value=values[-1].steady)
-        for index, (series, value) in enumerate(zip(self._series, values, strict=True)):
-            series.append(value)
+            values[-1] = [replace(each, value=each.steady) for each in values[-1]]
+        for index, (series, readings) in enumerate(zip(self._series, values, strict=True)):
+            for each in readings:
+                series.append(each)
             if (self._observed - index) % REFIT_EVERY == 0:
                 series.refit()
         self._observed += 1
@@ -149,8 +152,9 @@ class Forecaster:
             return 0.0
         return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
 
-    def _values(self, window: Window) -> list[Reading]:
-        """The readings of a window: each ramp, the arrivals, the inputs per text, and the share of full requests."""
+    def _values(self, window: Window) -> list[list[Reading]]:
+        """The readings of a window: of each ramp, of the arrivals, of the inputs per text (none before the first text),
+        and of the share of full requests."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
         self._last = window
@@ -158,20 +162,21 @@ class Forecaster:
         expected = steady if self._expected is None else self._expected
         self._expected = steady
         entered, known, arrivals = window.entered, window.known.tolist(), float(np.log1p(window.arrivals_per_s))
-        ramps = [_share(entered[cut], known[cut], float(expected[cut]), float(steady[cut])) for cut in self._cuts]
-        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals), self._length(window), self._full(window)]
+        ramps = [[_share(entered[cut], known[cut], float(expected[cut]), float(steady[cut]))] for cut in self._cuts]
+        arrived = Reading(arrivals, self._arrivals_noise, arrivals)
+        return [*ramps, [arrived], self._length(window), [self._full(window)]]
 
     def _full(self, window: Window) -> Reading:
         self._any_full = self._any_full or window.full > 0
         share = float(self._mix.add(window.mix)[1])
         return _share(window.full, window.mix.answered, share, share)
 
-    def _length(self, window: Window) -> Reading:
+    def _length(self, window: Window) -> list[Reading]:
         """The mean of n texts has a relative variance of 1 / n if the spread of lengths equals their mean."""
         if not window.texts or not window.arrived:
-            return Reading(0.0, inf, self._long or 0.0)
+            return [] if self._long is None else [Reading(self._long, inf, self._long)]
         self._long = float(np.log(window.arrived / window.texts))
-        return Reading(self._long, 1 / window.texts, self._long)
+        return [Reading(self._long, 1 / window.texts, self._long)]
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
         """Survival at every block, `z` standard deviations from the mean; blocks not after a ramp inherit it."""

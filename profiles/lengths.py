@@ -73,7 +73,8 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             if not line.strip().isdecimal() or not 1 <= int(line) <= LONGEST:
-                raise UserError(f"{path}, line {number}: {line.strip()[:40]!r} must be a number of tokens, 1 or more")
+                must = f"must be a number of tokens, 1 to {LONGEST}"
+                raise UserError(f"{path}, line {number}: {line.strip()[:40]!r} {must}")
             lengths.append(int(line))
     if not lengths:
         raise UserError(f"{path} is empty: it needs a number of tokens per line")

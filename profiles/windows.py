@@ -1,6 +1,6 @@
 """Observations: counts of the inputs that left after each block, per window of time, and their uncertainty."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from math import inf
@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 
 PRIOR_INPUTS = 20.0  # a window with this many inputs weighs as much as all windows before it
 KEEP_WINDOWS = 2880  # windows in a history: a day of half-minute windows, the shortest possible
+LEAST_SHARE = 1e-6  # of inputs that enter a block: in a steady estimate no smaller share is told from none
 TINY = 1e-9  # a number of inputs that counts as none
 MOST = 2**53  # counts must be smaller: beyond this, a float no longer tells one count from the next
 
@@ -96,7 +97,12 @@ class Window:
         >>> late.known.tolist(), (late.entered / late.known).round(3).tolist()
         ([12.0, 12.0, 6.0], [1.0, 0.667, 0.333])
         """
-        return known_of(np.asarray(self.entered, float), self.unfinished)
+        return known_of(np.asarray(self.entered, float), self.goes_on)
+
+    @property
+    def goes_on(self) -> Floats:
+        """The inputs that entered each block, without those that ended there unfinished."""
+        return np.asarray(self.entered, float) - (self.unfinished or 0)
 
     @property
     def mix(self) -> "Window":
@@ -119,14 +125,13 @@ class Window:
         return low, high
 
 
-def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
-    """The number of inputs of which `entered` is the share that enters each block, if some did not finish.
+def known_of(entered: Floats, goes_on: Floats) -> Floats:
+    """The number of inputs of which `entered` is the share that enters each block, if only `goes_on` finish it.
 
     This is Kaplan and Meier's estimate: the share that continues from block to block is that of the inputs that did not
     end in between, and `entered / known` is the product of these shares. So an input that ended before it left counts
     as a survivor up to its last block, and not at all after it.
     """
-    goes_on = entered - (unfinished or 0)
     rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)
     known: Floats = entered[0] * np.cumprod([1.0, *rest[:-1]])
     return known
@@ -176,7 +181,8 @@ class SteadySurvival:
         self._strength = 1.0
 
     def add(self, window: Window) -> Floats:
-        entered = np.asarray(window.entered) + self._strength * self._row
-        self._row = entered / known_of(entered, window.unfinished)
+        imagined = self._strength * self._row
+        entered = np.asarray(window.entered) + imagined
+        self._row = np.maximum(entered / known_of(entered, window.goes_on + imagined), LEAST_SHARE)
         self._strength = PRIOR_INPUTS
         return self._row

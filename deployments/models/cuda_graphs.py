@@ -6,7 +6,7 @@ out of them.
 """
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,8 @@ FULL = 0.75  # the share of a planned shape's tokens from which a batch of texts
 WARM_UPS = 3  # runs before a recording, as torch's documentation advises
 
 Replay = Callable[[], object]
+Widths = tuple[tuple[str, tuple[int, ...]], ...]  # of the inputs of a block range, by their names
+RecordingKey = tuple[BlockRange, RecordingShape, Widths]
 
 
 class GraphModel(TorchModel):
@@ -41,7 +43,7 @@ class GraphModel(TorchModel):
         self.inner, self._record = inner, record
         self.backend = {"torch": "graphs", "onnx": "onnx-graphs"}[inner.backend]
         self.exports = inner.exports
-        self._recordings: dict[Hashable, Recording | None] = {}  # the one that was used longest ago comes first
+        self._recordings: dict[RecordingKey, Recording | None] = {}  # the one that was used longest ago comes first
         self._planned: list[RecordingShape] = []  # of full batches of texts, the smallest first
 
     @property
@@ -59,7 +61,7 @@ class GraphModel(TorchModel):
         shape = RecordingShape(_rounded(inputs.rows, INPUTS_MULTIPLE)) if spans is None else spans.shape
         key = (block_range, shape, inputs.widths)
         if key not in self._recordings:
-            self._add(key, block_range, partial(inputs.empty, shape))
+            self._add(key, inputs)
         count = inputs.rows if spans is None or self.task.by_token else spans.count
         if self.task.by_map:
             count *= self.task.parts(self.num_labels)
@@ -89,13 +91,14 @@ class GraphModel(TorchModel):
             self._planned = sorted(shapes, key=lambda shape: shape.tokens or 0)
         super().warm_up(start, stops, ramps, example)
 
-    def _add(self, key: Hashable, block_range: BlockRange, buffers: "Callable[[], RangeInputs]") -> None:
+    def _add(self, key: RecordingKey, inputs: "RangeInputs") -> None:
+        block_range, shape, widths = key
         try:
-            recording = self._record(block_range, buffers)
+            recording = self._record(block_range, partial(inputs.empty, shape))
             if recording is None:  # it cannot be recorded yet
                 return
         except Exception:
-            log.exception("blocks %s run without a CUDA graph for %s", block_range, buffers().shapes)
+            log.exception("blocks %s run without a CUDA graph for %s of %s", block_range, shape, widths)
             recording = None
         if len(self._recordings) >= MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
@@ -169,13 +172,9 @@ class RangeInputs:
         return len(next(iter(self.arrays.values())))
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in sorted(self.arrays.items())}
-
-    @property
-    def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def widths(self) -> Widths:
         """The dimensions that are never rounded, such as an image's height and width."""
-        return tuple((name, shape[1:]) for name, shape in self.shapes.items())
+        return tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(self.arrays.items()))
 
     def empty(self, shape: RecordingShape) -> "RangeInputs":
         rows = shape.tokens or shape.inputs

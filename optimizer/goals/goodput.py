@@ -64,6 +64,7 @@ def onto_simplex(point: Floats) -> Floats:
     >>> [round(float(part), 2) for part in onto_simplex(np.array([0.9, 0.5, -0.3]))]
     [0.7, 0.3, 0.0]
     """
+    point = point - point.max()  # the answer is the same, and the 1 is not lost beside huge numbers
     descending = np.sort(point)[::-1]
     excess = (np.cumsum(descending) - 1) / np.arange(1, len(point) + 1)
     last = np.nonzero(descending > excess)[0][-1]

@@ -64,6 +64,15 @@ def test_a_budget_that_one_kind_uses_up_leaves_nothing_for_the_next() -> None:
     assert sum(plan.devices().values()) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_money_the_cheapest_plan_of_several_kinds_is_named() -> None:
+    slow = replace(TABLE, kind="b", block_s=((2e-3,) * 4, (9e-3,) * 4))
+    kinds = FACTS.devices[0], Device("b", 3, 1000, 0.5)
+    links = {(one, other): Link(one, other, 1e9, 0.0) for one in "ab" for other in "ab"}
+    facts = replace(FACTS, tables=(TABLE, slow), devices=kinds, links=links)
+    assert nearest(facts, Objective(cost_per_hour=0.0), r"\$0 per hour: the cheapest plan costs \$([\d.]+)") == 0.5
+
+
 @pytest.mark.parametrize("limit", ["slo_s", "goodput_per_s", "cost_per_hour"])
 def test_a_limit_that_is_no_number_is_refused(limit: str) -> None:
     with pytest.raises(UserError, match=f"{limit} = nan must be"):

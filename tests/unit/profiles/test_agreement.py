@@ -82,13 +82,23 @@ def test_what_is_seen_is_forgotten_after_ten_minutes() -> None:
     assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0, 0.9).state == "not watched"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60))
-def test_several_together_know_a_broken_promise_no_later_than_one(misses: list[tuple[int, int]]) -> None:
-    whole, parts = PromiseWatch(), (PromiseWatch(), PromiseWatch())
-    for number, missed in enumerate(misses, 1):
-        whole.follow(AuditedAnswers((20, 20), (10, 0), (sum(missed), 0)), 5.0 * number, 0.9)
-        for part, each in zip(parts, missed, strict=True):
-            part.follow(AuditedAnswers((10, 10), (5, 0), (each, 0)), 5.0 * number, 0.9)
-        if whole.is_alarmed:
-            assert recent_agreement(parts, 5.0 * number, 0.9).state == "broken"
-            return
+def state_by(fronts: int, disagreeing: float, minutes: int) -> str:
+    """The state of a promise of 99 % by several watches, whose audits show this share of disagreement."""
+    random, watches = np.random.default_rng(0), [PromiseWatch() for _ in range(fronts)]
+    for look in range(6 * minutes):
+        for watch, audits in zip(watches, random.poisson(40 / fronts, fronts).tolist(), strict=True):
+            missed = int(random.binomial(audits, disagreeing))
+            watch.follow(AuditedAnswers((50 * audits, 0), (audits, 0), (missed, 0)), 10.0 * look, 0.99)
+    return recent_agreement(watches, 10.0 * look, 0.99).state
+
+
+@pytest.mark.parametrize("fronts", [1, 2, 16])
+def test_a_promise_is_broken_by_any_number_of_watches_only_if_it_is(fronts: int) -> None:
+    assert state_by(fronts, 0.05, minutes=10) == "broken"
+    assert [state_by(fronts, 0.007, minutes) for minutes in (10, 20)] == ["kept", "kept"]
+
+
+def test_an_alarm_of_one_of_several_watches_breaks_the_promise() -> None:
+    alarmed = watched(AuditedAnswers((50, 0, 50), (10, 0, 0), (5, 0, 0)))
+    quiet = [watched(AuditedAnswers((50, 0, 50), (10, 0, 0), (0, 0, 0))) for _ in range(8)]
+    assert recent_agreement([alarmed, *quiet], 100.0, 0.9).state == "broken"

@@ -50,6 +50,14 @@ def test_how_long_texts_will_be_is_forecast_and_not_forgotten_while_none_come() 
     assert Forecaster.after([window(0, 300, 0)], 2).forecast().inputs_per_text is None
 
 
+def test_windows_before_the_first_text_say_nothing_of_how_long_texts_will_be() -> None:
+    idle, busy = Window(0.0, 120.0, 0, (0, 0)), Window(120.0, 120.0, 9000, (9000, 0), texts=90)
+    forecaster = Forecaster.after([idle] * 3, 2)
+    forecaster.observe(busy)
+    assert forecaster.forecast().inputs_per_text == pytest.approx(100)
+    assert Forecaster.after([idle, busy], 2).forecast().inputs_per_text == pytest.approx(100)
+
+
 @settings(max_examples=30)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:

@@ -107,6 +107,7 @@ def test_a_file_of_lengths_is_read_in_order_and_says_what_is_wrong(tmp_path: Pat
     for content, says in (
         ("12\nmany\n", "line 2: 'many'"),
         ("0", "line 1: '0'"),
+        ("1000001", "line 1: '1000001' must be a number of tokens, 1 to 1000000"),
         ("²", "line 1: '²'"),
         ("\n", "is empty"),
     ):

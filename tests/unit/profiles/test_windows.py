@@ -55,6 +55,15 @@ def test_steadied_rows_are_survival_curves(series: list[Window]) -> None:
     assert (rows > 0).all()
 
 
+def test_an_unfinished_input_where_none_came_for_long_leaves_a_survival_curve() -> None:
+    steady = SteadySurvival(3)
+    for _ in range(200):
+        steady.add(window_of(1000, 0, 0))
+    row = steady.add(Window(0.0, 120.0, 1000, (999, 0, 0), unfinished=(0, 1, 0)))
+    assert row[1] == pytest.approx(0.001, rel=0.1)
+    assert 0 < row[2] <= row[1]
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=40))
 def test_an_input_that_ended_before_it_left_counts_up_to_where_it_stood(inputs: list[tuple[int, int]]) -> None:
     """Of each input the block after which it would leave, and the block before which it would be given up."""
