@@ -34,8 +34,8 @@ FILL_RATE = 0.05  # the weight of one launch in the learned fill of a stage: abo
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
 Queues = dict[tuple[int, int], "Queue"]  # by the block before which inputs wait, and the launches of theirs that broke
 KeptQueues = Mapping[Replica, Queues]  # queues of inputs that only this replica has
-Rank = tuple[bool, float, float]
-Ranked = tuple[Rank, int, "Queue", Replica]  # the rank, and a number that decides between equal ranks
+LaunchRank = tuple[bool, float, float]
+Ranked = tuple[LaunchRank, int, "Queue", Replica]  # the rank, and a number that decides between equal ranks
 _DEADLINE = attrgetter("deadline_s")
 
 
@@ -335,7 +335,7 @@ def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_
     group.may_run_kept = able
 
 
-def _rank(queue: Queue, now_s: float) -> Rank:
+def _rank(queue: Queue, now_s: float) -> LaunchRank:
     """The queue with the lowest rank is launched first. Inputs whose launch broke do not wait to fill one."""
     first, room = queue.first(), queue.room
     deadline_s = first.deadline_s if first else inf
