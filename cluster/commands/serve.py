@@ -111,8 +111,8 @@ def serve(
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
     has_copies = (replicas or 1) > 1 and classifiers(content)  # in one process, which is for CPUs
-    is_decided = device or out or has_copies or "plan" in served(content)[0]["args"]
-    if not is_decided and _is_model(target) and gpus_here():
+    is_decided = not _is_model(target) or device or out or has_copies or "plan" in served(content)[0]["args"]
+    if not is_decided and gpus_here():
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))
