@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from http.client import HTTPException, InvalidURL
+from http.client import HTTPException, IncompleteRead, InvalidURL
 from io import BytesIO
 from ipaddress import ip_address
 from itertools import islice
@@ -76,7 +76,7 @@ def json_at(
             return json.load(reply)
     except HTTPError:
         raise
-    except OSError as error:
+    except (OSError, IncompleteRead) as error:
         cause = getattr(error, "reason", error)
         reason = getattr(cause, "strerror", None) or cause
         raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None

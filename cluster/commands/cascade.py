@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from isobatch.cluster.commands import METRICS, Metric, above_0
-from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, with_options
+from isobatch.cluster.commands.shared_options import (
+    MOST_SEED,
+    READS,
+    DeviceHere,
+    Labels,
+    ReadingOptions,
+    with_options,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,7 @@ class CascadeOptions:
     timing_s: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network.")] = 20.0
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 32
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one for each of its CPUs.")] = 1
-    seed: Annotated[int, "For the sample and its parts."] = 0
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="For the sample and its parts.")] = 0
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False
 
 

@@ -53,7 +53,8 @@ def run(options: "CascadeOptions", reading: ReadingOptions) -> None:
     check_policy(ramps, "--policy")
     metric: Metric = options.metric or "accuracy"
     if metric not in CLASSIFICATION.metrics:
-        raise UserError(f"--metric {metric} is for networks that give an input several labels, which cascades do not")
+        others = ", ".join(CLASSIFICATION.metrics)
+        raise UserError(f"--metric {metric} is not for cascades, whose networks give one label: {others} are")
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from isobatch.cluster.commands import above_0, check_writable
 from isobatch.cluster.commands.shared_options import check_unread
@@ -78,7 +79,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
             check_unchanged(requested["applications"], declared_applications())
             for name in kept_plans(requested):
                 aside.print(f"{name}: {PLAN_KEPT}")
-    done = f"[bold green]deployed[/]: {url(http)} on every node that serves"
+    done = f"[bold green]deployed[/]: {escape(url(http))} on every node that serves"
     console.print("nothing is missing there" if check else done)
 
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from isobatch.cluster.serving.capacity import Gpu, gpus_by_driver
 from isobatch.deployments.folders import cache_directory
 from isobatch.deployments.own_cores import usable_cores
-from isobatch.profiles.errors import UserError
 
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
@@ -63,8 +62,8 @@ def findings() -> Iterator[Finding]:
     for what, look in LOOKS.items():
         try:
             yield Finding(what, *look())
-        except (UserError, OSError, ImportError) as error:
-            yield Finding(what, "", str(error).strip().partition("\n")[0])
+        except Exception as error:  # a package of another version may raise anything while it is imported
+            yield Finding(what, "", str(error).strip().partition("\n")[0] or type(error).__name__)
 
 
 def _packages() -> CheckResult:

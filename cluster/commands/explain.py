@@ -17,7 +17,7 @@ from isobatch.profiles.files import Profile, differ, load
 from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
 if TYPE_CHECKING:
-    from isobatch.cluster.simulator.explained import MechanismStep
+    from isobatch.cluster.simulator.explained import Improvement, MechanismStep
     from isobatch.optimizer import Plan, Problem
 
 PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does not exceed
@@ -59,6 +59,8 @@ def explain(
     facts, padded = _problems(explained, known, one_machine)
     objective = Objective(slo_s=slo_s, max_batch=max_batch)
     all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
+    if not any(each.goodput_per_s for each in all_steps):
+        raise UserError(f"no plan keeps the SLO of {1e3 * slo_s:g} ms on these devices: --slo-ms gives a longer one")
     more = changes(facts, objective)
     if picture.name:
         _draw(all_steps, picture)
@@ -66,16 +68,19 @@ def explain(
         taken = [{"mechanism": each.mechanism, "goodput_per_s": each.goodput_per_s} for each in all_steps]
         print(json.dumps({"schema_version": 1, "steps": taken, "changes": [asdict(each) for each in more]}, indent=2))
         return
-    console = Console()
+    console = Console(highlight=False)
     console.print(_table(all_steps))
-    if more:
-        console.print("What would bring more, by the planner's estimates, each change alone:", highlight=False)
-    for each in more:
-        console.print(f"  {each.what}: {each.times - 1:+.0%}", highlight=False)
-    if not more:
-        console.print("By the planner's estimates, nothing that it knows would bring 1 % more.", highlight=False)
+    for line in _lines(more):
+        console.print(line)
     if picture.name:
-        console.print(f"the picture is {picture}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"the picture is {picture}", soft_wrap=True, markup=False)
+
+
+def _lines(more: "list[Improvement]") -> list[str]:
+    if not more:
+        return ["By the planner's estimates, nothing that it knows would bring 1 % more."]
+    head = "What would bring more, by the planner's estimates, each change alone:"
+    return [head, *(f"  {each.what}: {each.times - 1:+.0%}" for each in more)]
 
 
 def _problems(plan: "Plan", profile: Profile, one_machine: bool) -> "tuple[Problem, Problem | None]":

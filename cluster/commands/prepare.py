@@ -12,6 +12,7 @@ from rich.console import Console
 
 from isobatch.cluster.commands import METRICS, Dtype, Metric, check_not_replaced, policy_path, share, share_cores
 from isobatch.cluster.commands.shared_options import (
+    MOST_SEED,
     READS,
     DeviceHere,
     Labels,
@@ -90,7 +91,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         ),
     ] = 0.05
     labels: Labels = None
-    seed: Annotated[int, "For the sample, its parts and the training."] = 0
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="For the sample, its parts and the training.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

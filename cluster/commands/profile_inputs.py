@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import INTERRUPTED, numbers_in
-from isobatch.cluster.commands.shared_options import check_no_file
+from isobatch.cluster.commands.shared_options import check_no_file, check_unread
 from isobatch.cluster.profiling import block_times
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
@@ -51,6 +51,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     if data is None:
         check_no_file(options, max_rows=options.max_rows != type(options).max_rows)
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
+    no_texts = options.tokens and checkpoint.reads_images(source)
+    check_unread({"--tokens": no_texts}, "is for networks that read texts: leave it out")
     tokens = numbers_in("--tokens", options.tokens, int, "numbers of tokens, as in 32,128") if options.tokens else []
     kinds = known_kinds(options.devices)
     if options.together:

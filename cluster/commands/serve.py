@@ -179,7 +179,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
         _on_signals(partial(_stop_in_order, stop))
         places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
         for place in places.values() or [base]:
-            console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
+            console.print(ready(place))
         if places:
             at = ", ".join(f"{host}:{port}" for host, port in grpc)
             console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
@@ -234,6 +234,14 @@ def url(http: dict[str, Any]) -> str:
     """
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
     return f"http://{f'[{host}]' if ':' in host else host}:{http['port']}"
+
+
+def ready(place: str) -> Text:
+    """
+    >>> ready("http://[fd00::5]:8000").plain
+    'ready at http://[fd00::5]:8000  (open it in a browser; explained at http://[fd00::5]:8000/docs)'
+    """
+    return Text.assemble(("ready", "bold green"), f" at {place}  (open it in a browser; explained at {place}/docs)")
 
 
 def _on_signals(handler: Any) -> None:

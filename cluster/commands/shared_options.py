@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+MOST_SEED = 2**32 - 1  # that every generator of random numbers takes
 READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
 Labels = Annotated[
@@ -142,7 +143,10 @@ def cells(text: str) -> list[str]:
     >>> cells('label, "title, text"')
     ['label', 'title, text']
     """
-    return next(csv.reader([text], skipinitialspace=True))
+    try:
+        return next(csv.reader([text], skipinitialspace=True))
+    except csv.Error:
+        raise UserError(f"{text!r} must be one line, with commas between its parts") from None
 
 
 def pairs_of(labels: str | None) -> Mapping[str, str]:

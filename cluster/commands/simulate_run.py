@@ -173,6 +173,8 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
         changes_s = {name: [event.at_s for event in each.changes] for name, each in fleet.applications.items()}
     else:
         reports = {name: run(each.world, loads[name]) for name, each in members.items()}
+    if not any(report.arrived for report in reports.values()):
+        raise UserError(NO_INPUTS)
     for table in _tables(reports, decisions, members, options.replan):
         console.print(table)
     for name, report in reports.items():
@@ -243,7 +245,7 @@ def _tables(
     )  # fmt: skip
     for name, report in reports.items():
         first, last = (as_text(plan.devices()) for plan in (members[name].world.plan, report.plan))
-        times = (milliseconds(report.tally.quantile_s(share)) for share in (0.5, 0.99))
+        times = (milliseconds(report.tally.quantile_s(share)) if report.answered else "-" for share in (0.5, 0.99))
         devices = first if first == last else f"{first}, in the end {last}"
         table.add_row(name, devices, *_counts([report], seconds), *times)
     table.add_row("all", "", *_counts(list(reports.values()), seconds))

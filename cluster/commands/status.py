@@ -92,12 +92,14 @@ def _look(
     base = server + path
     answer = ask(f"{base}/status", variable)
     stats = None if as_json and answer else _stats(server, variable)
-    fleet = None if answer or stats else ask(f"{server}/status", variable)
-    if not fleet and answer is None and (as_json or stats is None):
+    if not answer and not stats:
+        answer = ask(f"{server}/status", variable)  # the address is that of an arbiter, or of a controller itself
+    if answer is None and (as_json or stats is None):
         raise _no_controller_error(base, stats)
     if as_json:
-        return json.dumps(fleet or answer), stats
-    return (fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)), stats
+        return json.dumps(answer), stats
+    is_fleet = answer is not None and "applications" in answer
+    return (fleet_tables(answer, time.time()) if is_fleet else tables(answer, stats, last)), stats
 
 
 def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float], None]) -> None:

@@ -57,7 +57,7 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, e
     if recorded[-1] == 0:
         raise UserError(f"all arrivals in {path} have the same time: a trace needs at least two different times")
     gaps = np.diff(recorded, prepend=recorded[0] - np.diff(recorded).mean())
-    check(rate_per_s or float(1 / gaps.mean()), seconds)
+    check(float(1 / gaps.mean()) if rate_per_s is None else rate_per_s, seconds)
     if rate_per_s is None:
         times = np.cumsum(np.tile(gaps, ceil(seconds / gaps.sum())))
     else:
@@ -70,7 +70,7 @@ def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, se
     window = np.resize(recorded.counts, max(1, round(seconds / recorded.each_s)))
     if not window.any():
         raise UserError(f"{path} holds no arrival in its first {seconds:g} s")
-    rate = rate_per_s or float(window.mean()) / recorded.each_s
+    rate = float(window.mean()) / recorded.each_s if rate_per_s is None else rate_per_s
     check(rate, seconds)
     return following(window, rate, seconds, np.random.default_rng(seed))
 

@@ -299,6 +299,8 @@ class Refusing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.send_response(200)
+        if self.path == "/ends":
+            self.send_header("Content-Length", "100")
         self.end_headers()
         self.wfile.write(b"[1]")
 
@@ -325,6 +327,11 @@ def test_an_input_that_a_server_refuses_is_named_by_its_row(refusing: str, tmp_p
     rows = [Row(number, "wrong" if number == 41 else f"right {number}", None) for number in range(1, 61)]
     with pytest.raises(UserError, match=r"^others\.csv: row 41: the input is refused: .* with status 422"):
         answer_rows(DATA, rows, lambda some: list(outputs_from(refusing, some, {})), tmp_path / "a.part", {}, 60)
+
+
+def test_a_server_that_ends_while_it_answers_is_not_taken_for_one_of_grpc(refusing: str) -> None:
+    with pytest.raises(UserError, match=r"nobody answers at .*/ends \(IncompleteRead"):
+        json_at(f"{refusing}/ends", {})
 
 
 def test_inputs_that_are_too_large_together_are_sent_apart(refusing: str) -> None:

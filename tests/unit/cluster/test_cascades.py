@@ -175,6 +175,10 @@ def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) ->
         (LINE + " --policy nothing", "cannot be imported"),
         (LINE + " --policy near", "policy near gives a score, but this network gives labels"),
         (LINE + " --max-accuracy-loss much", "is not a share"),
+        (
+            LINE + " --metric mean-iou",
+            "is not for cascades, whose networks give one label: accuracy, ",
+        ),
         (LINE.replace("others.csv", "bodies.jsonl"), "no column of texts"),
     ],
 )

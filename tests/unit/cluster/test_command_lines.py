@@ -11,6 +11,8 @@ from rich.markup import render
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app, main
+from isobatch.cluster.commands.shared_options import pairs_of
+from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -78,6 +80,18 @@ def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
     for parameter in COMMAND.commands[name].params:  # type: ignore[attr-defined]
         told = getattr(parameter, "help", None) or ""
         assert render(told).plain == told, parameter.name
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+@pytest.mark.parametrize("command", ["prepare my-bert", "cascade small large --devices cpu=1"])
+def test_a_seed_that_no_generator_takes_is_refused(command: str, seed: int) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--data", "a.csv", "--out", "out", "--seed", str(seed)])
+    assert "Invalid value for '--seed'" in result.output
+
+
+def test_names_in_several_lines_are_refused() -> None:
+    with pytest.raises(UserError, match="must be one line"):
+        pairs_of("neg=0\npos=1")
 
 
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,20 @@ def test_an_unwritable_cache_and_short_memory(monkeypatch: pytest.MonkeyPatch, t
     assert "are wanted" in found("shared memory").wrong
 
 
+@pytest.mark.parametrize(
+    ("error", "wrong"),
+    [(TypeError("Descriptors cannot be made"), "Descriptors cannot be made"), (KeyError(), "KeyError")],
+)
+def test_a_package_that_fails_in_its_own_way_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, wrong: str
+) -> None:
+    def fails() -> tuple[str, str]:
+        raise error
+
+    monkeypatch.setattr(doctor, "LOOKS", {"ray": fails})
+    assert found("ray").wrong == wrong
+
+
 def test_each_check_has_a_line_and_the_exit_code_sums_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
     well, wrong = ("fine", ""), ("", "broken: mend it")
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well})

@@ -111,6 +111,11 @@ def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object
     assert "\n" not in str(error.value)
 
 
+def test_an_slo_that_no_plan_keeps_is_refused(files: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match=r"no plan keeps the SLO of 0\.01 ms on these devices: --slo-ms gives"):
+        ran("explain", files[0], "--profile", files[1], "--slo-ms", 0.01)
+
+
 def test_a_plan_for_texts_is_refused_before_its_profile_is_read(files: tuple[Path, Path]) -> None:
     plan, profile = files
     terms = DecodingTerms("off", prompt_rows=8, kv_megabytes=1, ttft_s=1.0, tpot_s=1.0)

@@ -232,6 +232,13 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch:
     assert Path("simulation-queries.png").exists()
 
 
+def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is_refused(content: Any) -> None:
+    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--rate", "0.0001")
+    assert "nan" not in ran(*asked, "--load", "reviews=100")
+    with pytest.raises(UserError, match="nothing comes in so short a time"):
+        ran(*asked)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -27,6 +27,7 @@ from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.folders import hash_of
 from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.deployments.named import demo_folder
 from isobatch.profiles.curves import BACKENDS, DTYPES
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import kind_of
@@ -220,6 +221,12 @@ def test_what_is_wrong_is_found_before_anything_is_timed(
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UserError, match=sentence):
         profiled(checkpoint, tmp_path / "p.json", *more)
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_network_of_images_has_no_tokens(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--tokens is for networks that read texts: leave it out"):
+        profiled(demo_folder(), tmp_path / "p.json", "--tokens", "32")
 
 
 @pytest.mark.usefixtures("no_clock")

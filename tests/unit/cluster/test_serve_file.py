@@ -222,6 +222,15 @@ def test_a_deploy_that_another_one_replaced_meanwhile_fails() -> None:
             check_unchanged([shop, plain], theirs)
 
 
+def test_a_file_with_applications_of_other_programs_only_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list[dict[str, Any]]()
+    monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda content, *_: served.append(content))
+    ran("serve", written(tmp_path, {"applications": [theirs := {"name": "theirs", "import_path": "theirs:app"}]}))
+    assert served[0]["applications"] == [theirs]
+
+
 def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda *_: None)
     files = ("--profile", DEMO / "profile.json", "--plan", DEMO / "plan.json")

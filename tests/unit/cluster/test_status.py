@@ -204,6 +204,10 @@ def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
         asked("--pause", "--force")
 
 
+def test_the_address_of_the_controller_itself_works_too(toy: Toy, url: str) -> None:
+    assert ran("status", url) == asked(url)
+
+
 def test_the_key_is_asked_for(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     toy.key = b"secret"
     with pytest.raises(UserError, match="asks for a key"):
@@ -344,6 +348,7 @@ def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> Non
         assert "refuses inputs" in shown
         assert "inputs of queries are refused: weighted goodput" in shown
         assert "reviews gives 1 v100; queries gets 1 v100" in shown
+        assert "queries │ 2 v100" in " ".join(asked(url).split())
         told = CliRunner().invoke(app, ["status", url, "--json"], catch_exceptions=False)
         assert json.loads(told.stdout)["applications"]["queries"]["goodput_per_s"] == 123.0
         service.note({"reviews": idle["reviews"]})

@@ -346,6 +346,7 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
     ("options", "sentence"),
     [
         (("--rate", "1", "--out", "load.png"), "--out load.png is for the figures, as JSON"),
+        (("--rate", "1", "--out", "."), "cannot write .: it is a directory"),
         (("--seconds", "1"), "give either --clients .closed loop., or --rate"),
         (("--rate", "1", "--trace-each-s", "60"), "--trace-each-s is for --trace"),
         (("--trace", "t.csv", "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),

@@ -121,6 +121,8 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give --rate, or --trace"):
         ran("simulate", "--config", serve_file, *out)
     asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
+    with pytest.raises(UserError, match="a workload needs a rate and a time above 0, got 0 per second"):
+        ran(*asked, "--rate", 0)
     said = ran(*asked)
     assert "per second)" in said
     assert "goodput (within 200 ms)" in said
