@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import inf
+from typing import Any
 
 from isobatch.profiles.errors import UserError
 
@@ -31,7 +32,7 @@ class Device:
         if not 0 <= self.count <= MOST_DEVICES:
             raise UserError(f"device {self.kind!r}: count = {self.count} must be from 0 to {MOST_DEVICES}")
         if self.memory_bytes <= 0:
-            raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
+            raise UserError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:
             raise UserError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 
@@ -205,10 +206,12 @@ def known_kinds(text: str) -> list[str]:
 
 
 def fleet(text: str) -> tuple[Device, ...]:
-    """Devices from "KIND=COUNT[@PRICE],...".
+    """Devices from "KIND=COUNT[@PRICE[:GB]],...": dollars per hour, and memory. A kind of the catalogue needs neither.
 
     >>> [(device.kind, device.count, device.price_per_hour) for device in fleet("v100=6@2.10,p100=8")]
     [('v100', 6, 2.1), ('p100', 8, 1.77)]
+    >>> fleet("geforce-rtx-4090=2@0.5:24")
+    (Device(kind='geforce-rtx-4090', count=2, memory_bytes=24000000000, price_per_hour=0.5),)
     """
     devices = tuple(_device(part.strip()) for part in text.split(",") if part.strip())
     kinds = [device.kind for device in devices]
@@ -220,15 +223,24 @@ def fleet(text: str) -> tuple[Device, ...]:
 
 
 def _device(part: str) -> Device:
-    kind, _, amount = part.partition("=")
-    count, _, price = amount.partition("@")
+    name, _, amount = part.partition("=")
+    count, _, facts = amount.partition("@")
+    price, _, memory_gb = facts.partition(":")
+    kind, own = name.strip().lower(), dict[str, Any]()
     try:
-        number, own_price = int(count), float(price) if price else None
-    except ValueError:
+        number = int(count)
+        if price:
+            own["price_per_hour"] = float(price)
+        if memory_gb:
+            own["memory_bytes"] = round(float(memory_gb) * GB)
+    except (ValueError, OverflowError):
         raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
-    entry = known_kind(kind.strip())
-    price_per_hour = entry.price_per_hour if own_price is None else own_price
-    return Device(kind.strip().lower(), number, entry.memory_bytes, price_per_hour)
+    if len(own) == 2:
+        return Device(kind, number, **own)
+    if not (known := catalogued(kind)):
+        others = f"or give price and memory, as in {name.strip()}={count}@0.50:24 (dollars per hour, GB)"
+        raise UserError(f"unknown device kind {name.strip()!r}: choose among {', '.join(CATALOGUE)}, {others}")
+    return Device(kind, number, **{"memory_bytes": known.memory_bytes, "price_per_hour": known.price_per_hour} | own)
 
 
 def links_between(

@@ -20,7 +20,7 @@ from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable, locked
 from isobatch.deployments.sources import name_of
-from isobatch.profiles.devices import fleet, kind_of
+from isobatch.profiles.devices import GB, catalogued, fleet, kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import fields_in, write_whole
 from isobatch.profiles.promise import RULES
@@ -175,5 +175,6 @@ def this_machine() -> str:
     from isobatch.profiles.measure import device_name
 
     if count := torch.cuda.device_count():
-        return f"{kind_of(device_name('cuda:0'))}={count}"
+        kind, memory_bytes = kind_of(device_name("cuda:0")), torch.cuda.get_device_properties(0).total_memory
+        return f"{kind}={count}" if catalogued(kind) else f"{kind}={count}@0:{memory_bytes / GB:g}"
     return f"cpu={max(1, usable_cores() - 1)}"

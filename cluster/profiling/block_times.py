@@ -162,9 +162,8 @@ def _took_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def uncatalogued(kind: str) -> str | None:
-    """A warning for a kind that is not in the catalogue, which no plan can use; None for others."""
-    unknown = f"no plan can use a {kind}, whose price and memory are not known"
-    return None if kind in CATALOGUE else f"{unknown}: --kind may name the nearest of {', '.join(CATALOGUE)}"
+    """What plans need for a kind that is not in the catalogue; None for others."""
+    return None if kind in CATALOGUE else f"{kind} is not in the catalogue: plans take it as {kind}=COUNT@PRICE:GB"
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:

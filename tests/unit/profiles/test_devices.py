@@ -12,6 +12,11 @@ def test_a_price_of_ones_own_beats_the_catalogue() -> None:
     assert (device.kind, device.count, device.price_per_hour) == ("v100", 2, 1.5)
 
 
+def test_a_kind_that_the_catalogue_lacks_needs_its_price_and_memory() -> None:
+    assert fleet("rtx-4090=2@0.5:24") == (Device("rtx-4090", 2, memory_bytes=24 * GB, price_per_hour=0.5),)
+    assert fleet("v100=1@:32") == (Device("v100", 1, 32 * GB, CATALOGUE["v100"].price_per_hour),)
+
+
 def test_a_kind_of_ones_own_needs_no_more_than_a_name_and_a_line_in_the_catalogue_gives_it_a_price(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -25,6 +30,9 @@ def test_a_kind_of_ones_own_needs_no_more_than_a_name_and_a_line_in_the_catalogu
     ("text", "says"),
     [
         ("v1000=6", "unknown device kind 'v1000': choose among k80, p100"),
+        ("v1000=6@2", "or give price and memory, as in v1000=6@0.50:24 (dollars per hour, GB)"),
+        ("v1000=6@2:inf", "cannot read 'v1000=6@2:inf'"),
+        ("v1000=6@2:0", "device 'v1000': memory_bytes = 0 must be positive"),
         ("v100=six", "cannot read 'v100=six': write KIND=COUNT"),
         ("v100", "write KIND=COUNT"),
         ("v100=-1", "count = -1 must be from 0 to 1048576"),
