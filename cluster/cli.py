@@ -1,4 +1,4 @@
-"""The `isobatch` command. Each command is one file in `cluster/commands`."""
+"""The `isobatch` command. Commands are in `cluster/commands`, most in a file of their name."""
 
 import sys
 from importlib.metadata import version

@@ -1,4 +1,5 @@
-"""Reads the state of Ray and its nodes. All uses of Ray's internals, which may change, are in this file.
+"""Reads the state of Ray and its nodes. Nearly all uses of Ray's internals, which may change, are in this file
+(docs/upstream.md has the others).
 
 Each such use is one small function; tests/unit/deployments/test_ray_facts.py names those that a new version of Ray has
 broken. Ray is imported inside the functions: its first import reads the environment, which must be set before, and

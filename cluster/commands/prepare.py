@@ -55,8 +55,8 @@ class _CommonOptions:
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000
     dtype: Annotated[
         Dtype | None,
-        "The precision that will be served: ramps and thresholds are made for it; none: float32, or on a GPU "
-        "that of the checkpoint.",
+        "The precision that will be served: ramps and thresholds are made for it; none: float32, or for a classifier "
+        "on a GPU that of the checkpoint.",
     ] = None
     device: DeviceHere = "auto"
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False

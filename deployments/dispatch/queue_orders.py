@@ -5,7 +5,7 @@ weight. It returns the inputs that go. If it returns none, the first input goes 
 import path. The default is by deadline, which admission assumes: with another order, admitted inputs may be late.
 
 DAS and slotted DAS are those of TCB (Fu et al., SC 2022): the utility of a text is 1 / its tokens, so short texts go
-first, then by deadline those that are nearly as useful.
+first (half of the inputs that fit), then by deadline those that are nearly as useful.
 """
 
 from collections.abc import Sequence
