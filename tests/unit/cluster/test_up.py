@@ -15,6 +15,7 @@ from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.deployments.folders import locked
+from isobatch.profiles.devices import GB, fleet, kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
 from tests.helpers.command_lines import material
@@ -94,6 +95,19 @@ def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, mon
     assert served[1]["name"] == "controller"
     alone = serve_file(Path("my-bert-up"), {"device": "cpu"})["applications"]
     assert "plan" not in alone[0]["args"]
+
+
+@pytest.mark.parametrize(("name", "memory_gb"), [("NVIDIA GeForce RTX 4090", 25.25), ("NVIDIA L4", 24)])
+def test_the_devices_of_this_machine_need_no_place_in_the_catalogue(
+    name: str, memory_gb: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: name)
+    has = SimpleNamespace(total_memory=round(memory_gb * GB))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: has)
+    assert [(each.kind, each.count, each.memory_bytes) for each in fleet(command.this_machine())] == [
+        (kind_of(name), 2, has.total_memory)
+    ]
 
 
 @pytest.mark.long
