@@ -58,6 +58,7 @@ ENOUGH = 0.9
 REFUSALS = (429, 503, 504)
 ROUNDS, BESIDE = 40, 17
 BEFORE_S, ROUND_S = 3.0, 9.0
+AFTER_S = 4.0  # from a repair to the end of its round: the last 3 s of a round do not show whether goodput is back
 LONGEST_S = 3600.0
 REMOTE = 2  # devices on the node that can be lost
 AGENTS = (
@@ -239,6 +240,7 @@ async def struck_under_load(
             await faults[name](here, chance)
             await asyncio.sleep(max(0.0, at_s + round_s - requests.now_s()))
             await heal(here)
+            await asyncio.sleep(AFTER_S)
             struck.append(Struck(name, at_s, requests.now_s()))
             (seen,) = rounds_of(requests.so_far(), struck[-1:], requests.resent)
             console.print(f"{len(struck)} of {len(names)}, {seen.sentence}")
