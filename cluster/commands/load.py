@@ -117,7 +117,8 @@ def load(
     url = server_at(url)
     if out.suffix == ".png":
         raise UserError(f"--out {out} is for the figures, as JSON: the picture has the same name with .png")
-    check_writable(out, *(used := (data, bodies, lengths, prompts, arriving.trace)))
+    used = data, bodies, lengths, prompts, arriving.trace
+    check_writable(out, *used)
     check_writable(out.with_suffix(".png"), *used)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)

@@ -87,16 +87,22 @@ class PromiseKeeper:
     @property
     def promised(self) -> float:
         """The agreement that should be kept now."""
-        return (self.under_load or self.agreement) if self.relaxed else self.agreement
+        return self._promised(self.relaxed)
+
+    def _promised(self, relaxed: bool) -> float:
+        return (self.under_load or self.agreement) if relaxed else self.agreement
 
     def thresholds(self, plan: Plan, facts: Problem) -> Thresholds:
         """The thresholds that a plan should be rolled out with; empty: the checkpoint's own."""
+        return self._thresholds(plan, facts, self.relaxed)
+
+    def _thresholds(self, plan: Plan, facts: Problem, relaxed: bool) -> Thresholds:
         evidence, ramps = self.evidence, opened(plan)
-        if evidence is None or (self.worse <= 1.0 and not self.relaxed and not self.tuned):
+        if evidence is None or (self.worse <= 1.0 and not relaxed and not self.tuned):
             return ()
-        if self.worse <= 1.0 and not self.relaxed:
+        if self.worse <= 1.0 and not relaxed:
             return evidence.thresholds(evidence.proven_candidates(ramps, costs_of(plan, facts)), ramps)
-        allowed = AIMED_LOSS * (1 - self.promised) / self.worse
+        allowed = AIMED_LOSS * (1 - self._promised(relaxed)) / self.worse
         return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
     def resume(self, worse: float, running: Plan, relaxed: bool = False) -> None:
@@ -205,10 +211,10 @@ class PromiseKeeper:
         self._overloaded_looks = self._overloaded_looks + 1 if is_overloaded else 0
         if self.relaxed or self._overloaded_looks < 2 or self.evidence is None:
             return None
-        self.relaxed = True
-        if self._expected(replace(plan, thresholds=self.thresholds(plan, facts))) <= self._expected(plan):
-            self.relaxed = False  # no more inputs would leave
+        looser = replace(plan, thresholds=self._thresholds(plan, facts, relaxed=True))
+        if self._expected(looser) <= self._expected(plan):  # no more inputs would leave
             return None
+        self.relaxed = True
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
@@ -217,9 +223,7 @@ class PromiseKeeper:
         evidence = self.evidence
         if evidence is None or seen.in_time < RECOVERED * seen.arrivals:
             return False
-        self.relaxed = False
-        former = replace(plan, thresholds=self.thresholds(plan, facts))
-        self.relaxed = True
+        former = replace(plan, thresholds=self._thresholds(plan, facts, relaxed=False))
         now, then = (evidence.survival(self._chosen(each)) for each in (plan, former))
         survival = survival_after(facts.for_plan(plan).survival, now, then, full_share)
         return kept_share * evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
