@@ -179,7 +179,8 @@ def _promise(result: PlanResult) -> Table:
 
 
 def _baselines(result: PlanResult) -> Table:
-    table = Table("against", "goodput", "dollars per hour", "full launches", "gain", title="gain")
+    title = "gain by estimate; the plan was chosen by simulation" if result.simulated else "gain"
+    table = Table("against", "goodput", "dollars per hour", "full launches", "gain", title=title)
     for each in result.baselines:
         if each.score:
             latency = f"{each.score.latency_s * 1e3:.1f} ms"

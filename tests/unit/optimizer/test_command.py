@@ -72,6 +72,7 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     output = in_one_line(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
     assert f"latency, as simulated {plan.promise.simulated}" in output
+    assert "gain by estimate; the plan was chosen by simulation" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
 
 
