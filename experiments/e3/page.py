@@ -23,10 +23,8 @@ LOST = {  # short names of restrictions
     shortfalls.LATENCY: "SLO",
     shortfalls.APART: "kinds",
 }
-ENOUGH, LEAST = (
-    0.95,
-    0.005,
-)  # of the bound: above it, losses are not listed; the least loss in lists
+ENOUGH = 0.95  # of the bound: above it, losses are not listed
+LEAST = 0.005  # of the bound: the least loss in lists
 TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 
