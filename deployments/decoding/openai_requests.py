@@ -77,7 +77,6 @@ Alternatives = Annotated[Count, Field(ge=0, le=MOST_ALTERNATIVES)]
 Biases = Annotated[
     dict[Annotated[int, Field(ge=0)], Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASED)
 ]
-One = Annotated[Literal[1, None], BeforeValidator(_not_a_bool)]
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
@@ -203,6 +202,8 @@ class _Generation(_RequestFields):
         None, discriminator="type", description=f"{_EXPERIMENTAL}plain text, any JSON object, or JSON by a schema."
     )
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
+    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    service_tier: Literal["auto", "default", None] = Field(None, description=_NEUTRAL)
 
     def terms(self, defaults: GenerationDefaults, number: int = 0, full: bool = False) -> TextTerms:
         """The terms of one of the texts for a prompt, by its number. Without a seed, each is drawn with another one.
@@ -254,7 +255,7 @@ class CompletionRequest(_Generation):
 
     prompt: Prompts = Field(description="Texts, or their tokens.")
     max_tokens: Count | None = Field(16, ge=1, description="The most tokens that are written.")
-    best_of: One = Field(None, description=_NEUTRAL)
+    best_of: Count | None = Field(None, description="As n: all texts that are written are returned.")
     echo: bool = Field(False, description=f"{_EXPERIMENTAL}whether the text begins with the prompt.")
     logprobs: Alternatives | None = Field(
         None, description=f"{_EXPERIMENTAL}log probabilities of the tokens, and of this number of most probable ones."
@@ -264,6 +265,13 @@ class CompletionRequest(_Generation):
     @property
     def _limits(self) -> tuple[int | None, int | None]:
         return (self.max_tokens, None) if "max_tokens" in self.model_fields_set else (None, self.max_tokens)
+
+    @field_validator("best_of")
+    @classmethod
+    def _all_returned(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != info.data.get("n"):
+            raise ValueError("must be as n, since all texts that are written are returned")
+        return value
 
     @field_validator("logprobs")
     @classmethod
@@ -311,6 +319,7 @@ class ChatRequest(_Generation):
     )
     tools: Nothing = Field(None, description=_NEUTRAL)
     tool_choice: Literal["none", None] = Field(None, description=_NEUTRAL)
+    parallel_tool_calls: bool | None = Field(None, description="Ignored.")
 
     @property
     def _limits(self) -> tuple[int | None, int | None]:

@@ -35,6 +35,8 @@ def refusing() -> Iterator[World]:
         ({}, 400, "prompt is missing"),
         ({"prompt": "1+1=", "max_token": 4}, 400, "max_token is not served; there are: model,"),
         ({"prompt": ["1+1=", "2+2="], "n": 2}, 400, "n = 2: 4 texts in all: 3 are allowed"),
+        ({"prompt": "1+1=", "n": 2, "best_of": 3}, 400, "best_of = 3: must be as n, since all texts that are written"),
+        ({"prompt": "1+1=", "best_of": True}, 400, "best_of = True: "),
         ({"prompt": "1+1=", "n": 0}, 400, "n = 0: Input should be greater than or equal to 1"),
         ({"prompt": "1+1=", "min_p": 1.5}, 400, "min_p = 1.5: Input should be less than or equal to 1"),
         ({"prompt": "1+1=", "presence_penalty": 3}, 400, "presence_penalty = 3: Input should be less than or equal to"),
@@ -132,7 +134,8 @@ def test_null_is_also_what_nobody_has_set_in_fields_that_are_not_served(world: W
         {"store": False},
         {"repetition_penalty": 1.0},
         {"presence_penalty": 0.0, "frequency_penalty": 0, "n": 1, "logit_bias": {}},
-        {"tools": []},
+        {"metadata": {"run": "7"}, "service_tier": "auto"},
+        {"tools": [], "parallel_tool_calls": False},
         {"tool_choice": "none"},
         {"top_logprobs": 0},
     ],
@@ -163,6 +166,7 @@ def test_a_chat_template_reads_the_name_of_a_message(world: World) -> None:
         {"tools": [{"type": "function"}]},
         {"tool_choice": "auto"},
         {"store": True},
+        {"service_tier": "priority"},
         {"top_logprobs": 3},
     ],
 )
@@ -174,7 +178,7 @@ def test_a_field_that_would_change_something_is_refused_by_its_name(refusing: Wo
 
 def test_each_text_for_a_prompt_is_drawn_with_the_next_seed(world: World) -> None:
     fields = {"prompt": "47+85=", "max_tokens": 12, "temperature": 2.0, "ignore_eos": True, "seed": 5}
-    reply = world.client().post("/v1/completions", json=fields | {"n": 3}).json()
+    reply = world.client().post("/v1/completions", json=fields | {"n": 3, "best_of": 3}).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert [choice["text"] for choice in reply["choices"]] == [drawn(world, seed=5 + number) for number in range(3)]
     assert reply["usage"] == {"prompt_tokens": 6, "completion_tokens": 36, "total_tokens": 42}
