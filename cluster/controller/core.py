@@ -151,7 +151,11 @@ class Controller:
         event, explored = step.event, step.event.what in EXPLORATION
         if explored:  # not again before it is due, but ramps that are still open are closed at the next look
             self._explorations.explored_s, self.exploring = now_s, event if event.what == "looked" else None
-        if event.what == "rolling back":  # tried once; the previous plan is not to blame
+        lost = event.what == "rolling back" and blameless  # it may arrive later; until then the worse plan is on trial
+        if lost:
+            self.record.try_again()
+            self._trial = self.record.trial(self.running)
+        elif event.what == "rolling back":  # tried once; the previous plan is not to blame
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.undo()
@@ -161,7 +165,7 @@ class Controller:
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
             self._relief.best = None if blameless else self.running  # until the next decision
         what: Action = "stayed" if explored or blameless or event.what in THRESHOLDS else "failed"
-        what = "looked" if event is self.exploring else what  # so that a controller that restarts closes them, too
+        what = event.what if lost or event is self.exploring else what  # so that a controller that restarts goes on
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
 

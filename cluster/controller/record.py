@@ -225,19 +225,26 @@ class TrackRecord:
         if last.what in ("looking", *COMPLETED):
             arrived = last.after is not None and served_alike(last.after, running)
             if not (arrived or last.what == "rolling out"):  # only these events may end late
+                if last.what == "rolling back":
+                    self.try_again()
                 last = replace(last, after=None)
-                if last.what == "rolling back" and (change := self._latest_change):  # the plan that failed still runs
-                    self.events.add(replace(change, gain_seen=None, judged=False))
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, COMPLETED.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
+
+    def try_again(self) -> None:
+        """Begin the latest trial again: the plan that failed in it still runs."""
+        if change := self._latest_change:
+            self.events.add(replace(change, gain_seen=None, judged=False))
 
     def arrived_after_all(self, plan: Plan, now_s: float) -> bool:
         """Whether the last roll-out has led to this plan after all, which is then noted: a restart or a lost deployer
         seemed to have ended it."""
         last = self.last_step
-        if not last or last.what != "stayed" or not last.after or not served_alike(last.after, plan):
+        ended = last and last.what in ("stayed", "rolling back") and last.after and served_alike(last.after, plan)
+        if not last or not ended:
             return False
-        self.complete(last, "rolled out", None, now_s, why=f"{last.why}; it has arrived since")
+        what = COMPLETED.get(last.what, "rolled out")
+        self.complete(last, what, None, now_s, why=f"{last.why}; it has arrived since")
         return True
 
     def trial(self, running: Plan) -> Trial | None:
