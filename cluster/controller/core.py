@@ -53,7 +53,8 @@ class Controller:
         """After a restart: find out how the last roll-out ended."""
         self.device_requests.request(last.requested, self.present.counts, now_s)
         if self.keeper:
-            self.keeper.resume(last.worse, self.running, self.record.is_relaxed)
+            unserved = step.what if step.what in THRESHOLDS and exits_alike(step.before, self.running) else None
+            self.keeper.resume(last.worse, self.running, self.record.is_relaxed, unserved)
         if step.what in EXPLORATION and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
             self.exploring = step
         else:
