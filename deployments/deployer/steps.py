@@ -100,10 +100,12 @@ async def move(
     """
     started_s, new = now_s(), most_of(after.devices(), standby)
     old = most_of(before.devices(), standby) if before else {}
+    states = await asyncio.to_thread(fleet.states)
+    beside = {kind: each.running + each.starting - stay.get(kind, 0) for kind, each in states.items()}
     growing = {kind: count + stay.get(kind, 0) for kind, count in new.items() if count > old.get(kind, 0)}
-    shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
+    has = {kind: max(count, beside.get(kind, 0)) for kind, count in old.items()}  # with those benched before
+    shrinking = {kind: new.get(kind, 0) for kind, count in has.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
-    states = await asyncio.to_thread(fleet.states) if stay else {}
     earlier = with_benched({kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay, states)
     added = {kind: count - earlier[kind] for kind, count in growing.items()}
     freed_s = None
