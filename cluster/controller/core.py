@@ -200,7 +200,7 @@ class Controller:
     @property
     def requested(self) -> dict[str, int]:
         """The devices to request from Ray's autoscaler."""
-        return self.device_requests.beyond_use(self.running.devices(), self.present.counts)
+        return self.device_requests.beyond_use(self.running.devices(), self.present.counts, self.present.benched)
 
     def _start_over(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
