@@ -106,8 +106,8 @@ async def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
         graphs, one = list[Graph](), begin(each)
         front = asyncio.create_task(followed(one, each, graphs))
         await until(graphs.__len__)
-        ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {}
-        used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ["a", "b"]}, ids)["v100-0"])
+        ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {"a": "", "b": ""}
+        used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ids})["v100-0"])
         await one.use(frozenset(("v100-0",)))
         front.cancel()
     assert used == [["a", "b"], ["a"], ["a", "b"]]
@@ -225,6 +225,48 @@ async def test_a_front_answers_questions_while_it_follows_plans_one_after_anothe
     await driver.close()
 
 
+async def ends() -> None:
+    raise ConnectionError("the replica has ended")
+
+
+async def test_a_front_opens_though_a_replica_ends_while_it_starts(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments.front import follower
+
+    waiting = Waiting()
+    waiting.messages.put_nowait(FrontMessage(0, read_graph(config)))
+    monkeypatch.setattr(waiting, "whereabouts", ends)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "listeners", {})
+    opening = asyncio.create_task(follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic))
+    await until(lambda: follower.router.listeners)
+    for listener in follower.router.listeners.values():
+        listener(frozenset())
+    async with asyncio.timeout(PATIENCE_S):
+        await (await opening).close()
+
+
+async def test_a_front_that_starts_while_a_kind_of_device_is_gone_opens_with_the_plan_for_the_others(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller, which is answered while the front waits for replicas, chooses that plan."""
+    from isobatch.deployments.front import follower
+
+    graph, waiting = read_graph(config), Waiting()
+    monkeypatch.setattr(follower, "JOIN_WITHIN_S", 0.01)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    for number, content in enumerate((graph, Question.COUNTS)):
+        waiting.messages.put_nowait(FrontMessage(number, content))
+    opening = asyncio.create_task(follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic))
+    await until(lambda: waiting.replies == [1])
+    assert not opening.done()
+    waiting.messages.put_nowait(FrontMessage(2, replace(graph, version=1)))
+    async with asyncio.timeout(PATIENCE_S):
+        await (await opening).close()
+
+
 async def test_a_front_that_starts_while_a_kind_of_device_is_gone_answers_the_controller(
     config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,13 +294,12 @@ async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
     graph, waiting, attempts = read_graph(config), Waiting(), list[float]()
     waiting.messages.put_nowait(FrontMessage(0, replace(graph, wakes_in_s=9.0)))
 
-    async def whereabouts() -> None:
+    def no_application(*_: str) -> None:
         attempts.append(time.monotonic())
-        raise TimeoutError
+        raise LookupError
 
-    monkeypatch.setattr(waiting, "whereabouts", whereabouts)
     monkeypatch.setattr(follower, "STANDBY_AGAIN_S", 0.01)
-    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", no_application)
     monkeypatch.setattr(follower.router, "watch", lambda *_: None)
     front = follower.Follower(config, Handle(waiting), "")
     driver = await front.open(Toy(), time.monotonic)
@@ -286,7 +327,7 @@ async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_d
     await first.park(9.0)
     assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
     assert replicas.counts == {"v100": 0, "k80": 0}
-    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}, {}) == {"v100-0": []}, "none is used any longer"
+    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": {"a": ""}}) == {"v100-0": []}, "none is used any longer"
     replicas.prefix = "the fleet of another configuration"
     second = begin(config)
     fronts.append(asyncio.create_task(followed(second, config, graphs)))
