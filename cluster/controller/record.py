@@ -16,7 +16,7 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.journal import Journal
 
-KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
+KEEP_EVENTS = 1500  # lines of 33 hours, at 45 in an hour, with windows of two minutes: a plan may be barred that long
 NEWEST_WEIGHT = 0.5  # the weight of the newest value in a running average
 HISTORY_WEIGHT_S = 20.0  # seconds of overload that weigh as much as all time before, since one look may be a burst
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
