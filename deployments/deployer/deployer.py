@@ -248,7 +248,7 @@ class Deployer:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
             try:
-                await start(self._fleet, self._graph.plan.devices(), PATIENCE_S)
+                await start(self._fleet, self._graph.plan.devices(), PATIENCE_S, wanted=lambda: not self._graph.parked)
             except CannotStartError as error:
                 self._cannot = error
                 raise

@@ -356,6 +356,19 @@ async def test_a_parked_application_that_is_deployed_with_another_plan_waits_for
     front.cancel()
 
 
+async def test_an_application_that_is_parked_while_its_replicas_start_waits_for_none(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    """They would never come, and its front would fail after ten minutes."""
+    graphs, one, replicas.broken = list[Graph](), begin(config), True
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(lambda: replicas.counts == {"v100": 2})
+    await one.park(7.0)
+    await until(graphs.__len__)
+    assert (graphs[0].wakes_in_s, replicas.counts) == (7.0, {"v100": 0})
+    front.cancel()
+
+
 async def test_a_roll_out_that_ends_after_the_next_deployment_began_ends_none_of_its_replicas(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
 ) -> None:
