@@ -229,6 +229,8 @@ class PresentDevices:
         self.budget = dict(self._most)
         self.counts = dict(self._most)
         self.shared = budget is not None
+        self._granted = set[str]()  # kinds of which the budget has grown, and whose devices are not all present yet
+        self.has_granted = False  # whether devices of these kinds have become present with the last change
         self.benched = Counter[str]()
         if budget is not None:
             self.limit(budget)
@@ -246,8 +248,11 @@ class PresentDevices:
 
     def limit(self, budget: Mapping[str, int]) -> bool:
         """Count no more devices than these from now on; returns whether the counts have changed."""
-        self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
+        before, self.budget = self.budget, {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
+        self._granted |= {kind for kind, count in self.budget.items() if count > before[kind]}
         usable = {kind: max(0, count - self.benched[kind]) for kind, count in self.budget.items()}
         counts = {kind: min(count, usable[kind]) for kind, count in self._steady.items()}
+        self.has_granted = any(counts[kind] > self.counts[kind] for kind in self._granted)
+        self._granted = {kind for kind in self._granted if counts[kind] < usable[kind]}
         changed, self.counts = counts != self.counts, counts
         return changed

@@ -177,13 +177,10 @@ class Controller:
 
     def grant(self, budget: Mapping[str, int], why: str, now_s: float, parked: bool = False) -> None:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
-        before = self.present.budget
         self._granted |= self.window.parked and not (parked or self._relief.waits(now_s))
         self.window.park(parked)
         if self.present.limit(budget):
-            self._devices_changed = True
-            self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
-            self._relief.best = None
+            self._devices_have_changed()
         if why:
             self._record("granted", why, now_s)
 
@@ -297,11 +294,16 @@ class Controller:
         self.window.add(observed)
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices, observed.benched):
-            self._devices_changed = True
-            self._relief.best = None
+            self._devices_have_changed()
         if self._trial:
             self._trial.add(observed)
         return observed
+
+    def _devices_have_changed(self) -> None:
+        """Granted devices count from when they are present: until then another application holds them."""
+        self._devices_changed = True
+        self._granted |= self.present.has_granted
+        self._relief.best = None
 
     def _close(self, now_s: float, reason: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         observed = self.window.observed
