@@ -169,9 +169,10 @@ class Follower:
         if graph.version == self._graph.version:
             return
         await self._try_to_join(graph, JOIN_WITHIN_S)
+        if graph.parked or graph.plan != self._graph.plan:
+            self._moved.set()
         self._graph = graph
         self._reroute()
-        self._moved.set()
 
     async def _open_on(self, graph: Graph) -> None:
         """Wait for the replicas of the first plan, until another one is followed."""

@@ -260,9 +260,12 @@ async def test_a_front_that_starts_while_a_kind_of_device_is_gone_opens_with_the
     for number, content in enumerate((graph, Question.COUNTS)):
         waiting.messages.put_nowait(FrontMessage(number, content))
     opening = asyncio.create_task(follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic))
-    await until(lambda: waiting.replies == [1])
+    waiting.messages.put_nowait(FrontMessage(2, replace(graph, version=1, device_ids=frozenset(("v100-0",)))))
+    await until(lambda: waiting.replies == [1, 2])
+    await asyncio.sleep(0)
     assert not opening.done()
-    waiting.messages.put_nowait(FrontMessage(2, replace(graph, version=1)))
+    plan = replace(graph.plan, placements=(replace(graph.plan.placements[0], replicas=1),))
+    waiting.messages.put_nowait(FrontMessage(3, replace(graph, plan=plan, version=2)))
     async with asyncio.timeout(PATIENCE_S):
         await (await opening).close()
 
