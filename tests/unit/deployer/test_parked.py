@@ -130,6 +130,20 @@ async def test_after_a_failed_roll_out_the_earlier_replicas_stay_benched(
     front.cancel()
 
 
+async def test_a_replica_of_a_kind_that_the_plan_no_longer_uses_ends_once_it_is_benched_no_longer(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    graphs, one, left = list[Graph](), begin(config), list[int]()
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(graphs.__len__)
+    replicas.counts["k80"] = 1
+    for benched in ({"slow": "k80"}, {"slow": "k80"}, {}):
+        assert isinstance(await one.apply(graphs[0].plan, benched=benched), Moved)
+        left.append(replicas.counts["k80"])
+    assert left == [1, 1, 0]
+    front.cancel()
+
+
 async def test_the_next_deployer_keeps_benched_replicas(
     begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
 ) -> None:
