@@ -68,17 +68,16 @@ class Graph:
     def route(self) -> Route:
         return route_of(self.plan, self.facts, self.groups)
 
-    def members(self, alive: Mapping[str, Collection[str]], ids: Mapping[str, str]) -> dict[str, list[str]]:
-        """The replicas of each group. `alive`: those that are alive, by their Serve application; `ids`: of their
-        devices.
-        """
+    def members(self, alive: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+        """The replicas of each group. `alive`: those that are alive, with the ids of their devices, by their Serve
+        application."""
         members: dict[str, list[str]] = {group: [] for group in self.groups}
         placed = list(zip(self.groups, self.plan.all_placements, strict=True))
         for kind, fleet in self.fleets.items():
             wanted = Counter[str]()
             for group, placement in placed:
                 wanted[group] += placement.replicas * (placement.kind == kind)
-            used = [each for each in alive.get(fleet, ()) if self.uses(ids.get(each, ""))]
+            used = [name for name, device_id in alive.get(fleet, {}).items() if self.uses(device_id)]
             for group, replicas in assigned(used, +wanted, self.benched).items():
                 members[group] += replicas
         return members

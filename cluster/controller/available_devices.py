@@ -70,12 +70,18 @@ class DeviceRequests:
         """How many devices of each kind are requested, present ones included."""
         return {kind: request.count for kind, request in self._requests.items()}
 
-    def beyond_use(self, uses: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
-        """The requests that the autoscaler must know.
+    def beyond_use(
+        self, uses: Mapping[str, int], present: Mapping[str, int], benched: Mapping[str, int]
+    ) -> dict[str, int]:
+        """The requests that the autoscaler must know. It counts devices of benched replicas, too.
 
         Nodes in use stay without a request; with one, the autoscaler may also keep idle nodes.
         """
-        return {kind: count for kind, count in self.counts.items() if count > min(uses.get(kind, 0), present[kind])}
+        return {
+            kind: min(count + benched.get(kind, 0), self.most[kind])
+            for kind, count in self.counts.items()
+            if count > min(uses.get(kind, 0), present[kind])
+        }
 
     def of_growing_kinds(self, devices: Mapping[str, int]) -> dict[str, int]:
         """The same counts, of the kinds that may grow."""
@@ -223,7 +229,9 @@ class PresentDevices:
         self.budget = dict(self._most)
         self.counts = dict(self._most)
         self.shared = budget is not None
-        self._benched = Counter[str]()
+        self._granted = set[str]()  # kinds of which the budget has grown, and whose devices are not all present yet
+        self.has_granted = False  # whether devices of these kinds have become present with the last change
+        self.benched = Counter[str]()
         if budget is not None:
             self.limit(budget)
 
@@ -232,7 +240,7 @@ class PresentDevices:
 
         `benched`: slow replicas and their kinds, which are not among the `devices`.
         """
-        self._benched = Counter(kind for _, kind in benched)
+        self.benched = Counter(kind for _, kind in benched)
         now = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
         self._steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
         self._before = now
@@ -240,8 +248,11 @@ class PresentDevices:
 
     def limit(self, budget: Mapping[str, int]) -> bool:
         """Count no more devices than these from now on; returns whether the counts have changed."""
-        self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
-        usable = {kind: max(0, count - self._benched[kind]) for kind, count in self.budget.items()}
+        before, self.budget = self.budget, {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
+        self._granted |= {kind for kind, count in self.budget.items() if count > before[kind]}
+        usable = {kind: max(0, count - self.benched[kind]) for kind, count in self.budget.items()}
         counts = {kind: min(count, usable[kind]) for kind, count in self._steady.items()}
+        self.has_granted = any(counts[kind] > self.counts[kind] for kind in self._granted)
+        self._granted = {kind for kind in self._granted if counts[kind] < usable[kind]}
         changed, self.counts = counts != self.counts, counts
         return changed

@@ -53,7 +53,8 @@ class Controller:
         """After a restart: find out how the last roll-out ended."""
         self.device_requests.request(last.requested, self.present.counts, now_s)
         if self.keeper:
-            self.keeper.resume(last.worse, self.running, self.record.is_relaxed)
+            unserved = step.what if step.what in THRESHOLDS and exits_alike(step.before, self.running) else None
+            self.keeper.resume(last.worse, self.running, self.record.is_relaxed, unserved)
         if step.what in EXPLORATION and served_alike(self.known.cost_model().with_all_ramps(step.before), self.running):
             self.exploring = step
         else:
@@ -151,7 +152,11 @@ class Controller:
         event, explored = step.event, step.event.what in EXPLORATION
         if explored:  # not again before it is due, but ramps that are still open are closed at the next look
             self._explorations.explored_s, self.exploring = now_s, event if event.what == "looked" else None
-        if event.what == "rolling back":  # tried once; the previous plan is not to blame
+        lost = event.what == "rolling back" and blameless  # it may arrive later; until then the worse plan is on trial
+        if lost:
+            self.record.try_again()
+            self._trial = self.record.trial(self.running)
+        elif event.what == "rolling back":  # tried once; the previous plan is not to blame
             self._trial, event = None, replace(event, after=None)
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.undo()
@@ -161,7 +166,7 @@ class Controller:
             self._relief.not_before_s = now_s + tried * self.patience.replan_every_s / EARLY
             self._relief.best = None if blameless else self.running  # until the next decision
         what: Action = "stayed" if explored or blameless or event.what in THRESHOLDS else "failed"
-        what = "looked" if event is self.exploring else what  # so that a controller that restarts closes them, too
+        what = event.what if lost or event is self.exploring else what  # so that a controller that restarts goes on
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
 
@@ -172,13 +177,10 @@ class Controller:
 
     def grant(self, budget: Mapping[str, int], why: str, now_s: float, parked: bool = False) -> None:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
-        before = self.present.budget
         self._granted |= self.window.parked and not (parked or self._relief.waits(now_s))
         self.window.park(parked)
         if self.present.limit(budget):
-            self._devices_changed = True
-            self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
-            self._relief.best = None
+            self._devices_have_changed()
         if why:
             self._record("granted", why, now_s)
 
@@ -195,7 +197,7 @@ class Controller:
     @property
     def requested(self) -> dict[str, int]:
         """The devices to request from Ray's autoscaler."""
-        return self.device_requests.beyond_use(self.running.devices(), self.present.counts)
+        return self.device_requests.beyond_use(self.running.devices(), self.present.counts, self.present.benched)
 
     def _start_over(self, now_s: float) -> None:
         """Forget what was measured in the present window, and since the last change of plan."""
@@ -292,11 +294,16 @@ class Controller:
         self.window.add(observed)
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices, observed.benched):
-            self._devices_changed = True
-            self._relief.best = None
+            self._devices_have_changed()
         if self._trial:
             self._trial.add(observed)
         return observed
+
+    def _devices_have_changed(self) -> None:
+        """Granted devices count from when they are present: until then another application holds them."""
+        self._devices_changed = True
+        self._granted |= self.present.has_granted
+        self._relief.best = None
 
     def _close(self, now_s: float, reason: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         observed = self.window.observed

@@ -76,6 +76,7 @@ class PromiseKeeper:
         self._repeats = 0  # how often it broke again within minutes
         self._overloaded_looks = 0  # consecutive looks in which inputs were refused
         self.tuned = False  # thresholds are those for the plan's own ramps
+        self._unserved: Action | None = None  # a change that the next look must repeat
         self._audited_s: float | None = None  # when audits were last seen
         self._reported_s = -inf  # when a broken promise without an exit table was last reported
         self._before = self._state
@@ -105,10 +106,12 @@ class PromiseKeeper:
         allowed = AIMED_LOSS * (1 - self._promised(relaxed)) / self.worse
         return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
-    def resume(self, worse: float, running: Plan, relaxed: bool = False) -> None:
-        """Continue after a restart of the controller."""
-        self.worse, self.relaxed = worse, relaxed
+    def resume(self, worse: float, running: Plan, relaxed: bool = False, unserved: Action | None = None) -> None:
+        """Continue after a restart of the controller. `unserved`: the last change, if it was not rolled out before."""
+        self.worse, self.relaxed, self._unserved = worse, relaxed, unserved
         self.tuned = worse <= 1.0 and bool(running.thresholds) and not relaxed
+        if unserved:
+            self.tuned = unserved == "tuned"
 
     def restart(self) -> None:
         """Forget the audits of the thresholds before."""
@@ -135,6 +138,9 @@ class PromiseKeeper:
         """Thresholds that must change at once: because the promise is broken, or because inputs are refused."""
         self._before = self._state
         self.watch(seen)
+        if what := self._unserved:
+            self._unserved = None
+            return self._change(what, "the controller was restarted before it had changed thresholds", plan, facts)
         if self._watch.is_alarmed:
             return self._tightened(plan, facts, seen.ended_s)
         if moved := self._watch.depth_change():

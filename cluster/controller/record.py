@@ -16,7 +16,7 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.journal import Journal
 
-KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
+KEEP_EVENTS = 1500  # lines of 33 hours, at 45 in an hour, with windows of two minutes: a plan may be barred that long
 NEWEST_WEIGHT = 0.5  # the weight of the newest value in a running average
 HISTORY_WEIGHT_S = 20.0  # seconds of overload that weigh as much as all time before, since one look may be a burst
 MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
@@ -225,19 +225,26 @@ class TrackRecord:
         if last.what in ("looking", *COMPLETED):
             arrived = last.after is not None and served_alike(last.after, running)
             if not (arrived or last.what == "rolling out"):  # only these events may end late
+                if last.what == "rolling back":
+                    self.try_again()
                 last = replace(last, after=None)
-                if last.what == "rolling back" and (change := self._latest_change):  # the plan that failed still runs
-                    self.events.add(replace(change, gain_seen=None, judged=False))
             why = f"{last.why}; the controller was restarted meanwhile"
             self.complete(last, COMPLETED.get(last.what, "rolled out") if arrived else "stayed", None, now_s, why)
+
+    def try_again(self) -> None:
+        """Begin the latest trial again: the plan that failed in it still runs."""
+        if change := self._latest_change:
+            self.events.add(replace(change, gain_seen=None, judged=False))
 
     def arrived_after_all(self, plan: Plan, now_s: float) -> bool:
         """Whether the last roll-out has led to this plan after all, which is then noted: a restart or a lost deployer
         seemed to have ended it."""
         last = self.last_step
-        if not last or last.what != "stayed" or not last.after or not served_alike(last.after, plan):
+        ended = last and last.what in ("stayed", "rolling back") and last.after and served_alike(last.after, plan)
+        if not last or not ended:
             return False
-        self.complete(last, "rolled out", None, now_s, why=f"{last.why}; it has arrived since")
+        what = COMPLETED.get(last.what, "rolled out")
+        self.complete(last, what, None, now_s, why=f"{last.why}; it has arrived since")
         return True
 
     def trial(self, running: Plan) -> Trial | None:

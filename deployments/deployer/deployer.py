@@ -162,9 +162,9 @@ class Deployer:
                     await self._send(replace(graph, version=self._graph.version + 1))
 
                 old, stay = None if before.parked else before.plan, Counter(benched.values())
-                return await move(
-                    self._fleet, old, after.plan, switch, self._use_interim, patience_s, stay, self._config.standby
-                )
+                # Kinds of which only benched replicas were left are not in the plan before.
+                standby = most_of(self._config.standby, dict.fromkeys(before.benched.values(), 0))
+                return await move(self._fleet, old, after.plan, switch, self._use_interim, patience_s, stay, standby)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error), blameless=isinstance(error, BLAMELESS))
             except Exception as error:
@@ -248,7 +248,7 @@ class Deployer:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
             try:
-                await start(self._fleet, self._graph.plan.devices(), PATIENCE_S)
+                await start(self._fleet, self._graph.plan.devices(), PATIENCE_S, wanted=lambda: not self._graph.parked)
             except CannotStartError as error:
                 self._cannot = error
                 raise

@@ -100,10 +100,12 @@ async def move(
     """
     started_s, new = now_s(), most_of(after.devices(), standby)
     old = most_of(before.devices(), standby) if before else {}
+    states = await asyncio.to_thread(fleet.states)
+    beside = {kind: each.running + each.starting - stay.get(kind, 0) for kind, each in states.items()}
     growing = {kind: count + stay.get(kind, 0) for kind, count in new.items() if count > old.get(kind, 0)}
-    shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
+    has = {kind: max(count, beside.get(kind, 0)) for kind, count in old.items()}  # with those benched before
+    shrinking = {kind: new.get(kind, 0) for kind, count in has.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
-    states = await asyncio.to_thread(fleet.states) if stay else {}
     earlier = with_benched({kind: old.get(kind, 0) for kind in (*growing, *remaining)}, stay, states)
     added = {kind: count - earlier[kind] for kind, count in growing.items()}
     freed_s = None
@@ -146,14 +148,23 @@ def with_benched(counts: ReplicaCounts, benched: ReplicaCounts, states: Mapping[
     return {kind: max(count, min(alive.get(kind, 0), count + benched.get(kind, 0))) for kind, count in counts.items()}
 
 
-async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
-    """Request these numbers of replicas; returns when they run. `only_here`: do not wait for nodes to join."""
+async def start(
+    fleet: Fleet,
+    counts: ReplicaCounts,
+    patience_s: float,
+    only_here: bool = False,
+    wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Request these numbers of replicas; returns when they run, or are no longer wanted. `only_here`: do not wait for
+    nodes to join."""
     before = await asyncio.to_thread(fleet.states) if counts else {}
     failed_before = [kind for kind in counts if kind in before and before[kind].failed]
     await asyncio.to_thread(fleet.scale_to, counts)
     began_s = count_s = now_s()
     until_s = began_s + patience_s
     while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else (), only_here):
+        if not wanted():
+            return
         if not await asyncio.to_thread(fleet.leads):
             raise ReplacedError("the application was deployed anew meanwhile")
         if only_here and now_s() >= count_s:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,31 +56,36 @@ class Follower:
     def __init__(self, config: AppConfig, deployer: Any, directory: str) -> None:
         self._config, self._deployer = config, deployer
         self._name = uuid4().hex
-        self._replicas: dict[str, Collection[str]] = {}  # by fleet
-        self._kinds: dict[str, str] = {}  # kinds of devices, by replica
-        self._ids: dict[str, str] = {}  # the devices of replicas that stand by, by replica
+        self._replicas: dict[str, Mapping[str, str]] = {}  # with the ids of their devices if they stand by, by fleet
+        self._kinds: dict[str, str] = {}  # kinds of devices, by replica, also by those that have gone
         self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
         self._following = asyncio.Lock()  # plans are followed one after another
+        self._moved = asyncio.Event()  # another plan than the first one is followed
+        self._is_open = False
 
     async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver:
-        """Follow the deployer's plan; returns when each of its fleets has replicas, or after `OPEN_WITHIN_S`."""
+        """Follow the deployer's plan; returns when each of its fleets has replicas, or after `OPEN_WITHIN_S`.
+
+        The controller is answered before: if devices are gone, it plans without them.
+        """
         messages = self._lease()
         while (message := await anext(messages, None)) is None:  # a deployer of another configuration ends first
             await asyncio.sleep(RETRY_AFTER_S)
             messages = self._lease()
         self._graph: Graph = message.content
         await self._workers.open()
-        await self._try_to_join(self._graph, OPEN_WITHIN_S)
         limits = self._config.limits(1 / self._config.front_replicas)
         dispatcher = Dispatcher(self._graph.route, self._members, limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
         self._reroute()
         self._listening = asyncio.create_task(self._listen(messages))
+        await self._open_on(self._graph)
         idle = [f"{self._graph.fleet}.{kind}" for kind in self._config.standby.keys() - self._graph.plan.devices()]
         self._joining = [asyncio.create_task(self._join_standby(fleet)) for fleet in idle]
         if self._config.front_replicas > 1:
             self._reporting = asyncio.create_task(self._report_arrivals(self._driver))
+        self._is_open = True
         return self._driver
 
     @property
@@ -144,7 +149,7 @@ class Follower:
             case ReplicaShare(share) if self._driver:
                 self._driver.dispatcher.limit(self._config.limits(share))
                 return
-            case Question.STATE if self._driver:
+            case Question.STATE if self._driver and self._is_open:
                 reply = state_of(self._driver)
             case Question.COUNTS if self._driver:
                 benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
@@ -156,8 +161,7 @@ class Follower:
 
     @property
     def _standby(self) -> tuple[StandbyReplica, ...]:
-        names = (name for replicas in self._replicas.values() for name in replicas if self._ids[name])
-        devices = ((self._kinds[name], self._ids[name]) for name in names)
+        devices = ((kind_in(fleet), id_) for fleet, ids in self._replicas.items() for id_ in ids.values() if id_)
         return tuple(StandbyReplica(kind, device_id, self._graph.uses(device_id)) for kind, device_id in devices)
 
     async def _follow(self, graph: Graph) -> None:
@@ -165,18 +169,27 @@ class Follower:
         if graph.version == self._graph.version:
             return
         await self._try_to_join(graph, JOIN_WITHIN_S)
+        if graph.parked or graph.plan != self._graph.plan:
+            self._moved.set()
         self._graph = graph
         self._reroute()
 
-    async def _try_to_join(self, graph: Graph, within_s: float) -> None:
-        if not graph.parked:
-            with suppress(TimeoutError):  # replicas that have just ended get successors, which join later
-                await asyncio.wait_for(self._join(graph), within_s)
+    async def _open_on(self, graph: Graph) -> None:
+        """Wait for the replicas of the first plan, until another one is followed."""
+        joining = asyncio.create_task(self._try_to_join(graph, OPEN_WITHIN_S))
+        moving = asyncio.create_task(self._moved.wait())
+        await asyncio.wait((joining, moving), return_when=asyncio.FIRST_COMPLETED)
+        moving.cancel()
+        joining.cancel() if self._moved.is_set() else joining.result()
 
-    async def _join(self, graph: Graph) -> None:
+    async def _try_to_join(self, graph: Graph, within_s: float) -> None:
         """Reach the replicas of a plan, and have those that it uses run full batches of it."""
+        if graph.parked:
+            return
         self._workers.plan, self._workers.uses = graph.plan.to_json(), graph.uses
-        await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
+        with suppress(TimeoutError):  # replicas that have just ended get successors, which join later
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
 
     async def _join_standby(self, fleet: str) -> None:
         """Reach the replicas of a kind that only stand by. They may start later than this front."""
@@ -188,8 +201,7 @@ class Follower:
             await asyncio.sleep(STANDBY_AGAIN_S)
 
     def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
-        self._replicas[fleet] = list(replicas)
-        self._ids |= replicas
+        self._replicas[fleet] = replicas
         self._kinds |= dict.fromkeys(replicas, kind_in(fleet))
         if self._driver:
             self._reroute()
@@ -201,7 +213,7 @@ class Follower:
 
     @property
     def _members(self) -> dict[str, list[str]]:
-        return self._graph.members(self._replicas, self._ids)
+        return self._graph.members(self._replicas)
 
 
 @dataclass(frozen=True)
@@ -250,7 +262,10 @@ class ServeWorkers:
         """
         if group not in self._handles:
             self._watch(group)
-        await self._handles[group].whereabouts.remote()  # the first call makes Serve look for the replicas
+        try:
+            await self._handles[group].whereabouts.remote()  # the first call makes Serve look for the replicas
+        except Exception as error:  # it may have just ended
+            log.warning("a replica of %s does not answer: %s: %s", group, type(error).__name__, error)
         await self._was_listed[group].wait()
         if connecting := [self._connecting[name] for name in self._listed[group] if name in self._connecting]:
             await asyncio.wait(connecting)

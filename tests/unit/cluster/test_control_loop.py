@@ -204,6 +204,17 @@ def test_granted_devices_are_used_at_once_though_no_input_came_since_the_last_de
     assert app.running.devices() == FLEET
 
 
+def test_granted_devices_are_used_as_soon_as_another_application_no_longer_holds_them() -> None:
+    app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), OWN["a"]))
+    app.devices = lambda at_s: FLEET if at_s >= 242 else OWN["a"]
+    app.rate, loop = lambda at_s: 20.0, control_loop(app, budget=OWN["a"])
+    run(app, loop, 240)
+    app.now_s += 0.5
+    granted(loop, Grant(FLEET, "a gets 1 v100, 1 k80"))
+    run(app, loop, 15, look_s=5.0)
+    assert app.running.devices() == FLEET
+
+
 def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
     own, both = {"v100": 1}, {"v100": 2}
     problem = question(MEDIUM, **both)

@@ -220,6 +220,28 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     assert not any("worse than the previous plan" in event.why for event in later)
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_roll_back_that_a_lost_deployer_seemed_to_end_still_ends_in_the_plan_before(arrives: bool):
+    app = improvable()
+    first, rolls_out = app.running, app.roll_out
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+
+    async def ends(plan: Plan) -> None:
+        if not served_alike(plan, first):
+            return await rolls_out(plan)
+        app.running = plan if arrives else app.running
+        raise ConnectionError("the deployer has ended")
+
+    app.roll_out, loop = ends, control_loop(app)
+    with pytest.raises(ConnectionError):
+        run(app, loop, 3600)
+    app.roll_out = rolls_out
+    run(app, loop, 120)
+    changes = moves([*loop.controller.record.events.all])
+    assert [event.what for event in changes] == ["rolled out", "rolled back"], "the worse plan is not tried again"
+    assert app.running == first
+
+
 def test_harder_inputs_do_not_speak_against_a_new_plan():
     app = improvable(EASY)
     app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM

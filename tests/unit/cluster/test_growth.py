@@ -14,6 +14,7 @@ from isobatch.cluster.controller.decide import lost_devices
 from isobatch.cluster.controller.input_planning import allowed
 from isobatch.cluster.controller.status import status_of
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.front.observed import Observed
 from isobatch.profiles.errors import UserError
 from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, control_loop, moves, question, run
 
@@ -48,6 +49,26 @@ def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> 
     app.rate = lambda at_s: 0.0
     run(app, loop, 600)
     assert app.devices(app.now_s) == OWN
+
+
+class Slow(Fluid):
+    """One of its replicas is benched."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        seen = await super().observe(devices)
+        rest = {kind: count - 1 for kind, count in seen.devices.items()}
+        return replace(seen, devices=rest, benched=(("a#1", "k80"),))
+
+
+@pytest.mark.parametrize(("most", "requests"), [(6, 5), (3, 3)])
+def test_a_device_whose_replica_is_benched_is_requested_beside_those_of_the_plan(most: int, requests: int) -> None:
+    """The autoscaler counts it, and would bring one too few. The user's limit counts it, too."""
+    problem = replace(question(MEDIUM, k80=most), goal="cost")
+    app = Slow(problem, problem.best(MEDIUM, Corrections(), OWN))
+    app.rate = lambda at_s: MANY_PER_S
+    cloud = Cloud(app, {"k80": 2}, {"k80": 3}, after_s=30.0)
+    run(app, control_loop(app, cloud=cloud, grow_to={"k80": most}), 150)
+    assert max(each.get("k80", 0) for each in cloud.all_asked) == requests
 
 
 def test_what_never_comes_is_not_waited_for_and_asked_for_again_later() -> None:

@@ -262,10 +262,10 @@ class Audited(Fluid):
         return Observed(self.now_s - LOOK_S, LOOK_S, 5000, self.in_time, exits, audited=audited, missed=missed)
 
 
-def led(kept: PromiseKeeper, app: Audited | None = None) -> tuple[Audited, ControlLoop]:
+def led(kept: PromiseKeeper, app: Audited | None = None, events: Events | None = None) -> tuple[Audited, ControlLoop]:
     app = app or Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
     terms = Patience(least_gain=9.0, look_every_s=0.1)
-    controller = Controller(ASKED, terms, History(None), Events(None), app.running, app.now_s, keeper=kept)
+    controller = Controller(ASKED, terms, History(None), events or Events(None), app.running, app.now_s, keeper=kept)
     return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, report=lambda event: None)
 
 
@@ -314,6 +314,26 @@ def test_thresholds_that_could_not_be_rolled_out_are_not_believed() -> None:
     app.fails = lambda plan: False
     (event,) = looked(loop, 2)
     assert (event.what, stance(kept)) == ("gave way", (1.0, True, False))
+
+
+@pytest.mark.parametrize(("missed", "in_time", "what"), [(40, 5000, "tightened"), (0, 1000, "gave way")])
+def test_thresholds_that_a_controller_had_not_rolled_out_when_it_ended_are_rolled_out_by_the_next(
+    missed: int, in_time: int, what: str
+) -> None:
+    app, loop = led(keeper(under_load=0.8))
+    app.missed, app.in_time, rolls_out = missed, in_time, app.roll_out
+
+    async def killed(plan: Plan) -> None:
+        raise KeyboardInterrupt
+
+    app.roll_out = killed
+    with pytest.raises(KeyboardInterrupt):
+        looked(loop, 2)
+    app.missed, app.in_time, app.roll_out = 0, 5000, rolls_out
+    again, known = keeper(under_load=0.8), loop.controller.record.events
+    assert [event.what for event in looked(led(again, app, known)[1], 2)] == [what]
+    assert app.running.thresholds == again.thresholds(app.running, FACTS) != ()
+    assert stance(again) == stance(loop.controller.keeper)
 
 
 def test_a_controller_that_restarts_in_a_crowd_lets_thresholds_recover() -> None:

@@ -106,8 +106,8 @@ async def test_an_application_that_leaves_a_fleet_with_standby_uses_any_device(
         graphs, one = list[Graph](), begin(each)
         front = asyncio.create_task(followed(one, each, graphs))
         await until(graphs.__len__)
-        ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {}
-        used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ["a", "b"]}, ids)["v100-0"])
+        ids = {"a": "v100-0", "b": "v100-1"} if each.standby else {"a": "", "b": ""}
+        used.append(graphs[0].members({f"{graphs[0].fleet}.v100": ids})["v100-0"])
         await one.use(frozenset(("v100-0",)))
         front.cancel()
     assert used == [["a", "b"], ["a"], ["a", "b"]]
@@ -127,6 +127,20 @@ async def test_after_a_failed_roll_out_the_earlier_replicas_stay_benched(
     assert isinstance(await one.apply(more, patience_s=0.1), Undone)
     await one.use(frozenset(("v100-0",)))
     assert (graphs[-1].plan, [*graphs[-1].benched]) == (plan, ["slow"])
+    front.cancel()
+
+
+async def test_a_replica_of_a_kind_that_the_plan_no_longer_uses_ends_once_it_is_benched_no_longer(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    graphs, one, left = list[Graph](), begin(config), list[int]()
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(graphs.__len__)
+    replicas.counts["k80"] = 1
+    for benched in ({"slow": "k80"}, {"slow": "k80"}, {}):
+        assert isinstance(await one.apply(graphs[0].plan, benched=benched), Moved)
+        left.append(replicas.counts["k80"])
+    assert left == [1, 1, 0]
     front.cancel()
 
 
@@ -225,6 +239,51 @@ async def test_a_front_answers_questions_while_it_follows_plans_one_after_anothe
     await driver.close()
 
 
+async def ends() -> None:
+    raise ConnectionError("the replica has ended")
+
+
+async def test_a_front_opens_though_a_replica_ends_while_it_starts(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isobatch.deployments.front import follower
+
+    waiting = Waiting()
+    waiting.messages.put_nowait(FrontMessage(0, read_graph(config)))
+    monkeypatch.setattr(waiting, "whereabouts", ends)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "listeners", {})
+    opening = asyncio.create_task(follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic))
+    await until(lambda: follower.router.listeners)
+    for listener in follower.router.listeners.values():
+        listener(frozenset())
+    async with asyncio.timeout(PATIENCE_S):
+        await (await opening).close()
+
+
+async def test_a_front_that_starts_while_a_kind_of_device_is_gone_opens_with_the_plan_for_the_others(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller, which is answered while the front waits for replicas, chooses that plan."""
+    from isobatch.deployments.front import follower
+
+    graph, waiting = read_graph(config), Waiting()
+    monkeypatch.setattr(follower, "JOIN_WITHIN_S", 0.01)
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.router, "watch", lambda *_: None)
+    for number, content in enumerate((graph, Question.COUNTS)):
+        waiting.messages.put_nowait(FrontMessage(number, content))
+    opening = asyncio.create_task(follower.Follower(config, Handle(waiting), "").open(Toy(), time.monotonic))
+    waiting.messages.put_nowait(FrontMessage(2, replace(graph, version=1, device_ids=frozenset(("v100-0",)))))
+    await until(lambda: waiting.replies == [1, 2])
+    await asyncio.sleep(0)
+    assert not opening.done()
+    plan = replace(graph.plan, placements=(replace(graph.plan.placements[0], replicas=1),))
+    waiting.messages.put_nowait(FrontMessage(3, replace(graph, plan=plan, version=2)))
+    async with asyncio.timeout(PATIENCE_S):
+        await (await opening).close()
+
+
 async def test_a_front_that_starts_while_a_kind_of_device_is_gone_answers_the_controller(
     config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,13 +311,12 @@ async def test_a_front_tries_again_to_reach_replicas_that_stand_by(
     graph, waiting, attempts = read_graph(config), Waiting(), list[float]()
     waiting.messages.put_nowait(FrontMessage(0, replace(graph, wakes_in_s=9.0)))
 
-    async def whereabouts() -> None:
+    def no_application(*_: str) -> None:
         attempts.append(time.monotonic())
-        raise TimeoutError
+        raise LookupError
 
-    monkeypatch.setattr(waiting, "whereabouts", whereabouts)
     monkeypatch.setattr(follower, "STANDBY_AGAIN_S", 0.01)
-    monkeypatch.setattr(follower.serve, "get_deployment_handle", lambda *_: Handle(waiting))
+    monkeypatch.setattr(follower.serve, "get_deployment_handle", no_application)
     monkeypatch.setattr(follower.router, "watch", lambda *_: None)
     front = follower.Follower(config, Handle(waiting), "")
     driver = await front.open(Toy(), time.monotonic)
@@ -286,7 +344,7 @@ async def test_an_application_stays_parked_until_a_plan_is_applied_even_if_its_d
     await first.park(9.0)
     assert [graph.wakes_in_s for graph in graphs] == [None, 7.0]
     assert replicas.counts == {"v100": 0, "k80": 0}
-    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": ["a"]}, {}) == {"v100-0": []}, "none is used any longer"
+    assert graphs[-1].members({f"{graphs[-1].fleet}.v100": {"a": ""}}) == {"v100-0": []}, "none is used any longer"
     replicas.prefix = "the fleet of another configuration"
     second = begin(config)
     fronts.append(asyncio.create_task(followed(second, config, graphs)))
@@ -312,6 +370,19 @@ async def test_a_parked_application_that_is_deployed_with_another_plan_waits_for
     front = asyncio.create_task(followed(begin(changed), changed, graphs))
     await until(graphs.__len__)
     assert (graphs[0].wakes_in_s, replicas.counts) == ((None, {"v100": 2}) if room else (7.0, {}))
+    front.cancel()
+
+
+async def test_an_application_that_is_parked_while_its_replicas_start_waits_for_none(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig
+) -> None:
+    """They would never come, and its front would fail after ten minutes."""
+    graphs, one, replicas.broken = list[Graph](), begin(config), True
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(lambda: replicas.counts == {"v100": 2})
+    await one.park(7.0)
+    await until(graphs.__len__)
+    assert (graphs[0].wakes_in_s, replicas.counts) == (7.0, {"v100": 0})
     front.cancel()
 
 

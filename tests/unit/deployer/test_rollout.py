@@ -253,6 +253,12 @@ def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
     assert fleet.counts == {"a": 3}
 
 
+def test_a_replica_that_is_benched_no_longer_ends_with_the_next_plan_that_does_without_it() -> None:
+    fleet = CountedFleet({"a": 4})
+    moved(fleet, devices(a=3), devices(a=3))
+    assert fleet.log == ["to a=3", "a=3"]
+
+
 def test_benched_replicas_that_run_already_need_no_more_room() -> None:
     fleet = CountedFleet({"a": 2, "b": 2}, room=5)
     assert moved(fleet, devices(a=1, b=2), devices(a=2, b=1), stay={"a": 1}).missing_s == 0.0

@@ -59,11 +59,11 @@ def test_each_group_has_replicas_of_its_own_kind_that_are_alive() -> None:
     facts = problem(Profile("toy", tuple(tables), ExitProfile((1.0,) * 3)), devices, links_between(devices))
     splits = [Split(block, block + 1, 1) for block in range(3)]
     plan = Plan((Placement("a", 2, (splits[0],)), Placement("b", 1, (splits[1],)), Placement("a", 1, (splits[2],))))
-    members = Graph(plan, facts, fleet="app").members({"app.a": ["a1", "a2", "a3"]}, {})
+    members = Graph(plan, facts, fleet="app").members({"app.a": dict.fromkeys(("a1", "a2", "a3"), "")})
     assert members == {"a-0": ["a1", "a2"], "a-1": ["a3"], "b-0": []}
     ids = {f"a{number}": f"device {number}" for number in range(1, 5)}
     used = Graph(plan, facts, fleet="app", device_ids=frozenset(("device 1", "device 4")))
-    assert used.members({"app.a": list(ids)}, ids) == {"a-0": ["a1"], "a-1": ["a4"], "b-0": []}
+    assert used.members({"app.a": ids}) == {"a-0": ["a1"], "a-1": ["a4"], "b-0": []}
 
 
 @pytest.fixture
