@@ -234,8 +234,9 @@ class Dispatcher:
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, -inf, reason, fault)
-        for replica in {each for ticket in given_up for each in ticket.broke_on}:
-            replica.home.trust(replica)  # an input that fails everywhere is the cause
+        for ticket in tickets:
+            if ticket.ended:
+                ticket.clear_replicas()
         self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -373,8 +374,10 @@ class Dispatcher:
                     self._late_s = ticket.deadline_s
                 if late or ticket.risk:
                     self._admission.ended(ticket.risk, late)
-                if not is_answer and ticket.kind is not RowKind.FULL:
-                    unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
+                if not is_answer:
+                    ticket.clear_replicas()
+                    if ticket.kind is not RowKind.FULL:
+                        unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                 if ticket.early_answer is None:  # a shadow still needs its state

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
 from isobatch.deployments.dispatch.route import Route, Stage
@@ -98,6 +99,23 @@ def test_an_input_that_breaks_the_network_fails_alone(broken: set[int], cursor: 
     assert {number for number, outcome in world.outcomes.items() if outcome is not Outcome.ANSWERED} == broken
     late = [launch for launch in world.launches if launch.started_s >= 1.0 and launch.cursor == 0]
     assert {launch.replica for launch in late} == {*names}, "no replica is blamed for inputs that fail on all"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_replica_is_blamed_for_an_input_that_broke_on_two_and_then_expired_or_lost_its_client(gone: bool) -> None:
+    names = ["g1", "g2", "g3"]
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": names})
+    ticket = dispatcher.admit(0.0, 0.025, Place("breaks", 0))
+    assert isinstance(ticket, Ticket)
+    for begins_s in (0.0, 0.01):
+        (launch,) = dispatcher.tick(begins_s)
+        if gone and begins_s:
+            dispatcher.abandon(ticket)
+        dispatcher.failed(launch.id, begins_s + 0.01, "it broke")
+    assert dispatcher.tick(0.02) == []
+    for _ in names:
+        dispatcher.admit(0.02, 9.0, Place("sound", 0))
+    assert {launch.replica for launch in dispatcher.tick(0.02)} == {*names}
 
 
 def alone(names: list[str]) -> Dispatcher:
