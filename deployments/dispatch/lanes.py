@@ -304,9 +304,19 @@ class Lane:
             replica.keeps_inputs = True
         queues = stage.shared if replica is None else self.kept_queues.setdefault(replica, {})
         if (key := (cursor, broken)) not in queues:
-            room = round(stage.stage.room ** (1 - broken / self._retries)) if broken else stage.stage.room
+            room = _room_after(stage.stage, broken / self._retries) if broken else stage.stage.room
             queues[key] = Queue(stage, cursor, room, replica)
         return queues[key]
+
+
+def _room_after(stage: Stage, tried: float) -> int:
+    """The weight of a launch of inputs that have had this share of their further attempts; 1: it has a single input.
+
+    >>> texts = Stage(0, 4, batch=16, group="a", launch_s=(0.01,) * 16, length=10)
+    >>> _room_after(texts, 0.5), _room_after(texts, 1.0)
+    (40, 1)
+    """
+    return round(stage.batch ** (1 - tried)) * (stage.length or 1) if tried < 1 else 1
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:
