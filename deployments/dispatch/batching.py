@@ -96,10 +96,11 @@ class Ticket:
         """
         return max(len(self.broke_on), self.restarts, len(self.ended_with))
 
-    def clear_replicas(self) -> None:
-        """Trust the replicas again on which it broke, if several launches show that it may be the cause itself."""
-        for replica in self.broke_on if len(self.broke_on) > 1 else ():
-            replica.home.trust(replica)
+    def clear_replicas(self, is_cause: bool = False) -> None:
+        """Trust the replicas again on which it broke, if it is the cause itself: if it broke on several, it may be."""
+        if is_cause or len({*self.broke_on}) > 1:
+            for replica in self.broke_on:
+                replica.home.trust(replica)
 
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]  # described in queue_orders.py

@@ -215,22 +215,23 @@ class Dispatcher:
     ) -> None:
         """A launch did not come back. Its inputs try again from their old places, on another replica.
 
-        `lost`: their state went with a replica, so they begin again at block 0. So do inputs that only this replica
-        kept. A replica that reports the loss of another one (Fault.STATE) continues to work.
+        `lost`: their state went with a replica, so they begin again at block 0. A replica that reports the loss of
+        another one (Fault.STATE) continues to work. After an error of the network, inputs that only this replica keeps
+        try again there, in smaller launches; after a second one they begin again, too.
 
         Shadows in the launch may be the cause, so its inputs first try again without any audit.
         """
         launch = self._come_back(launch_id, now_s)
         if fault is not Fault.STATE:
             launch.runner.home.distrust(launch.runner, now_s)
-        tickets = launch.tickets
+        tickets, kept = launch.tickets, launch.queue.only_replica is not None
         blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
-        again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.only_replica is not None))
+        again = lost or (fault is Fault.STATE and not blames_shadows) or (fault is Fault.REPLICA and kept)
         for ticket in tickets:
             ticket.reach(launch.ran_to)
             if not blames_shadows:
                 ticket.count_failure(fault, launch.runner)
-            if again:
+            if again or (kept and len(ticket.broke_on) > 1):
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, -inf, reason, fault)
@@ -375,7 +376,7 @@ class Dispatcher:
                 if late or ticket.risk:
                     self._admission.ended(ticket.risk, late)
                 if not is_answer:
-                    ticket.clear_replicas()
+                    ticket.clear_replicas(is_cause=outcome is Outcome.FAILED)
                     if ticket.kind is not RowKind.FULL:
                         unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
