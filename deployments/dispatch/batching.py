@@ -96,6 +96,12 @@ class Ticket:
         """
         return max(len(self.broke_on), self.restarts, len(self.ended_with))
 
+    @property
+    def broken(self) -> int:
+        """The failures that make its next launch smaller. A single replica may also end for other reasons."""
+        ended = len(self.ended_with)
+        return max(len(self.broke_on), ended if ended > 1 else 0)
+
     def clear_replicas(self, is_cause: bool = False) -> None:
         """Trust the replicas again on which it broke, if it is the cause itself: if it broke on several, it may be."""
         if is_cause or len({*self.broke_on}) > 1:

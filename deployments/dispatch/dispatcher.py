@@ -394,4 +394,4 @@ class Dispatcher:
 
 def _waits_with(ticket: Ticket) -> tuple[int, str | None, int]:
     """Inputs of one launch that are alike in this wait together."""
-    return ticket.cursor, ticket.kept_by, len(ticket.broke_on)
+    return ticket.cursor, ticket.kept_by, ticket.broken

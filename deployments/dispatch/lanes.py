@@ -295,8 +295,8 @@ class Lane:
     def queue(self, cursor: int, kept_by: str | None, broken: int = 0) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps.
 
-        `broken`: in how many of their launches the network raised an error. With each, launches get smaller, and at its
-        last attempt an input is alone. So an input that breaks the network does not fail the others of its batch.
+        `broken`: as in `Ticket`. With each, launches get smaller, and at its last attempt an input is alone. So an
+        input that breaks the network, or ends replicas, does not fail the others of its batch.
         """
         stage = self.stages[self.route.numbers[cursor]]
         replica = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None

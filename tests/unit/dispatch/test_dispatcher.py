@@ -148,6 +148,22 @@ def test_an_input_that_hangs_replicas_is_given_up_before_it_has_hung_all() -> No
     assert len(set(hung)) == 3
 
 
+def test_an_input_that_ends_replicas_is_given_up_alone() -> None:
+    dispatcher = Dispatcher(Route((linear(0, 12, 4, "gpu"),)), {"gpu": ["g1", "g2", "g3", "g4"]})
+    tickets = dispatcher.admit_all(0.0, 60.0, [Place("input", row) for row in range(4)])
+    assert not isinstance(tickets, Refusal)
+    for second in range(3):
+        for launch in dispatcher.tick(float(second)):
+            if tickets[0] in launch.tickets:
+                dispatcher.failed(launch.id, second + 0.1, "it ended", Fault.REPLICA)
+            else:
+                dispatcher.completed(launch.id, second + 0.1, {})
+    for launch in dispatcher.tick(3.0):
+        dispatcher.completed(launch.id, 3.1, {})
+    failed = [ending.tickets for ending in dispatcher.endings() if ending.outcome is Outcome.FAILED]
+    assert failed == [(tickets[0],)]
+
+
 def moved_while_busy() -> tuple[Dispatcher, Launch]:
     """A replica that has run one launch, and runs the second one while it moves to the first group."""
     dispatcher = Dispatcher(TWO_SPLITS, {"front": ["f1"], "back": ["b1"]}, Limits(ahead=0))
