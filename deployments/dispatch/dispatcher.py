@@ -230,7 +230,7 @@ class Dispatcher:
         for ticket in tickets:
             ticket.reach(launch.ran_to)
             if not blames_shadows:
-                ticket.count_failure(fault, launch.runner)
+                ticket.count_failure(fault, launch.runner, kept)
             if again or (kept and len(ticket.broke_on) > 1):
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]

@@ -118,6 +118,20 @@ def test_no_replica_is_blamed_for_an_input_that_broke_on_two_and_then_expired_or
     assert {launch.replica for launch in dispatcher.tick(0.02)} == {*names}
 
 
+def test_a_replica_that_got_an_input_again_as_the_only_free_one_is_not_blamed_either() -> None:
+    limits = Limits(ahead=0, probe_every_s=0.01)
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": ["g1", "g2"]}, limits)
+    for name, deadline_s in (("breaks", 0.035), ("sound", 9.0)):
+        dispatcher.admit(0.0, deadline_s, Place(name, 0))
+    first, _ = dispatcher.tick(0.0)
+    dispatcher.failed(first.id, 0.01, "it broke")
+    (again,) = dispatcher.tick(0.02)
+    assert again.replica == first.replica
+    dispatcher.failed(again.id, 0.03, "it broke")
+    dispatcher.admit(0.03, 9.0, Place("sound", 0))
+    assert [launch.replica for launch in dispatcher.tick(0.036)] == [first.replica]
+
+
 def alone(names: list[str]) -> Dispatcher:
     """One split on these replicas, with an input inside that leaves in the last block."""
     dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": names})
