@@ -48,7 +48,9 @@ class Ticket:
 
     cursor = 0  # the block that it runs next
     reached = 0  # the deepest block that it is known to have reached, even if it began again since
-    broke_on: "tuple[Replica, ...]" = ()  # the replicas on which the network raised an error while it ran this input
+    # The replicas on which the network raised an error while it ran this input. None: the same once more, since only
+    # that one kept its state.
+    broke_on: "tuple[Replica | None, ...]" = ()
     restarts = 0  # from block 0, after its state was lost
     ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
     ended = False
@@ -80,14 +82,14 @@ class Ticket:
         """Note that it reached this block."""
         self.reached = max(self.reached, block)
 
-    def count_failure(self, fault: Fault, replica: Replica) -> None:
-        """Count a launch of this input that did not come back."""
+    def count_failure(self, fault: Fault, replica: Replica, kept: bool) -> None:
+        """Count a launch of this input that did not come back. `kept`: only this replica could run it."""
         if fault is Fault.REPLICA:
             self.ended_with |= {replica.name}
         elif fault is Fault.STATE:
             self.restarts += 1
         else:
-            self.broke_on += (replica,)
+            self.broke_on += (None if kept and replica in self.broke_on else replica,)
 
     def attempts(self) -> int:
         """The number of failures that this input may have caused.
@@ -95,6 +97,19 @@ class Ticket:
         A replica that hangs or ends counts once, however many launches fail there until it is replaced.
         """
         return max(len(self.broke_on), self.restarts, len(self.ended_with))
+
+    @property
+    def broken(self) -> int:
+        """The failures that make its next launch smaller. A single replica may also end for other reasons."""
+        ended = len(self.ended_with)
+        return max(len(self.broke_on), ended if ended > 1 else 0)
+
+    def clear_replicas(self, is_cause: bool = False) -> None:
+        """Trust the replicas again on which it broke, if it is the cause itself: if it broke on several, it may be."""
+        replicas = [replica for replica in self.broke_on if replica]
+        if is_cause or len(replicas) > 1:
+            for replica in replicas:
+                replica.home.trust(replica)
 
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]  # described in queue_orders.py

@@ -215,27 +215,29 @@ class Dispatcher:
     ) -> None:
         """A launch did not come back. Its inputs try again from their old places, on another replica.
 
-        `lost`: their state went with a replica, so they begin again at block 0. So do inputs that only this replica
-        kept. A replica that reports the loss of another one (Fault.STATE) continues to work.
+        `lost`: their state went with a replica, so they begin again at block 0. A replica that reports the loss of
+        another one (Fault.STATE) continues to work. After an error of the network, inputs that only this replica keeps
+        try again there, in smaller launches; after a second one they begin again, too.
 
         Shadows in the launch may be the cause, so its inputs first try again without any audit.
         """
         launch = self._come_back(launch_id, now_s)
         if fault is not Fault.STATE:
             launch.runner.home.distrust(launch.runner, now_s)
-        tickets = launch.tickets
+        tickets, kept = launch.tickets, launch.queue.only_replica is not None
         blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
-        again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.only_replica is not None))
+        again = lost or (fault is Fault.STATE and not blames_shadows) or (fault is Fault.REPLICA and kept)
         for ticket in tickets:
             ticket.reach(launch.ran_to)
             if not blames_shadows:
-                ticket.count_failure(fault, launch.runner)
-            if again:
+                ticket.count_failure(fault, launch.runner, kept)
+            if again or (kept and len(ticket.broke_on) > 1):
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, -inf, reason, fault)
-        for replica in {each for ticket in given_up for each in ticket.broke_on}:
-            replica.home.trust(replica)  # an input that fails everywhere is the cause
+        for ticket in tickets:
+            if ticket.ended:
+                ticket.clear_replicas()
         self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -373,8 +375,10 @@ class Dispatcher:
                     self._late_s = ticket.deadline_s
                 if late or ticket.risk:
                     self._admission.ended(ticket.risk, late)
-                if not is_answer and ticket.kind is not RowKind.FULL:
-                    unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
+                if not is_answer:
+                    ticket.clear_replicas(is_cause=outcome is Outcome.FAILED)
+                    if ticket.kind is not RowKind.FULL:
+                        unfinished.append((max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                 if ticket.early_answer is None:  # a shadow still needs its state
@@ -390,4 +394,4 @@ class Dispatcher:
 
 def _waits_with(ticket: Ticket) -> tuple[int, str | None, int]:
     """Inputs of one launch that are alike in this wait together."""
-    return ticket.cursor, ticket.kept_by, len(ticket.broke_on)
+    return ticket.cursor, ticket.kept_by, ticket.broken

@@ -295,8 +295,8 @@ class Lane:
     def queue(self, cursor: int, kept_by: str | None, broken: int = 0) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps.
 
-        `broken`: in how many of their launches the network raised an error. With each, launches get smaller, and at its
-        last attempt an input is alone. So an input that breaks the network does not fail the others of its batch.
+        `broken`: as in `Ticket`. With each, launches get smaller, and at its last attempt an input is alone. So an
+        input that breaks the network, or ends replicas, does not fail the others of its batch.
         """
         stage = self.stages[self.route.numbers[cursor]]
         replica = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
@@ -304,9 +304,19 @@ class Lane:
             replica.keeps_inputs = True
         queues = stage.shared if replica is None else self.kept_queues.setdefault(replica, {})
         if (key := (cursor, broken)) not in queues:
-            room = round(stage.stage.room ** (1 - broken / self._retries)) if broken else stage.stage.room
+            room = _room_after(stage.stage, broken / self._retries) if broken else stage.stage.room
             queues[key] = Queue(stage, cursor, room, replica)
         return queues[key]
+
+
+def _room_after(stage: Stage, tried: float) -> int:
+    """The weight of a launch of inputs that have had this share of their further attempts; 1: it has a single input.
+
+    >>> texts = Stage(0, 4, batch=16, group="a", launch_s=(0.01,) * 16, length=10)
+    >>> _room_after(texts, 0.5), _room_after(texts, 1.0)
+    (40, 1)
+    """
+    return round(stage.batch ** (1 - tried)) * (stage.length or 1) if tried < 1 else 1
 
 
 def _free_joining(launch_s: Sequence[float]) -> float:

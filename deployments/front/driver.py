@@ -27,7 +27,7 @@ from isobatch.deployments.front.load import FadingPeak
 from isobatch.deployments.front.proxy import WatchedProxies
 from isobatch.deployments.tracing import Span, current
 from isobatch.deployments.transport.holdings import Claim, LostError, Share
-from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.orders import Departed, LaunchError, Order, Stayed
 from isobatch.deployments.transport.packed import Packed, take, wanting_best
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,9 @@ class Driver:
         """Report a failed launch. If it hung, the holder of its survivors may hang, so they count as lost, too."""
         hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Claim) for place in launch.places)
         fault, reason = Fault.NETWORK, f"{type(error).__name__}: {error}"
-        if isinstance(error, LostError):
+        if isinstance(error, LaunchError):
+            reason = str(error)  # it begins with the type of the replica's error
+        elif isinstance(error, LostError):
             fault = Fault.STATE
         elif isinstance(error, ConnectionError | TimeoutError):
             fault = Fault.REPLICA

@@ -1,6 +1,9 @@
 """Replicas in this process, each on its own thread: used by a front without a plan, and inside a Serve replica."""
 
 import asyncio
+import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -14,6 +17,7 @@ from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 WorkQueue = SimpleQueue[Callable[[], None] | None]  # the work of a thread; None: the end
 WorkerReply = Departed | Stayed | Exception
@@ -116,4 +120,17 @@ def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[WorkerReply]:
     try:
         yield from replies
     except Exception as error:
+        end_if_gpu_failed()
         yield error
+
+
+def end_if_gpu_failed() -> None:
+    """End this process if its GPU has failed, since nothing more could be computed in it. Serve then starts another."""
+    torch = sys.modules.get("torch")  # virtual devices do not import it
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        log.exception("the GPU has failed, so this process ends")
+        os._exit(1)

@@ -16,7 +16,7 @@ from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.own_cores import as_computing
 from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
 from isobatch.deployments.replica.loading import cold_launches, load_model, weights_in
-from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.local_workers import LocalWorkers, end_if_gpu_failed
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.serve_process import ReplicaProcess
 from isobatch.deployments.sources import local
@@ -121,10 +121,17 @@ class ServeReplica(ReplicaProcess):
         with part_of(self._tracing, order.trace, "hop", {"parts": len(order.parts)}):
             local_order = replace(order, parts=await self._exchange.gather(order.parts))
             if self._replica.gpu:
-                local_order, uploaded = await asyncio.to_thread(self._replica.uploaded, local_order)
+                local_order, uploaded = await self._uploaded(local_order)
         try:
             with part_of(self._tracing, order.trace, "compute"):
                 async for reply in self._workers.run(_WORKER, local_order):
                     yield reply
         finally:
             self._holdings.drop(uploaded)
+
+    async def _uploaded(self, order: Order) -> tuple[Order, list[str]]:
+        try:
+            return await asyncio.to_thread(self._replica.uploaded, order)
+        except Exception:
+            await self._workers.between_launches(_WORKER, end_if_gpu_failed)
+            raise

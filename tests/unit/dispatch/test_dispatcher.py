@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
 from isobatch.deployments.dispatch.route import Route, Stage
@@ -100,6 +101,37 @@ def test_an_input_that_breaks_the_network_fails_alone(broken: set[int], cursor: 
     assert {launch.replica for launch in late} == {*names}, "no replica is blamed for inputs that fail on all"
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_replica_is_blamed_for_an_input_that_broke_on_two_and_then_expired_or_lost_its_client(gone: bool) -> None:
+    names = ["g1", "g2", "g3"]
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": names})
+    ticket = dispatcher.admit(0.0, 0.025, Place("breaks", 0))
+    assert isinstance(ticket, Ticket)
+    for begins_s in (0.0, 0.01):
+        (launch,) = dispatcher.tick(begins_s)
+        if gone and begins_s:
+            dispatcher.abandon(ticket)
+        dispatcher.failed(launch.id, begins_s + 0.01, "it broke")
+    assert dispatcher.tick(0.02) == []
+    for _ in names:
+        dispatcher.admit(0.02, 9.0, Place("sound", 0))
+    assert {launch.replica for launch in dispatcher.tick(0.02)} == {*names}
+
+
+def test_a_replica_that_got_an_input_again_as_the_only_free_one_is_not_blamed_either() -> None:
+    limits = Limits(ahead=0, probe_every_s=0.01)
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": ["g1", "g2"]}, limits)
+    for name, deadline_s in (("breaks", 0.035), ("sound", 9.0)):
+        dispatcher.admit(0.0, deadline_s, Place(name, 0))
+    first, _ = dispatcher.tick(0.0)
+    dispatcher.failed(first.id, 0.01, "it broke")
+    (again,) = dispatcher.tick(0.02)
+    assert again.replica == first.replica
+    dispatcher.failed(again.id, 0.03, "it broke")
+    dispatcher.admit(0.03, 9.0, Place("sound", 0))
+    assert [launch.replica for launch in dispatcher.tick(0.036)] == [first.replica]
+
+
 def alone(names: list[str]) -> Dispatcher:
     """One split on these replicas, with an input inside that leaves in the last block."""
     dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": names})
@@ -128,6 +160,22 @@ def test_an_input_that_hangs_replicas_is_given_up_before_it_has_hung_all() -> No
         dispatcher.failed(launch.id, float(second), "it hangs", Fault.REPLICA)
     assert [(ending.outcome, ending.reason) for ending in dispatcher.endings()] == [(Outcome.FAILED, "it hangs")]
     assert len(set(hung)) == 3
+
+
+def test_an_input_that_ends_replicas_is_given_up_alone() -> None:
+    dispatcher = Dispatcher(Route((linear(0, 12, 4, "gpu"),)), {"gpu": ["g1", "g2", "g3", "g4"]})
+    tickets = dispatcher.admit_all(0.0, 60.0, [Place("input", row) for row in range(4)])
+    assert not isinstance(tickets, Refusal)
+    for second in range(3):
+        for launch in dispatcher.tick(float(second)):
+            if tickets[0] in launch.tickets:
+                dispatcher.failed(launch.id, second + 0.1, "it ended", Fault.REPLICA)
+            else:
+                dispatcher.completed(launch.id, second + 0.1, {})
+    for launch in dispatcher.tick(3.0):
+        dispatcher.completed(launch.id, 3.1, {})
+    failed = [ending.tickets for ending in dispatcher.endings() if ending.outcome is Outcome.FAILED]
+    assert failed == [(tickets[0],)]
 
 
 def moved_while_busy() -> tuple[Dispatcher, Launch]:

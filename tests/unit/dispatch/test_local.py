@@ -127,12 +127,34 @@ def test_a_kept_launch_that_fails_is_tried_from_the_start_on_another_replica() -
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
 
 
+def test_a_replica_that_broke_twice_with_an_input_is_still_blamed_once_its_client_has_gone() -> None:
+    dispatcher, first = kept("g1", "g2")
+    for now_s in (0.01, 0.02):
+        launch = one_launch(dispatcher, now_s)
+        assert (launch.cursor, launch.replica) == (6, first.replica)
+        dispatcher.failed(launch.id, now_s + 0.01, "it broke")
+    dispatcher.abandon(first.tickets[0])
+    for _ in range(8):
+        dispatcher.admit(0.03, 9.0, Place("sound", 0))
+    assert one_launch(dispatcher, 0.03).replica != first.replica
+
+
 def test_an_input_that_always_fails_deep_inside_does_not_begin_again_for_ever() -> None:
     world = World(LOCAL, GPUS, fails=lambda launch: launch.cursor == 6)
     world.arrive(Input(0.0, 12, 60.0))
     world.run()
     assert world.outcomes == {0: Outcome.FAILED}
-    assert Counter(launch.cursor for launch in world.launches) == {0: 3, 6: 3}
+    assert Counter(launch.cursor for launch in world.launches) == {0: 2, 6: 3}
+
+
+def test_kept_inputs_whose_launch_another_one_broke_go_on_where_they_stand() -> None:
+    breaks = lambda launch: launch.cursor == 6 and any(ticket.id == 4 for ticket in launch.tickets)  # noqa: E731
+    world = World(LOCAL, {"gpu": ["g1"]}, fails=breaks)
+    world.arrive(*(Input(0.0, 12, 9.0) for _ in range(9)))
+    world.run()
+    assert world.outcomes == {number: Outcome.FAILED if number == 4 else Outcome.ANSWERED for number in range(9)}
+    begun = [ticket for launch in world.launches if launch.cursor == 0 for ticket in launch.tickets]
+    assert len(begun) - 9 <= 3, "only those that broke with it twice begin again"
 
 
 def test_when_the_next_stage_moves_to_another_group_the_kept_state_is_handed_over() -> None:

@@ -68,6 +68,17 @@ def test_no_launch_exceeds_its_room_and_every_input_ends(seed: int, rate: float)
     assert all(group.owed_s == pytest.approx(0.0, abs=1e-9) for group in world.dispatcher._groups.values())
 
 
+@pytest.mark.parametrize("length", [None, LENGTH])
+def test_after_an_error_launches_have_as_many_inputs_whether_these_have_lengths_or_not(length: int | None) -> None:
+    dispatcher = Dispatcher(Route((linear(0, 8, 16, "a", length=length),)), {"a": ["a0"]}, Limits(ahead=0))
+    dispatcher.admit_all(0.0, 9.0, [Place("breaks", row) for row in range(16)], [LENGTH] * 16)
+    sizes = list[int]()
+    while launches := dispatcher.tick(0.0):
+        sizes += [len(launch.tickets) for launch in launches]
+        dispatcher.failed(launches[0].id, 0.0, "it broke")
+    assert sizes == [16] + 4 * [4] + 16 * [1]
+
+
 def test_admitted_inputs_are_in_time_at_twice_the_load() -> None:
     in_time: list[bool] = []
     for seed in (3, 4):

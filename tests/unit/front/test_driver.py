@@ -18,7 +18,7 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
-from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.orders import Departed, Failed, Order, Stayed
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.model import Batch, Exits, Launched
 from tests.helpers.asking import until
@@ -162,8 +162,26 @@ async def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pyte
         end.set()
 
 
-async def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    async with rigged() as rig:
+class Remote:
+    """Workers whose errors come as from replicas in other processes: as a message."""
+
+    def __init__(self, threads: LocalWorkers) -> None:
+        self._threads = threads
+        self.drop, self.close, self.suspect = threads.drop, threads.close, threads.suspect
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        try:
+            async for reply in self._threads.run(replica, order):
+                yield reply
+        except RuntimeError as error:
+            raise Failed(f"RuntimeError: {error}", is_loss=False).error from error
+
+
+@pytest.mark.parametrize("workers", [None, Remote])
+async def test_an_input_that_fails_on_every_replica_names_the_reason(
+    workers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rigged(workers=workers) as rig:
         with pytest.raises(RefusedError, match="the network failed: RuntimeError; the replica's log") as failed:
             await rig.ask([3, -1])
         assert failed.value.status == 500

@@ -1,6 +1,7 @@
 """Survivors come to a GPU and leave it while it computes other launches: by streams of their own, from and into pinned
 memory. What is called is noted by a double; what is copied is compared bit for bit."""
 
+import os
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -168,6 +169,34 @@ async def test_a_replica_brings_parts_before_their_launch_and_frees_them_after_i
     await replica._workers.close()
     replica._orders.close()
     replica._exchange.close()
+
+
+class Breaks(OnOneGpu):
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("where", "gpu_fails"), [("launch", True), ("upload", True), ("launch", False)])
+async def test_a_replica_whose_gpu_has_failed_ends_so_that_another_starts(
+    where: str, gpu_fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    cuda, ended = RecordedCuda(monkeypatch, "in"), list[int]()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail if gpu_fails else lambda: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(serve_replica, "load_model", lambda *_: Breaks(cuda))
+    monkeypatch.setattr(serve_replica, "weights_in", lambda *_: "")
+    monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
+    if where == "upload":
+        monkeypatch.setattr(SplitReplica, "uploaded", fail)
+    replica = serve_replica.ServeReplica(AppConfig(loader="tests.helpers.toy_model:load"), "cpu", "")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        _ = [each async for each in replica.run(Order(4, frozenset(), (pack(make([2], 1, torch.float32, 0)),)))]
+    assert ended == [1] * gpu_fails
+    await replica._workers.close()
 
 
 def on_host(batch: Batch) -> Batch:
