@@ -184,6 +184,8 @@ def score_loss(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Lo
     """The loss of a score by the answers with exits, against those of the full network."""
     score, size = SCORES[metric], 1 + int(max(truth.max(), full.max(), exits.max()))
     before, after = (score(_shares(truth, answers, size)) for answers in (full, exits))
+    if not before.influence.any():  # one class, or one answer: these inputs say nothing about the score of others
+        return Loss(0.0, 0.0, 1)
     drifts = before.influence[truth, full] - after.influence[truth, exits]
     mean = before.value - after.value
     most = (before.influence.diagonal() - before.influence.min(axis=1))[np.unique(truth)].max()
