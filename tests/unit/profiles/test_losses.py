@@ -14,6 +14,7 @@ from isobatch.profiles.losses import (
     SCORES,
     Labels,
     Metric,
+    PooledF1,
     balancing,
     losses_by_class,
     mean_loss,
@@ -94,6 +95,11 @@ def test_of_two_classes_alike_one_input_weighs_what_it_weighs_in_accuracy_or_twi
 def test_of_one_class_or_one_answer_mcc_shows_nothing(truth: list[int], full: list[int]) -> None:
     lost = score_loss("mcc", np.array(truth), np.array(full), np.zeros(1000, int))
     assert not shown(lost, 0.05, 0.95, "mcc")
+
+
+def test_inputs_without_a_label_show_nothing_about_micro_f1() -> None:
+    nothing = PooledF1(np.zeros(1000), np.zeros(1000))
+    assert not shown(nothing.loss(nothing), 0.05, 0.95, "micro-f1")
 
 
 def test_losses_by_class_are_those_of_each_class_alone() -> None:
