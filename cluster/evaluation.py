@@ -325,7 +325,18 @@ def check_same_network(url: str, answers: Predicted, network: ServedModel) -> No
         with suppress(IndexError):  # it has no such label
             name = task_of(network).named(each.label, labels)
         if not (name == each.name and each.exit_block < num_blocks):
+            answer = f"{each.name!r} (label {each.label})"[:100]  # a map is long
             raise UserError(
-                f"{url} serves another network: it answers {each.name!r} (label {each.label}) at block "
-                f"{each.exit_block}; this one has {num_blocks} blocks and knows {', '.join(labels[:10])}"
+                f"{url} serves another network: it answers {answer} at block {each.exit_block}; this one has "
+                f"{num_blocks} blocks and knows {', '.join(labels[:10])}"
             )
+
+
+def check_same_sizes(url: str | None, full: Predicted, exits: Predicted) -> None:
+    """Raise UserError if the server, which gave `exits`, answers more or fewer words, pixels or points of an input than
+    this network. Without a server both are this network's."""
+    for number, answers in enumerate(zip(full, exits, strict=True), start=1):
+        own, others = (np.size(each.label) for each in answers)
+        if own != others:
+            parts = f"it answers {others} parts of input {number}, this one {own}"
+            raise UserError(f"{url} serves another network: {parts}: evaluate the network that it serves")

@@ -84,7 +84,7 @@ def optimize(
     objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = exits or profile.exits_of(profile.length)
-    facts = problem(profile, devices, links, exits.survival, profile.length, exits)
+    facts = problem(profile, devices, links, length=profile.length, exits=exits)
 
     def find(facts: Problem) -> Plan:
         if objective.ramp_budget is not None:

@@ -125,7 +125,7 @@ def problem(
 ) -> Problem:
     """Gather the facts of a problem. Kinds without devices are left out; without known exits, all inputs survive.
 
-    `exits`: exits from which the survival of each plan follows; `survival` is then that of the first plan.
+    `exits`: exits from which the survival of each plan follows. `survival` may be that of one plan.
 
     With a `length`, everything counts tokens, and an input is a text of this many tokens.
     """
@@ -134,7 +134,7 @@ def problem(
         raise UserError("the fleet holds no device: give at least one, as in v100=1")
     tables = tuple(profile.table_of(device.kind, length) for device in here)
     if survival is None:
-        survival = profile.survival(length)
+        survival = (exits or profile.exits_of(length)).survival
     ways = {(link.source, link.target): link for link in links}
     known = exits if exits and exits.sure and exits.survival[-1] < 1 else None
     lengths = profile.lengths if profile.length == length else None

@@ -149,10 +149,6 @@ class Profile:
         """The table for texts of a mean `length`, which counts tokens (None: the table for the longest inputs)."""
         return self.table(kind) if length is None else at_length(self._tables(kind), length)
 
-    def survival(self, length: int | None) -> tuple[float, ...]:
-        """The share of inputs that enters each block while all ramps are open."""
-        return self.exits_of(length).survival
-
     def exits_of(self, length: int | None) -> ExitProfile:
         """The exits, weighted by tokens if inputs have a length; no exits if none were counted."""
         counted = (self.token_exits if length else None) or self.exits

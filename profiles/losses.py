@@ -187,6 +187,7 @@ def score_loss(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Lo
     drifts = before.influence[truth, full] - after.influence[truth, exits]
     mean = before.value - after.value
     most = (before.influence.diagonal() - before.influence.min(axis=1))[np.unique(truth)].max()
+    most = most or len(truth)  # of one class, or one answer, a single other input may decide the score
     return Loss(mean, mean**2 + float(drifts.var()), len(truth), _rounded_up(float(most)))
 
 
@@ -283,5 +284,6 @@ class PooledF1:
     def loss(self, exits: "PooledF1") -> Loss:
         """The loss by answers with exits. Inputs with more parts weigh more, so all count as fewer equal ones."""
         mean, drift = self.value - exits.value, self.influence - exits.influence
-        alike = float((self.both**2).mean() / (self.both.mean() or 1.0) ** 2)
+        some = float(self.both.mean())
+        alike = float((self.both**2).mean()) / some**2 if some else len(self.both)  # without a part, nothing is shown
         return Loss(mean, mean**2 + float(drift.var()), len(drift), _rounded_up(alike))

@@ -72,8 +72,7 @@ class ComparedSystem:
 def alone(profile: Profile, kind: str) -> Problem:
     """The planning problem for one device of this kind, whose memory and price do not matter."""
     devices = [Device(kind, 1, ROOMY_BYTES, price_per_hour=1.0)]
-    links, exits = [Link(kind, kind, UNLIMITED_GBIT_PER_S, 0.0)], profile.exits_of(None)
-    return problem(profile, devices, links, exits.survival, exits=exits)
+    return problem(profile, devices, [Link(kind, kind, UNLIMITED_GBIT_PER_S, 0.0)], exits=profile.exits_of(None))
 
 
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:

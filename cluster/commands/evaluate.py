@@ -90,6 +90,7 @@ def evaluate(
         else:
             exits = evaluating.answered(network, values)
         full = evaluating.answered(network, values, exits=False)
+        evaluating.check_same_sizes(server, full, exits)
     evaluation = _compared(full, exits, sample, truth, lists, network)
     if as_json:
         print(evaluation.as_json())

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from isobatch.cluster.commands import number_text
 from isobatch.cluster.simulator.plan_choice import SimulatedChoice
-from isobatch.optimizer import Objective, Placement, Plan, Problem, Score
+from isobatch.optimizer import Objective, Placement, Plan, Problem, Promise, Score
+from isobatch.optimizer.effort import MOST_GAP
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import SimulatedTimes, blocks_text
@@ -172,10 +173,21 @@ def _promise(result: PlanResult) -> Table:
     if score.cost_per_hour:
         table.add_row("inputs per dollar", f"{_goodput_per_s(result.plan, score) * 3600 / score.cost_per_hour:,.0f}")
     if result.plan.promise and not result.score.broken:
-        gap = result.plan.promise.gap
-        proved = "yes, proved" if gap == 0 else f"within {gap:.2%}, proved"
-        table.add_row("best possible", f"within {gap:.2%} of what the devices alone allow" if simulated else proved)
+        table.add_row("best possible", _best_possible(result, result.plan.promise))
     return table
+
+
+def _best_possible(result: PlanResult, promise: Promise) -> str:
+    gap = promise.gap
+    if result.simulated:
+        return f"within {gap:.2%} of what the devices alone allow"
+    if gap == 0:
+        return "yes, proved"
+    if gap == MOST_GAP:
+        return "not known: nothing was proved"
+    if result.objective.aim.at_given_goodput:
+        return f"no plan costs less than ${promise.cost_per_hour / (1 + gap):,.2f} per hour, proved"
+    return f"within {gap:.2%}, proved"
 
 
 def _baselines(result: PlanResult) -> Table:

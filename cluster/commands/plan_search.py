@@ -295,8 +295,7 @@ def problem_of(options: "ClassifierPlanOptions", devices: Sequence[Device], prof
     for device in devices:
         measured.check_has(device.kind, backend, dtype)
     links = links_between(devices, one_machine=options.one_machine, measured=profile.links)
-    exits = measured.exits_of(measured.length)
-    return problem(measured, devices, links, exits.survival, measured.length, exits)
+    return problem(measured, devices, links, length=measured.length, exits=measured.exits_of(measured.length))
 
 
 def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:

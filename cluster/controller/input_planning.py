@@ -101,7 +101,7 @@ class ClassifierPlanningProblem:
         links = self._links(self.fleet)
         profile, length = corrections.applied(self.profile), self.profile.length
         exits = self.prior.with_survival(_worth_planning(survival))
-        facts = problem(profile, self.fleet, links, exits.survival, length, exits)
+        facts = problem(profile, self.fleet, links, length=length, exits=exits)
         return facts.without_exits if self.answers_early else facts
 
     def _links(self, devices: Sequence[Device]) -> tuple[Link, ...]:

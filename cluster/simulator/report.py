@@ -116,7 +116,8 @@ def _summary(report: Report, slo_s: float) -> Table:
     if audits := sum(report.tally.audited):
         table.add_row("audited to the end", f"{audits:,} ({audits / arrived:.2%})")
     for share in (0.5, 0.9, 0.99, 0.999):
-        table.add_row(f"latency p{share * 100:g}", f"{report.tally.quantile_s(share) * 1e3:,.1f} ms")
+        latency = f"{report.tally.quantile_s(share) * 1e3:,.1f} ms" if report.answered else "-"
+        table.add_row(f"latency p{share * 100:g}", latency)
     if promise := report.plan.promise:
         dollars, goodput_per_s = promise.cost_per_hour, report.goodput_per_s
         each = f", ${dollars / (goodput_per_s * 3.6e-3):,.2f} per million answers" if goodput_per_s else ""

@@ -109,7 +109,7 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
     if suffix_of(path) == ".npz":
         return f"{path.name}: reading the arrays 'images' and, if it exists, 'labels'"
     with one_line_errors(path, columns.layout):
-        numbered = next(_numbered(path, columns.layout), None)
+        numbered = next(_numbered(path, columns), None)
         if numbered is None:
             raise UserError(f"{path} holds no inputs")
         _, first = numbered
@@ -124,7 +124,7 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
 def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     first: Mapping[Any, Any] = {}
-    for number, record in _numbered(path, columns.layout):
+    for number, record in _numbered(path, columns):
         where = f"{path}: row {number}"
         if chosen is None:
             chosen, first = _choose(path, record, columns, channels is not None, pairs), record
@@ -143,14 +143,15 @@ def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> 
         yield Row(number, value, label)
 
 
-def _numbered(path: Path, layout: Layout) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+def _numbered(path: Path, columns: Columns) -> Iterator[tuple[int, Mapping[Any, Any]]]:
     """The records of a file with their numbers. A record with a list of documents is one for each document."""
-    for number, record in enumerate(records(path, layout), start=1):
+    for number, record in enumerate(records(path, columns.layout), start=1):
         documents = record.get(DOCUMENTS)
         if not isinstance(documents, list):
             yield number, record
             continue
-        label = _usual([name for name in record if isinstance(record[name], list)], LABEL_NAMES)
+        lists = [name for name in record if isinstance(record[name], list)]
+        label = columns.label if columns.label in lists else _usual(lists, LABEL_NAMES)
         if label and len(record[label]) != len(documents):
             numbers = f"{len(documents)} documents but {len(record[label])} values of {label!r}"
             raise UserError(f"{path}: row {number}: has {numbers}: each document needs one")

@@ -92,8 +92,8 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
 
 def facts_of(known: Profile, devices: str) -> Problem:
     """`devices`: as KIND=COUNT."""
-    there, exits = fleet(devices), known.exits_of(known.length)
-    return problem(known, there, links_between(there), exits.survival, known.length, exits)
+    there = fleet(devices)
+    return problem(known, there, links_between(there), length=known.length, exits=known.exits_of(known.length))
 
 
 def chosen_system(name: str, facts: Problem, objective: Objective) -> PlannedSystem:

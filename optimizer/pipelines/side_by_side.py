@@ -67,6 +67,8 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     if best is None or (best is single and alone):
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
+    if objective.aim.at_given_goodput:  # the ceiling counts parts of devices, a plan has at least a whole one
+        bound = max(bound, min(each.price_per_hour for each in facts.devices))
     score = evaluate(best, facts, objective)
     loss = min(max(0.0, value(best, facts, objective) / max(bound, 1e-300) - 1), MOST_GAP)
     return replace(best, promise=score.promise(loss))

@@ -75,6 +75,12 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
 
+def test_a_low_rate_is_not_compared_with_the_ceiling(call: Called, profile: Path) -> None:
+    told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--rate", 0.5)
+    assert "or by a simulation" in told
+    assert "above the promise" not in told
+
+
 def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
     save_text_profile(replace(load_text_profile(profile), weights="other"), profile)
     with pytest.raises(UserError, match=r"profile\.json was made for other weights than those in .*: profile and plan"):

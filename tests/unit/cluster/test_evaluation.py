@@ -129,6 +129,13 @@ def test_a_server_of_others_is_refused(
         run(place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
 
 
+def test_a_server_whose_maps_have_another_size_is_refused() -> None:
+    small, large = ([PredictedAnswer((0,) * size, ("sky",), (0.9,) * size, 0)] for size in (4, 9))
+    evaluation.check_same_sizes("http://x:1", small, small)
+    with pytest.raises(UserError, match="http://x:1 serves another network: it answers 9 parts of input 1, this one 4"):
+        evaluation.check_same_sizes("http://x:1", small, large)
+
+
 def test_the_key_of_no_server_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
     with pytest.raises(UserError, match="--api-key-variable is for --url: leave it out"):

@@ -76,6 +76,13 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
 
 
+def test_the_bound_on_dollars_is_in_dollars(profile: Path) -> None:
+    output = in_one_line(run(profile, "--goal", "cost", "--rate", "1", "--devices", "v100=2"))
+    assert "best possible yes, proved" in output
+    output = in_one_line(run(profile, "--goal", "cost", "--rate", "1000", "--devices", "v100=2@3,k80=3@0.5:24"))
+    assert re.search(r"best possible no plan costs less than \$[\d.]+ per hour, proved", output)
+
+
 def test_that_nothing_was_played_is_said_and_why(profile: Path, small: tuple[str, ...]) -> None:
     limited = "only the most goodput within an SLO is, without another limit"
     for options, why in ((("--no-simulation",), "--no-simulation"), (("--rate", "10"), limited)):

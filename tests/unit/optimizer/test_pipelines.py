@@ -114,6 +114,15 @@ def fast_and_slow() -> Problem:
     return Problem((1.0,), (table("fast", 1 / 100), table("slow", 1 / 30)), devices, links)
 
 
+@pytest.mark.parametrize("per_s", [1e-3, 20.0])
+def test_a_plan_costs_no_less_than_one_device(per_s: float) -> None:
+    facts = fast_and_slow()
+    plan = side_by_side(facts, Objective(goal="cost", goodput_per_s=per_s))
+    cheapest = min(each.price_per_hour for each in facts.devices)
+    assert plan.promise.cost_per_hour == cheapest
+    assert plan.promise.gap == 0
+
+
 def test_the_gap_of_one_pipeline_counts_several_that_would_be_cheaper() -> None:
     facts, whole = fast_and_slow(), (Split(0, 1, 1),)
     both = Plan((Placement("fast", 1, whole),), beside=(Plan((Placement("slow", 1, whole),)),))

@@ -10,7 +10,7 @@ import torch
 
 from isobatch import load
 from isobatch.deployments.models.ramps import read_rules
-from isobatch.deployments.prepare.data import rows, taken
+from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, sampled_lists
 from isobatch.deployments.prepare.training import distances_of, head_logits, train_scores
 from isobatch.deployments.tasks import REGRESSION, SCORING
@@ -89,6 +89,12 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, content: str, quer
     with pytest.raises(UserError) as error:
         draw(rows(path), path, SCORE, 100, 0, SCORING, queries=queries)
     assert sentence in str(error.value)
+
+
+def test_the_relevance_of_listed_documents_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"query": "q", "documents": ["a", "b"], "label": [5, 5], "grades": [1, 0]}\n')
+    assert [row.label for row in rows(path, Columns(label="grades"))] == [1, 0]
 
 
 def test_each_document_of_a_row_needs_its_relevance(tmp_path: Path) -> None:

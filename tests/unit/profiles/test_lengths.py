@@ -92,11 +92,11 @@ def test_lengths_and_exits_by_tokens_are_kept_in_the_file(tmp_path: Path) -> Non
     save(profile, tmp_path / "p.json")
     assert load(tmp_path / "p.json") == profile
     assert profile.length == 20
-    assert (profile.survival(20), profile.survival(None)) == ((1.0, 0.7), (1.0, 0.5))
+    assert (profile.exits_of(20).survival, profile.exits_of(None).survival) == ((1.0, 0.7), (1.0, 0.5))
     again = Profile("net", (table(100),), ExitProfile((1.0, 0.4)))
     joined = profile.joined_by(again)
     assert (joined.lengths, joined.exits, joined.token_exits) == (profile.lengths, again.exits, None)
-    assert joined.survival(20) == (1.0, 0.4)
+    assert joined.exits_of(20).survival == (1.0, 0.4)
     assert profile.joined_by(Profile("net", (table(100),))).token_exits == by_tokens
 
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from isobatch.profiles.confidence import shown
 from isobatch.profiles.losses import (
     SCORES,
     Labels,
     Metric,
+    PooledF1,
     balancing,
     losses_by_class,
     mean_loss,
@@ -87,6 +89,17 @@ def test_of_two_classes_alike_one_input_weighs_what_it_weighs_in_accuracy_or_twi
     lost = score_loss(metric, rare, rare, one_lost)
     assert lost.mean * 1000 < lost.weight < 1.2 * lost.mean * 1000
     assert lost.counted < 200
+
+
+@pytest.mark.parametrize(("truth", "full"), [([0] * 1000, [0] * 990 + [1] * 10), ([0] * 990 + [1] * 10, [0] * 1000)])
+def test_of_one_class_or_one_answer_mcc_shows_nothing(truth: list[int], full: list[int]) -> None:
+    lost = score_loss("mcc", np.array(truth), np.array(full), np.zeros(1000, int))
+    assert not shown(lost, 0.05, 0.95, "mcc")
+
+
+def test_inputs_without_a_label_show_nothing_about_micro_f1() -> None:
+    nothing = PooledF1(np.zeros(1000), np.zeros(1000))
+    assert not shown(nothing.loss(nothing), 0.05, 0.95, "micro-f1")
 
 
 def test_losses_by_class_are_those_of_each_class_alone() -> None:

@@ -49,6 +49,14 @@ def cells(rows: object, column: int) -> list[str]:
     return list(rows.columns[column].cells)  # type: ignore[attr-defined]
 
 
+def test_where_nothing_is_answered_there_is_no_latency(config: AppConfig) -> None:
+    here = world_of(config.model_copy(update={"slo_ms": 0.1}))
+    report = run(here, load(200.0, 1.0))
+    summary = tables(report, here.slo_s)[0]
+    assert report.answered == 0
+    assert dict(zip(cells(summary, 0), cells(summary, 1), strict=True))["latency p50"] == "-"
+
+
 def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
     here = world_of(config)
     report = run(here, load(200.0, 10.0))
