@@ -253,8 +253,10 @@ def test_tei_refusals(plain: DocumentedClient, path: str, body: Any, status: int
 def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, plain: DocumentedClient) -> None:
     late = {"X-Deadline-Ms": "0.001"}
     assert client.post("/classify", json={"input": "good"}, headers=late).status_code == 503
-    reply = plain.post("/predict", json={"inputs": "good"}, headers=late)
-    assert (reply.status_code, reply.json()["error_type"], "retry-after" in reply.headers) == (429, "overloaded", True)
+    for path, body in (("/predict", {"inputs": "good"}), ("/rerank", {"query": QUERY, "texts": TEXTS})):
+        reply = plain.post(path, json=body, headers=late)
+        expected = 429, "overloaded", True
+        assert (reply.status_code, reply.json().get("error_type"), "retry-after" in reply.headers) == expected, path
 
 
 def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: DocumentedClient) -> None:
