@@ -14,7 +14,7 @@ from select import select
 import pytest
 
 from isobatch.cluster.serving.haproxy import HEALTH_WITHIN_S, REQUEST_S, RETRY_S, ready, stopping, write_script
-from isobatch.deployments.front.headers import waited_s_by
+from isobatch.deployments.front.headers import sent_s_by, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
@@ -173,6 +173,14 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert min(took_s) < 1
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
+
+
+def test_a_front_knows_in_how_much_time_a_body_came(tmp_path: Path) -> None:
+    with crowd(tmp_path, 1) as clients:
+        asking = clients.ask(header="Content-Length: 2\r\nX-Request-Sent: 9000000\r\n")  # and some milliseconds later
+        asking.sendall(b"{}")
+        came = clients.arrived()[1].lower().partition(b"x-request-sent: ")[2].partition(b"\r\n")[0]
+    assert 0.005 < sent_s_by(came) < 8
 
 
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
