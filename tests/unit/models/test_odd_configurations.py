@@ -81,6 +81,14 @@ def test_an_encoder_of_relative_positions_is_refused(name: str) -> None:
         cut(getattr(transformers, f"{name}ForSequenceClassification")(config))
 
 
+def test_mpnet_with_fewer_buckets_of_distances_than_transformers_reads_is_refused() -> None:
+    model = transformers.MPNetForSequenceClassification(
+        transformers.MPNetConfig(**TINY, relative_attention_num_buckets=8)
+    )
+    with pytest.raises(UserError, match="relative_attention_num_buckets is 8: transformers reads 32"):
+        cut(model)
+
+
 def test_swin_with_images_that_do_not_consist_of_whole_patches() -> None:
     shape = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
     config = transformers.SwinConfig(image_size=30, patch_size=4, num_channels=1, **shape)
