@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.answers import RefusedError, no_text, shown
 from isobatch.deployments.front.bodies import Sizes, json_in, number, validated
 from isobatch.deployments.front.headers import LONGEST_MS
 from isobatch.deployments.front.open_inference.schemas import BYTES, NUMBERS, InferRequest, InputTensor, dtype_of
@@ -121,8 +121,8 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
     if kind != BYTES:
         return _numbers(data, kind)
     texts = np.array(data, dtype=object).reshape(-1)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("its data are no texts")
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"value {place} of its data is no text")
     return texts
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
-from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.answers import Answer, RefusedError, no_text, shown
 from isobatch.deployments.front.bodies import validated
 from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.predict import Form, encode
@@ -33,8 +33,11 @@ def _texts(value: object) -> object:
     texts = [value] if isinstance(value, str) else value
     if texts == []:
         raise ValueError("must be a text or at least one text in a list")
-    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        raise ValueError("must be a text or a list of texts; numbers of tokens and parts of chats are not accepted")
+    rule = "must be a text or a list of texts; numbers of tokens and parts of chats are not accepted"
+    if not isinstance(texts, list):
+        raise ValueError(rule)
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"{rule} (value {place} is no text)")
     return texts
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.answers import Answer, RefusedError, no_text, shown
 from isobatch.deployments.front.protocols import forms
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.transport.packed import Packed
@@ -180,8 +180,11 @@ def _documents(value: object) -> object:
     """
     listed = value if isinstance(value, list) else []
     texts = [each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in listed]
-    if not (texts and all(isinstance(text, str) for text in texts)):
-        raise ValueError('must be a list of at least one document: a text, or {"text": ...} without other fields')
+    rule = 'must be a list of at least one document: a text, or {"text": ...} without other fields'
+    if not texts:
+        raise ValueError(rule)
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"{rule} (value {place} is neither)")
     return texts
 
 

@@ -135,6 +135,7 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
     [
         ("/classify", {"model": "other", "input": "good"}, 404, "the model 'other' does not exist: this is 'my-bert'"),
         ("/classify", {"input": [1, 2]}, 400, "input = [1, 2]: must be a text or a list of texts"),
+        ("/classify", {"input": ["a", 2]}, 400, "(value 1 is no text)"),
         ("/classify", {"messages": []}, 400, "'messages' is not accepted; there are: model, "),
         ("/classify", {"input": LONG}, 400, "input 0 has more tokens than the network reads"),
         ("/classify", {"input": ["good"] * 5}, 400, "5 inputs in one request: 4 are allowed"),
@@ -152,6 +153,7 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
             400,
             "documents = [{'id': 3, 'text': 'b'}]: ",
         ),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": 3}]}, 400, "(value 1 is neither)"),
         ("/score", {"text_1": "a"}, 400, "text_2 is missing"),
         ("/rerank", [], 400, "the body"),
     ],
