@@ -362,14 +362,15 @@ def _sides_of(image: NDArray[np.float32]) -> Sides:
 
 
 def _bytes_of(value: bytes | str) -> bytes:
-    """The bytes of a picture; a text is base64, and may be a data URL.
+    """The bytes of a picture; a text is base64, and may be a data URL, or in lines.
 
-    >>> _bytes_of("data:image/png;base64,YWI="), _bytes_of("YWI=")
+    >>> _bytes_of("data:image/png;base64,YWI="), _bytes_of("YW\\nI=\\n")
     (b'ab', b'ab')
     """
     if isinstance(value, bytes):
         return value
-    return b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+    text = value.partition(",")[2] if value.startswith("data:") else value
+    return b64decode("".join(text.split()), validate=True)
 
 
 def is_picture(value: object) -> bool:
