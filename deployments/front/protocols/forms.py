@@ -1,6 +1,6 @@
 """The common parts of other servers' forms: the check of a body, the form of errors, and the score of a document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -95,6 +95,15 @@ class TextForm(Form, Generic[AnyBody]):
         if packed.truncated and truncates is False:
             raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
         return packed
+
+    def check_count(self, inputs: int) -> None:
+        """Raise `RefusedError` for too many inputs."""
+        self.service.sizes.check_count(inputs)
+
+    def pairs(self, first: Iterable[str], second: Sequence[str]) -> list[list[str]]:
+        """Texts side by side, as many as there are second ones; millions of pairs would take seconds."""
+        self.check_count(len(second))
+        return [list(pair) for pair in zip(first, second, strict=False)]
 
     def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
         """The probabilities of all labels, or their logits (`raw`); a row for each answer."""

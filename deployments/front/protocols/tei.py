@@ -1,6 +1,7 @@
 """The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -127,7 +128,7 @@ class RerankForm(_TeiForm):
         self.check_relevant(424)
         if not body.texts:
             raise RefusedError(TOO_MANY, "`texts` cannot be empty")
-        return self.texts([[body.query, text] for text in body.texts], body.truncate)
+        return self.texts(self.pairs(repeat(body.query), body.texts), body.truncate)
 
     def reply(self, body: RerankBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         scores = self.relevances(answers, body.raw_scores)

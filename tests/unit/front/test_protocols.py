@@ -1,6 +1,7 @@
 """The probabilities of all labels, and the interfaces of other servers: the same requests get the same answers."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,23 @@ def test_tei_refusals(plain: DocumentedClient, path: str, body: Any, status: int
     reply = plain.post(path, json=body)
     error = reply.json()
     assert (reply.status_code, error["error_type"], sentence in error["error"]) == (status, kind, True), reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "many"),
+    [("/rerank", "query", "documents"), ("/rerank", "query", "texts"), ("/score", "text_1", "text_2")],
+)
+def test_too_many_documents_are_refused_before_they_are_paired(
+    client: DocumentedClient, path: str, one: str, many: str
+) -> None:
+    """Millions of pairs would take seconds, and a gigabyte."""
+    body = json.dumps({one: "a", many: [""] * 400_000})
+    tracemalloc.start()
+    reply = client.post(path, content=body)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "400000" in reply.text
+    assert most_bytes < 20 * len(body)
 
 
 def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, plain: DocumentedClient) -> None:
