@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.api import VERSION
@@ -108,7 +108,7 @@ class RerankBody(_TruncatingBody):
     """A request for the order of texts by their relevance to a query."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], FailFast()]  # an error for each of millions would take gigabytes
     return_text: bool = Field(False, description="Repeat the texts in the answer.")
 
 

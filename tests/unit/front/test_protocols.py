@@ -270,6 +270,17 @@ def test_too_many_documents_are_refused_before_they_are_paired(
     assert most_bytes < 20 * len(body)
 
 
+def test_a_list_of_wrong_values_has_one_error(client: DocumentedClient) -> None:
+    """One for each of millions would take gigabytes."""
+    body = json.dumps({"query": "a", "texts": [1] * 100_000})
+    tracemalloc.start()
+    reply = client.post("/rerank", content=body)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "texts.0 = 1: Input should be a valid string" in reply.text
+    assert most_bytes < 50 * len(body)
+
+
 def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, plain: DocumentedClient) -> None:
     late = {"X-Deadline-Ms": "0.001"}
     assert client.post("/classify", json={"input": "good"}, headers=late).status_code == 503
