@@ -31,6 +31,7 @@ from isobatch.deployments.sources import name_of
 from isobatch.deployments.tasks import relevant_label, task_of
 from isobatch.deployments.tracing import Span, span_of_request, tracing_here
 from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import label_names, reads_text
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
@@ -73,6 +74,11 @@ class Service:
         self.classifies_texts = self.reads_text and not self.task.by_token
         # Whether POST /predict has the form of text-embeddings-inference.
         self.predicts_as_tei = self.classifies_texts and config.predict_form == "tei"
+        if config.predict_form == "tei" and not (self.predicts_as_tei or config.backend == VIRTUAL):
+            reads = self.task.answered if self.reads_text else "images"
+            raise UserError(
+                f"predict_form: tei is for networks that classify texts, and this one labels {reads}: leave it out"
+            )
         self._knows_best: bool = getattr(getattr(self._model, "ramps", None), "knows_best", False)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder

@@ -308,6 +308,11 @@ def test_a_relevant_label_that_there_is_not_is_refused_at_the_start(folder: Path
         serving(folder, relevant_label="yes")
 
 
+def test_the_form_of_tei_is_refused_for_a_network_that_classifies_no_texts() -> None:
+    with pytest.raises(UserError, match="for networks that classify texts, and this one labels images: leave it out"):
+        served(predict_form="tei")
+
+
 def test_a_network_with_one_output_is_a_reranker_as_it_is(folder: Path, tmp_path: Path) -> None:
     import transformers
 
