@@ -161,7 +161,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
 
 def _deadlines(slo_map: Path) -> Iterator[str]:
     """Rules that end a request soon after its deadline, because a front that hangs does not do so itself."""
-    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER})", int(LONGEST_MS)
+    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER},1)", int(LONGEST_MS)  # of several the first, as the front
     slo_ms = f"be_name,map_str_int({slo_map},{longest_ms})"
     infers = f"{{ path_end {ANSWERING} /infer }} {{ {deadline_ms} 1:{longest_ms} }}"
     predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"

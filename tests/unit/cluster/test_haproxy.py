@@ -341,7 +341,7 @@ def is_answered(port: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n"])
+@pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n", b"X-Deadline-Ms: 300\r\nX-Deadline-Ms: 60000\r\n"])
 def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path, header: bytes) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as hung,
