@@ -130,7 +130,8 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "http-request del-header X-Request-Id if !{ var(txn.id) -m found }",
             "http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }",
             f"{answer} 405 {json_file}/405.json if !{{ method {' '.join(METHODS)} }}",
-            "http-request set-header X-Request-Start t=%[date(0,us)];%[env(ISOBATCH_KERNEL)]",
+            "http-request set-var(txn.began) date(0,us)",
+            "http-request set-header X-Request-Start t=%[var(txn.began)];%[env(ISOBATCH_KERNEL)]",
             "# Serve would compute on for clients that send this and disconnect",
             "http-request del-header X-Request-Disconnect-Disabled",
             f"acl large req.hdr_val(content-length) gt {MOST_BYTES}",
@@ -138,6 +139,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             f"acl large req.hdr(content-length) -m len gt {len(str(MOST_BYTES))}",
             f"http-request wait-for-body time {HURRIED_S}s if !large {{ fe_conn gt {connections // 2} }}",
             f"http-request wait-for-body time {REQUEST_S}s if !large",
+            "http-request set-header X-Request-Sent %[date(0,us),sub(txn.began)]",
             "http-request set-var(txn.came) req.body_len if !METH_GET",
             "acl unfinished req.body_size,sub(txn.came) gt 0",
             "acl unfinished req.hdr(transfer-encoding) -m found",
@@ -159,7 +161,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
 
 def _deadlines(slo_map: Path) -> Iterator[str]:
     """Rules that end a request soon after its deadline, because a front that hangs does not do so itself."""
-    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER})", int(LONGEST_MS)
+    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER},1)", int(LONGEST_MS)  # of several the first, as the front
     slo_ms = f"be_name,map_str_int({slo_map},{longest_ms})"
     infers = f"{{ path_end {ANSWERING} /infer }} {{ {deadline_ms} 1:{longest_ms} }}"
     predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import islice
 from secrets import randbits
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PlainValidator,
     ValidationError,
@@ -50,6 +52,13 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value or []
 
 
+def _few(value: object) -> object:
+    """Refuse too many tokens before they are read: an error for each would take gigabytes."""
+    if isinstance(value, dict) and len(value) > MOST_BIASED:
+        raise ValueError(f"has {len(value)} tokens: {MOST_BIASED} are allowed")
+    return value
+
+
 def _parts(value: object) -> object:
     parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
     if not isinstance(parts, list) or any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
@@ -75,7 +84,9 @@ Count = Annotated[int, BeforeValidator(_not_a_bool)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Alternatives = Annotated[Count, Field(ge=0, le=MOST_ALTERNATIVES)]
 Biases = Annotated[
-    dict[Annotated[int, Field(ge=0)], Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASED)
+    dict[Annotated[int, Field(ge=0)], Annotated[Number, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASED),
+    BeforeValidator(_few),
 ]
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stops = Annotated[
@@ -100,7 +111,10 @@ class _RequestFields(BaseModel):
     def _without_unset(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if value is not None or name in cls.model_fields}
+        served = {field.alias or name for name, field in cls.model_fields.items()}
+        others = (name for name, value in fields.items() if value is not None and name not in served)
+        named = served.union(islice(others, 1))  # of others one, as an error for each of millions would take gigabytes
+        return {name: value for name, value in fields.items() if name in named}
 
     @field_validator(*_WITH_DEFAULTS, mode="before", check_fields=False)
     @classmethod
@@ -292,7 +306,7 @@ class TextPart(_RequestFields):
 
 class ChatMessage(_RequestFields):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
     name: str | None = None
     refusal: None = Field(None, description=_NEUTRAL)
     audio: None = Field(None, description=_NEUTRAL)

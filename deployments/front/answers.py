@@ -1,7 +1,7 @@
 """The answer to one input, and the error for a request that gets no answer."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,15 @@ def brief(sentence: str) -> str:
         end = LONGEST_SENTENCE // 3
         line = line[: LONGEST_SENTENCE - end - len(_CUT)] + _CUT.encode() + line[-end:]
     return line.decode("utf-8", "ignore")
+
+
+def no_text(values: Iterable[object]) -> int | None:
+    """The place of the first value that is no text.
+
+    >>> no_text(["a", None]), no_text(["a", "b"])
+    (1, None)
+    """
+    return next((place for place, value in enumerate(values) if not isinstance(value, str)), None)
 
 
 def shown(value: object) -> str:

@@ -23,7 +23,15 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
-from isobatch.deployments.front.headers import CLIENT, DEADLINE_HEADER, KERNEL, LONGEST_MS, STARTED, trusted_proxies
+from isobatch.deployments.front.headers import (
+    CLIENT,
+    DEADLINE_HEADER,
+    KERNEL,
+    LONGEST_MS,
+    SENT,
+    STARTED,
+    trusted_proxies,
+)
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -257,7 +265,8 @@ frontend calls
     acl hangs nbsrv({QUESTIONS}) eq 0
     acl hangs nbsrv(streams) eq 0
     http-request del-header {started}
-    http-request set-header {started} t=%[date(0,us)];{KERNEL} if infers
+    http-request set-var(txn.began) date(0,us) if infers
+    http-request set-header {started} t=%[var(txn.began)];{KERNEL} if infers
     http-request set-header {CLIENT.decode()} %[var(txn.client)] if streams
     http-request track-sc2 int(0) table {REFUSED} if infers || streams
     http-request track-sc1 var(txn.client),ipmask(32,64) table streams if streams
@@ -266,6 +275,7 @@ frontend calls
     http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
     http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
+    http-request set-header {SENT.decode()} %[date(0,us),sub(txn.began)] if infers
     http-request return status 503 if hangs
     http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {TOO_SLOW}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}

@@ -20,7 +20,7 @@ from isobatch.deployments.front.grpc_proxy import GrpcProxy
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import SERVICE, has_few_fields, message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
-from isobatch.deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
+from isobatch.deployments.front.open_inference.tensors import Values, described, to_bytes
 from isobatch.deployments.front.proxy import MOST
 from isobatch.deployments.ray_settings import haproxy_program
 from isobatch.profiles.errors import UserError
@@ -144,8 +144,7 @@ def check_infer(model: DescribedModel, request: Any) -> None:
     protocol.check(model, request.model_name, request.model_version)
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
         raise RefusedError(400, f"an id may have {LONGEST_NAME} characters, and a request {MOST_NAMED} outputs")
-    check_outputs([output.name for output in request.outputs], model.outputs)
-    protocol.check_best(model, best_of(request))
+    protocol.check_outputs(model, outputs_of(model, request), best_of(request))
 
 
 def outputs_of(model: DescribedModel, request: Any) -> list[str]:

@@ -16,6 +16,7 @@ from isobatch.profiles.errors import UserError
 DEADLINE_HEADER = "x-deadline-ms"
 DEADLINE = DEADLINE_HEADER.encode()
 STARTED = b"x-request-start"  # when our proxy received the request: t=MICROSECONDS since 1970;KERNEL of its clock
+SENT = b"x-request-sent"  # the microseconds in which it then got the body, or the first part of a long one
 FULL = b"x-full"
 PRIORITY = b"x-priority"
 CLIENT = b"x-client-address"  # the address of a stream's client, as our HAProxy saw it
@@ -162,6 +163,14 @@ def waited_s_by(started: bytes | None, clock: Callable[[], float] = time.time) -
     return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
 
 
+def sent_s_by(sent: bytes | None) -> float:
+    """
+    >>> sent_s_by(b"250000"), sent_s_by(b"-3"), sent_s_by(None)
+    (0.25, 0.0, 0.0)
+    """
+    return int(sent) / 1e6 if sent and sent.isdigit() and len(sent) <= 16 else 0.0
+
+
 def wants_full(value: bytes | None) -> bool:
     """Whether the client wants the full network's answer.
 
@@ -217,10 +226,12 @@ class RequestHeaders(NamedTuple):
 
     within_s: float | None  # the client's deadline after the arrival
     waited_s: float  # since a proxy received the request
+    sent_s: float  # the part of this time in which the body came
     full: bool  # the client wants the full network's answer
     priority: int
 
     @classmethod
     def of(cls, headers: Mapping[bytes, bytes]) -> "RequestHeaders":
         within_s, waited_s = deadline_s_by(headers.get(DEADLINE)), waited_s_by(headers.get(STARTED))
-        return cls(within_s, waited_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)))
+        sent_s = min(waited_s, sent_s_by(headers.get(SENT)))
+        return cls(within_s, waited_s, sent_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)))

@@ -97,7 +97,9 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
         body = openapi.json_body(openapi.either(*(openapi.schema_of(form.body) for form in each.forms)), shown)
         options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
         api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)
-        forms = [form(service) for form in each.forms]
+        # The first one also writes the refusals before a body is read. Where /predict is TEI's, it is TEI's.
+        ordered = reversed(each.forms) if service.predicts_as_tei else each.forms
+        forms = [form(service) for form in ordered]
         of_predict = canary if each.path == "/predict" else None
         direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"), canary=of_predict)
     if not service.predicts_as_tei:

@@ -23,7 +23,7 @@ class IncomingRequest(NamedTuple):
     weight: int  # the expected weight of its inputs
     latest_s: float  # when it must be read to be answered in time
     long_wait_s: float  # a longer wait before it is read, without the time of its body, counts as overload
-    registered_s: float  # when its headers were read: its body may still be on its way
+    registered_s: float  # when its headers were read, less the time in which its body had come by then
     full: bool  # its client wants the full network's answer
     priority: int  # of its inputs, where queues go by priority
     part: float  # 1, or the share of its client's time that another front gives to this network, its canary

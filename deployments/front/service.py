@@ -31,6 +31,7 @@ from isobatch.deployments.sources import name_of
 from isobatch.deployments.tasks import relevant_label, task_of
 from isobatch.deployments.tracing import Span, span_of_request, tracing_here
 from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import label_names, reads_text
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
@@ -73,6 +74,11 @@ class Service:
         self.classifies_texts = self.reads_text and not self.task.by_token
         # Whether POST /predict has the form of text-embeddings-inference.
         self.predicts_as_tei = self.classifies_texts and config.predict_form == "tei"
+        if config.predict_form == "tei" and not (self.predicts_as_tei or config.backend == VIRTUAL):
+            reads = self.task.answered if self.reads_text else "images"
+            raise UserError(
+                f"predict_form: tei is for networks that classify texts, and this one labels {reads}: leave it out"
+            )
         self._knows_best: bool = getattr(getattr(self._model, "ramps", None), "knows_best", False)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
@@ -107,14 +113,15 @@ class Service:
             await asyncio.to_thread(self._tracing.close)
 
     def register(
-        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None, part: float = 1.0
-    ) -> IncomingRequest:
+        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None, part: float = 1.0,
+        body_s: float = 0.0,
+    ) -> IncomingRequest:  # fmt: skip
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
         `left_s`: the longest time that the client waits from now on, whatever the headers say. `part`: as in
-        `IncomingRequest`.
+        `IncomingRequest`. `body_s`: the time in which its body has come to this process.
         """
-        within_s, waited_s, full, priority = RequestHeaders.of(headers)
+        within_s, waited_s, sent_s, full, priority = RequestHeaders.of(headers)
         now_s, queue = self._clock(), self._request_queue
         arrived_s = now_s - (waited_s or queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
@@ -124,10 +131,11 @@ class Service:
         work_s, weight = costs.work_s.expected(size), max(1, round(costs.weight.expected(size)))
         latest_s = deadline_s - self._network_s(now_s, remaining_s, work_s, weight)
         latest_s -= self._long_work_s(costs, size, remaining_s) + self._sending_s(deadline_s)
-        long_wait_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
+        long_wait_s, read_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s)), now_s - sent_s - body_s
         incoming = IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, now_s, full, priority, part
-        )
+            kind, size, arrived_s, within_s, until_s, work_s, weight, latest_s, long_wait_s, read_s, full, priority,
+            part,
+        )  # fmt: skip
         threads_busy = costs.long_s.expected(size) and self.long_work.busy
         try:
             if self._driver.dispatcher.inside or not queue.idle or threads_busy:

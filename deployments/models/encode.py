@@ -65,9 +65,10 @@ class TextEncoder:
         return self.encoded(self.tokens(inputs), inputs)
 
     def tokens(self, inputs: Sequence[Any]) -> Any:
-        first, second = zip(*(self._text_pair(value) for value in inputs), strict=True)
-        if len({text is None for text in second}) > 1:
-            raise UserError("single texts and pairs of texts cannot stand in one request")
+        first, second = zip(*(self._text_pair(place, value) for place, value in enumerate(inputs)), strict=True)
+        other = next((place for place, text in enumerate(second) if (text is None) != (second[0] is None)), None)
+        if other is not None:
+            raise UserError(f"text {other}: single texts and pairs of texts cannot stand in one request")
         try:
             return self.tokenizer(
                 list(first),
@@ -100,20 +101,21 @@ class TextEncoder:
         full = {int(position) for position in np.flatnonzero(lengths >= self.longest)}
         texts = ([value] if isinstance(value, str) else value for value in inputs)
         cut = {position for position, parts in enumerate(texts) if max(map(len, parts)) > most}
-        return frozenset(cut | {position for position in full - cut if self._overflows(inputs[position])})
+        return frozenset(cut | {position for position in full - cut if self._overflows(position, inputs[position])})
 
-    def _overflows(self, value: Any) -> bool:
-        first, second = self._text_pair(value)
+    def _overflows(self, place: int, value: Any) -> bool:
+        first, second = self._text_pair(place, value)
         tokens = self.tokenizer([first], None if second is None else [second], verbose=False)
         return len(tokens["input_ids"][0]) > self.longest
 
-    def _text_pair(self, value: Any) -> tuple[str, str | None]:
+    def _text_pair(self, place: int, value: Any) -> tuple[str, str | None]:
         match value:
             case str():
                 return self._cut(value), None
             case [str() as first, str() as second]:
                 return self._cut(first), self._cut(second)
-        raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+        problem = f"must be a text or a pair of texts, got {type(value).__name__}"
+        raise WrongInputError(f"text {place} {problem}", value, problem)
 
     def _cut(self, text: str) -> str:
         """The part of a text that is tokenized, so that a huge text costs no more than the longest that is read."""
@@ -156,7 +158,7 @@ class WordEncoder:
         return self.texts.longest
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        joined = [_as_text(value) for value in inputs]
+        joined = [_as_text(place, value) for place, value in enumerate(inputs)]
         tokens = self.texts.tokens(joined)
         answered, words = [], []
         for value, text, encoding in zip(inputs, joined, tokens.encodings, strict=True):
@@ -179,12 +181,13 @@ def texts_of(encoder: object) -> TextEncoder | None:
     return texts if isinstance(texts, TextEncoder) else None
 
 
-def _as_text(value: Any) -> str:
+def _as_text(place: int, value: Any) -> str:
     if isinstance(value, str):
         return value
     if not (isinstance(value, list | tuple) and value and all(isinstance(word, str) and word for word in value)):
-        problem = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
-        raise UserError(f"an input must be a text or a list of words, got {problem}")
+        got = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
+        problem = f"must be a text or a list of words, got {got}"
+        raise WrongInputError(f"text {place} {problem}", value, problem)
     return " ".join(value)
 
 
@@ -359,14 +362,15 @@ def _sides_of(image: NDArray[np.float32]) -> Sides:
 
 
 def _bytes_of(value: bytes | str) -> bytes:
-    """The bytes of a picture; a text is base64, and may be a data URL.
+    """The bytes of a picture; a text is base64, and may be a data URL, or in lines.
 
-    >>> _bytes_of("data:image/png;base64,YWI="), _bytes_of("YWI=")
+    >>> _bytes_of("data:image/png;base64,YWI="), _bytes_of("YW\\nI=\\n")
     (b'ab', b'ab')
     """
     if isinstance(value, bytes):
         return value
-    return b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+    text = value.partition(",")[2] if value.startswith("data:") else value
+    return b64decode("".join(text.split()), validate=True)
 
 
 def is_picture(value: object) -> bool:

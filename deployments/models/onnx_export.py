@@ -132,9 +132,11 @@ def in_8_bits(graph: Path) -> None:
 
     exact = graph.with_name("exact.onnx")
     graph.rename(exact)
-    nodes = onnx.load(exact, load_external_data=False).graph.node
+    model = onnx.load(exact, load_external_data=False)
+    _read_weights_directly(model.graph)
+    onnx.save(model, exact)
     # The quantiser renames a Gemm to MatMul first.
-    heads = [f"{node.name}{suffix}" for node in _of_heads(nodes) for suffix in ("", "_MatMul")]
+    heads = [f"{node.name}{suffix}" for node in _of_heads(model.graph.node) for suffix in ("", "_MatMul")]
     with _without_advice():
         quantize_dynamic(
             exact,
@@ -145,6 +147,18 @@ def in_8_bits(graph: Path) -> None:
             nodes_to_exclude=heads,
         )
     exact.unlink()
+
+
+def _read_weights_directly(graph: Any) -> None:
+    """Where layers run repeatedly, the exporter writes their weights once, and Identity nodes that copy them. The
+    quantiser would not take these copies for weights."""
+    weights = {each.name for each in graph.initializer}
+    copies = [node for node in graph.node if node.op_type == "Identity" and node.input[0] in weights]
+    originals = {node.output[0]: node.input[0] for node in copies}
+    for node in copies:
+        graph.node.remove(node)
+    for node in graph.node:
+        node.input[:] = [originals.get(name, name) for name in node.input]
 
 
 def _of_heads(nodes: Iterable[Any]) -> list[Any]:

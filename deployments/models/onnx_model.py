@@ -44,7 +44,7 @@ from isobatch.profiles.model import Batch
 log = logging.getLogger(__name__)
 
 # Part of every cache key. Raise it when a change to exporting changes the graphs.
-FORMAT = "6"
+FORMAT = "7"
 LIMIT_BYTES = 16 << 30  # the size of the cache: the graphs of a large network take some GiB per block range
 MAX_SESSIONS = 64  # sessions of one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"  # the name of a graph's file in its cache entry

@@ -84,8 +84,11 @@ def check(model: DescribedModel, name: str, version: str = VERSION) -> None:
         raise RefusedError(404, f"{problem}: this is {model.name!r}, {VERSION!r}")
 
 
-def check_best(model: DescribedModel, best: Mapping[str, int]) -> None:
-    """Raise `RefusedError` if the best labels of an output are wanted that has no score for each label."""
+def check_outputs(model: DescribedModel, names: Collection[str], best: Mapping[str, int]) -> None:
+    """Raise `RefusedError` for an unknown output, or if the best labels of one are wanted that has no score for each
+    label."""
+    if unknown := sorted(set(names) - set(model.outputs)):
+        raise RefusedError(400, f"there is no output {shown(unknown[0])}; there are: {', '.join(model.outputs)}")
     for name, count in best.items():
         wanted = f"classification = {shown(count)} of output {shown(name)}"
         if name not in model.ranked:

@@ -11,8 +11,8 @@ from isobatch.deployments.front.bodies import body_of, size_of
 from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
-from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, check_best, model_of
-from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
+from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, check_outputs, model_of
+from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
 from isobatch.deployments.front.openapi import BY_GUARD, READING, WITH_INPUTS, documented, problems
 from isobatch.deployments.front.service import Service
 
@@ -103,8 +103,7 @@ def _content(
 ) -> Content[tuple[bytes, int | None]]:
     request = read(body, json_size, service.sizes, not service.reads_pictures)
     names = model.usual_outputs if request.outputs is None else request.outputs
-    check_outputs(names, model.outputs)
-    check_best(model, request.best)
+    check_outputs(model, names, request.best)
 
     def written(answers: list[Answer]) -> tuple[bytes, int | None]:
         return write(request, service.name, protocol.columns(service, answers, names, request.best))

@@ -63,8 +63,10 @@ class _Inferences:
 
     async def _infer(self, call: Call) -> bytes:
         with self._service.counted("grpc", call.headers):
+            began_s = time.monotonic()
             sent = await call.request()
-            incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
+            body_s = time.monotonic() - began_s
+            incoming = self._service.register("grpc", len(sent), call.headers, call.left_s, body_s=body_s)
             answer = await self._service.answer(incoming, lambda: self._content(self._read(sent)))
             return grpc_server.serialized(answer)
 

@@ -2,14 +2,14 @@
 
 import json
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.answers import RefusedError, no_text, shown
 from isobatch.deployments.front.bodies import Sizes, json_in, number, validated
 from isobatch.deployments.front.headers import LONGEST_MS
 from isobatch.deployments.front.open_inference.schemas import BYTES, NUMBERS, InferRequest, InputTensor, dtype_of
@@ -63,7 +63,6 @@ def timeout_s(timeout_us: int | None) -> float | None:
 def write(request: TensorRequest, model: str, outputs: Mapping[str, Values]) -> tuple[bytes, int | None]:
     """The body, and the number of its bytes that are JSON if binary tensors follow."""
     requested = request.outputs if request.outputs is not None else dict.fromkeys(outputs, request.binary)
-    check_outputs(requested, outputs)
     tensors, raw = [], b""
     for name, binary in requested.items():
         tensor, tensor_bytes = _tensor(name, outputs[name], binary)
@@ -122,8 +121,8 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
     if kind != BYTES:
         return _numbers(data, kind)
     texts = np.array(data, dtype=object).reshape(-1)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("its data are no texts")
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"value {place} of its data is no text")
     return texts
 
 
@@ -178,11 +177,6 @@ def _items(raw: bytes, count: int) -> list[bytes]:
     if at < len(raw):
         raise ValueError(f"{len(raw) - at} bytes are left after {count} texts")
     return items
-
-
-def check_outputs(requested: Collection[str], outputs: Collection[str]) -> None:
-    if unknown := sorted(set(requested) - set(outputs)):
-        raise RefusedError(400, f"there is no output {shown(unknown[0])}; there are: {', '.join(outputs)}")
 
 
 def described(name: str, values: Values) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The common parts of other servers' forms: the check of a body, the form of errors, and the score of a document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
-from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.answers import Answer, RefusedError, no_text, shown
 from isobatch.deployments.front.bodies import validated
 from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.predict import Form, encode
@@ -33,8 +33,11 @@ def _texts(value: object) -> object:
     texts = [value] if isinstance(value, str) else value
     if texts == []:
         raise ValueError("must be a text or at least one text in a list")
-    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        raise ValueError("must be a text or a list of texts; numbers of tokens and parts of chats are not accepted")
+    rule = "must be a text or a list of texts; numbers of tokens and parts of chats are not accepted"
+    if not isinstance(texts, list):
+        raise ValueError(rule)
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"{rule} (value {place} is no text)")
     return texts
 
 
@@ -92,6 +95,15 @@ class TextForm(Form, Generic[AnyBody]):
         if packed.truncated and truncates is False:
             raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
         return packed
+
+    def check_count(self, inputs: int) -> None:
+        """Raise `RefusedError` for too many inputs."""
+        self.service.sizes.check_count(inputs)
+
+    def pairs(self, first: Iterable[str], second: Sequence[str]) -> list[list[str]]:
+        """Texts side by side, as many as there are second ones; millions of pairs would take seconds."""
+        self.check_count(len(second))
+        return [list(pair) for pair in zip(first, second, strict=False)]
 
     def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
         """The probabilities of all labels, or their logits (`raw`); a row for each answer."""

@@ -1,11 +1,12 @@
 """The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.api import VERSION
@@ -107,7 +108,7 @@ class RerankBody(_TruncatingBody):
     """A request for the order of texts by their relevance to a query."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], FailFast()]  # an error for each of millions would take gigabytes
     return_text: bool = Field(False, description="Repeat the texts in the answer.")
 
 
@@ -127,7 +128,7 @@ class RerankForm(_TeiForm):
         self.check_relevant(424)
         if not body.texts:
             raise RefusedError(TOO_MANY, "`texts` cannot be empty")
-        return self.texts([[body.query, text] for text in body.texts], body.truncate)
+        return self.texts(self.pairs(repeat(body.query), body.texts), body.truncate)
 
     def reply(self, body: RerankBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         scores = self.relevances(answers, body.raw_scores)

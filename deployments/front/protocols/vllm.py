@@ -3,11 +3,12 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.answers import Answer, RefusedError, no_text, shown
 from isobatch.deployments.front.protocols import forms
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.transport.packed import Packed
@@ -159,12 +160,10 @@ class ScoreForm(_VllmForm):
     def inputs(self, body: ScoreBody) -> Packed:
         self.check_relevant(400)
         queries, documents = body.text_1, body.text_2
-        if len(queries) == 1:
-            queries = queries * len(documents)
-        if len(queries) != len(documents):
+        if len(queries) not in (1, len(documents)):
             numbers = f"text_1 has {len(queries)} texts and text_2 has {len(documents)}"
             raise RefusedError(400, f"{numbers}: they must be 1 and any number, or the same number")
-        pairs = [list(pair) for pair in zip(queries, documents, strict=True)]
+        pairs = self.pairs(queries if len(queries) > 1 else repeat(queries[0]), documents)
         return self.encoded(pairs, body.truncates, 400)
 
     def reply(self, body: ScoreBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
@@ -180,8 +179,11 @@ def _documents(value: object) -> object:
     """
     listed = value if isinstance(value, list) else []
     texts = [each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in listed]
-    if not (texts and all(isinstance(text, str) for text in texts)):
-        raise ValueError('must be a list of at least one document: a text, or {"text": ...} without other fields')
+    rule = 'must be a list of at least one document: a text, or {"text": ...} without other fields'
+    if not texts:
+        raise ValueError(rule)
+    if (place := no_text(texts)) is not None:
+        raise ValueError(f"{rule} (value {place} is neither)")
     return texts
 
 
@@ -227,7 +229,8 @@ class DocumentsForm(_VllmForm):
 
     def inputs(self, body: DocumentsBody) -> Packed:
         self.check_relevant(400)
-        return self.encoded([[body.query, text] for text in body.documents], body.truncates or None, 400)
+        pairs = self.pairs(repeat(body.query), body.documents)
+        return self.encoded(pairs, body.truncates or None, 400)
 
     def reply(self, body: DocumentsBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         scores = self.relevances(answers, body.raw)

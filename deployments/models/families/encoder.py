@@ -33,17 +33,28 @@ def _check(config: Any) -> None:
 
 def embedding(base: Any, project: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """Token embeddings, with the network's own projection after them."""
-    first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin after the padding token's id
+    padding = getattr(base.embeddings, "padding_idx", None)  # of RoBERTa and MPNet
     has_types = hasattr(base.embeddings, "token_type_embeddings")
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        inputs = {**arrays, "position_ids": arrays["position_ids"] + first}
+        inputs = {**arrays}
+        if padding is not None:
+            inputs["position_ids"] = _without_padding(inputs["input_ids"], inputs["position_ids"], padding)
         if has_types and "token_type_ids" not in inputs:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         hidden: Tensor = project(base.embeddings(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()}))
         return hidden.squeeze(0)
 
     return embed
+
+
+def _without_padding(ids: Tensor, positions: Tensor, padding: int) -> Tensor:
+    """Positions as RoBERTa counts them: they begin after the padding token's id, and leave out padding tokens, which a
+    text may hold."""
+    is_padding = (ids == padding).long()
+    before = is_padding.cumsum(0) - is_padding  # in all texts
+    places = (is_padding * 0 + 1).cumsum(0) - 1  # a running sum, as exporters freeze sizes
+    return padding + (positions + 1 - before + before[places - positions]) * (1 - is_padding)
 
 
 def _bert_head(model: Any) -> Callable[[Tensor], Tensor]:

@@ -12,9 +12,15 @@ from isobatch.deployments.models.families.encoder import embedding
 from isobatch.deployments.models.spans import Spans
 from isobatch.profiles.errors import UserError
 
+BUCKETS = 32  # of distances between tokens in MPNet: transformers reads as many, whatever a configuration says
+
 
 def mpnet(model: Any) -> Anatomy:
     encoder = model.base_model.encoder
+    if (buckets := model.config.relative_attention_num_buckets) < BUCKETS:
+        raise UserError(
+            f"relative_attention_num_buckets is {buckets}: transformers reads {BUCKETS}, so it must be {BUCKETS}"
+        )
 
     def bias(query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
         buckets = encoder.relative_position_bucket(-distance)

@@ -14,7 +14,7 @@ from select import select
 import pytest
 
 from isobatch.cluster.serving.haproxy import HEALTH_WITHIN_S, REQUEST_S, RETRY_S, ready, stopping, write_script
-from isobatch.deployments.front.headers import waited_s_by
+from isobatch.deployments.front.headers import sent_s_by, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
@@ -175,6 +175,14 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         assert len(told) > 1, "not all come back at once"
 
 
+def test_a_front_knows_in_how_much_time_a_body_came(tmp_path: Path) -> None:
+    with crowd(tmp_path, 1) as clients:
+        asking = clients.ask(header="Content-Length: 2\r\nX-Request-Sent: 9000000\r\n")  # and some milliseconds later
+        asking.sendall(b"{}")
+        came = clients.arrived()[1].lower().partition(b"x-request-sent: ")[2].partition(b"\r\n")[0]
+    assert 0.005 < sent_s_by(came) < 8
+
+
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
     """All have one address, as behind a balancer. Health checks come before whatever else is asked."""
     with crowd(tmp_path, 1, questions_ms=60_000) as clients:
@@ -333,7 +341,7 @@ def is_answered(port: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n"])
+@pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n", b"X-Deadline-Ms: 300\r\nX-Deadline-Ms: 60000\r\n"])
 def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path, header: bytes) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as hung,

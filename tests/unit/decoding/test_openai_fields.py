@@ -1,6 +1,8 @@
 """The fields of OpenAI's requests over HTTP, without Ray: what is refused, and what changes texts."""
 
 import json
+import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from tokenizers import decoders
 
 from experiments.demos.sums import END, tokenizer
 from isobatch.deployments.decoding.engine_setup import stop_tokens
+from isobatch.deployments.decoding.openai_requests import ChatRequest, request_of
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.front.answers import RefusedError
 from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import RAMPS, STOP, World, events
 from tests.helpers.tiny_decoders import VOCABULARY, decoder, plain_logprobs, plainly
@@ -99,6 +103,31 @@ def test_what_is_wrong_in_a_chat_is_named_where_it_stands(
     body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
     reply = refusing.client().post("/v1/chat/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
+MANY = 50_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({f"x{number}": 1 for number in range(MANY)}, "x0 is not served; there are: model,"),
+        ({"logit_bias": dict.fromkeys(map(str, range(MANY)), "1+")}, "logit_bias = an object: has 50000 tokens"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}] * MANY}]},
+            "messages.0.content.0.text is missing",
+        ),
+    ],
+)
+def test_many_wrong_values_have_one_error(fields: dict[str, Any], sentence: str) -> None:
+    """One for each of millions would take gigabytes."""
+    body = {"messages": [{"role": "user", "content": "1+1="}]} | fields
+    tracemalloc.start()
+    with pytest.raises(RefusedError, match=re.escape(sentence)):
+        request_of(ChatRequest, body)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 200 * MANY
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 1, "top_k": 10**320}, {"stop": "<image>", "min_tokens": 2}])

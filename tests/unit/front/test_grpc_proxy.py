@@ -20,7 +20,7 @@ from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.calls import Call, CallConnection, Method
 from isobatch.deployments.front.grpc_proxy import GrpcProxy
-from isobatch.deployments.front.headers import STARTED, waited_s_by
+from isobatch.deployments.front.headers import SENT, STARTED, sent_s_by, waited_s_by
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.open_inference.rpc import serving
 from isobatch.deployments.front.proxy import MOST, RETRY_S, Burden, haproxy_reply
@@ -160,12 +160,12 @@ async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.
     seen: list[Any] = []
     register = Service.register
 
-    def noted(self: Service, *args: Any) -> Any:
+    def noted(self: Service, *args: Any, **options: Any) -> Any:
         seen.append(args)
-        return register(self, *args)
+        return register(self, *args, **options)
 
     monkeypatch.setattr(Service, "register", noted)
-    told = ((STARTED.decode(), "t=1"),)
+    told = ((STARTED.decode(), "t=1"), (SENT.decode(), "9" * 9))
 
     async with front_at(free_port) as (channel, _):
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told, timeout=7.0)
@@ -174,6 +174,7 @@ async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells"
     assert unlimited_s is None
+    assert 0 <= sent_s_by(headers[SENT]) < 7
 
 
 async def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:

@@ -120,6 +120,7 @@ def test_an_output_is_binary_as_its_own_parameter_or_else_the_request_tells(own:
         ({"inputs": [tensor(shape=[-1])]}, "must be a list of sizes"),
         ({"inputs": [tensor(data=[["a", 1], [2, 3]])]}, "does not hold INT64"),
         ({"inputs": [tensor(data=[["7", 1], [2, 3]])]}, "its data are not numbers of INT64"),
+        ({"inputs": [tensor(datatype="BYTES", data=["a", 1, "b", "c"])]}, "value 1 of its data is no text"),
         ({"inputs": [tensor(data=[[1.9, 1], [2, 3]])]}, "1.9 is not of type INT64"),
         ({"inputs": [tensor(datatype="UINT8", data=[[1, 300], [2, 3]])]}, "300 is not of type UINT8"),
         ({"inputs": [tensor(parameters={"binary_data_size": 5})]}, "binary_data_size is 5, but 0 bytes follow"),

@@ -173,12 +173,18 @@ async def test_the_time_in_which_a_client_sends_its_body_is_no_strain() -> None:
         clock.ahead_s += 0.5
         with service.counted():
             await service.answer(slow, content(service))
+        started = {b"x-request-start": f"t={(time.time() - 0.5) * 1e6:.0f};{KERNEL}".encode()}
+        for headers, body_s in (({b"x-request-sent": b"450000"}, 0.0), ({}, 0.45)):  # to the proxy, to this process
+            with service.counted():
+                await service.answer(
+                    service.register("", 0, within(1.0) | started | headers, body_s=body_s), content(service)
+                )
         for headers, problem in ((within(1.0), "before the whole request arrived"), ({}, "cannot be met")):
             too_slow = service.register("", 0, headers)
             clock.ahead_s += 1.5
             with pytest.raises(RefusedError, match=problem), service.counted():
                 await service.answer(too_slow, content(service))
-        assert service.burden() == Burden(inside=0, strained=0, answered=1)
+        assert service.burden() == Burden(inside=0, strained=0, answered=3)
 
 
 async def test_a_slow_turn_of_the_event_loop_takes_no_time_from_later_requests() -> None:

@@ -1,6 +1,7 @@
 """The probabilities of all labels, and the interfaces of other servers: the same requests get the same answers."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
     [
         ("/classify", {"model": "other", "input": "good"}, 404, "the model 'other' does not exist: this is 'my-bert'"),
         ("/classify", {"input": [1, 2]}, 400, "input = [1, 2]: must be a text or a list of texts"),
+        ("/classify", {"input": ["a", 2]}, 400, "(value 1 is no text)"),
         ("/classify", {"messages": []}, 400, "'messages' is not accepted; there are: model, "),
         ("/classify", {"input": LONG}, 400, "input 0 has more tokens than the network reads"),
         ("/classify", {"input": ["good"] * 5}, 400, "5 inputs in one request: 4 are allowed"),
@@ -152,6 +154,7 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
             400,
             "documents = [{'id': 3, 'text': 'b'}]: ",
         ),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": 3}]}, 400, "(value 1 is neither)"),
         ("/score", {"text_1": "a"}, 400, "text_2 is missing"),
         ("/rerank", [], 400, "the body"),
     ],
@@ -250,11 +253,41 @@ def test_tei_refusals(plain: DocumentedClient, path: str, body: Any, status: int
     assert (reply.status_code, error["error_type"], sentence in error["error"]) == (status, kind, True), reply.text
 
 
+@pytest.mark.parametrize(
+    ("path", "one", "many"),
+    [("/rerank", "query", "documents"), ("/rerank", "query", "texts"), ("/score", "text_1", "text_2")],
+)
+def test_too_many_documents_are_refused_before_they_are_paired(
+    client: DocumentedClient, path: str, one: str, many: str
+) -> None:
+    """Millions of pairs would take seconds, and a gigabyte."""
+    body = json.dumps({one: "a", many: [""] * 400_000})
+    tracemalloc.start()
+    reply = client.post(path, content=body)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "400000" in reply.text
+    assert most_bytes < 20 * len(body)
+
+
+def test_a_list_of_wrong_values_has_one_error(client: DocumentedClient) -> None:
+    """One for each of millions would take gigabytes."""
+    body = json.dumps({"query": "a", "texts": [1] * 100_000})
+    tracemalloc.start()
+    reply = client.post("/rerank", content=body)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "texts.0 = 1: Input should be a valid string" in reply.text
+    assert most_bytes < 50 * len(body)
+
+
 def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, plain: DocumentedClient) -> None:
     late = {"X-Deadline-Ms": "0.001"}
     assert client.post("/classify", json={"input": "good"}, headers=late).status_code == 503
-    reply = plain.post("/predict", json={"inputs": "good"}, headers=late)
-    assert (reply.status_code, reply.json()["error_type"], "retry-after" in reply.headers) == (429, "overloaded", True)
+    for path, body in (("/predict", {"inputs": "good"}), ("/rerank", {"query": QUERY, "texts": TEXTS})):
+        reply = plain.post(path, json=body, headers=late)
+        expected = 429, "overloaded", True
+        assert (reply.status_code, reply.json().get("error_type"), "retry-after" in reply.headers) == expected, path
 
 
 def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: DocumentedClient) -> None:
@@ -273,6 +306,11 @@ def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: Docume
 def test_a_relevant_label_that_there_is_not_is_refused_at_the_start(folder: Path) -> None:
     with pytest.raises(UserError, match="relevant_label = 'yes': the network's labels are LABEL_0, LABEL_1, LABEL_2"):
         serving(folder, relevant_label="yes")
+
+
+def test_the_form_of_tei_is_refused_for_a_network_that_classifies_no_texts() -> None:
+    with pytest.raises(UserError, match="for networks that classify texts, and this one labels images: leave it out"):
+        served(predict_form="tei")
 
 
 def test_a_network_with_one_output_is_a_reranker_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_text_may_be_given_as_its_words(client: DocumentedClient) -> None:
 def test_inputs_that_are_neither_are_refused_in_one_sentence(client: DocumentedClient, wrong: Any) -> None:
     reply = client.post("/predict", json={"inputs": wrong})
     assert reply.status_code == 422
-    assert "an input must be a text or a list of words" in reply.json()["error"]
+    assert "text 0 must be a text or a list of words" in reply.json()["error"]
 
 
 def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:

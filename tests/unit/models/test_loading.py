@@ -129,8 +129,8 @@ def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> N
 
 @pytest.mark.parametrize("wrong", [3, ["one"], ("one", 2), None])
 def test_a_text_that_is_none_says_why(text_checkpoint: Path, wrong: Any) -> None:
-    with pytest.raises(UserError, match="string or a pair of strings"):
-        load(text_checkpoint).encode([wrong])
+    with pytest.raises(UserError, match="text 1 must be a text or a pair of texts"):
+        load(text_checkpoint).encode(["good", wrong])
 
 
 def test_a_text_without_any_token_is_refused_and_takes_nobody_elses(text_checkpoint: Path) -> None:

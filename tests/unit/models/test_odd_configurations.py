@@ -1,5 +1,6 @@
 """Networks whose configuration is rare: they give Hugging Face's own answers, or are refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 import transformers
 
 from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
@@ -42,6 +45,20 @@ def test_deberta_with_any_kinds_of_relative_attention(kinds: list[str]) -> None:
     assert_as_uncut(transformers.DebertaV2ForSequenceClassification(config), batch, padded(torch.tensor(ids), lengths))
 
 
+@pytest.mark.parametrize("name", ["Roberta", "MPNet"])
+def test_a_padding_token_that_is_a_part_of_a_text_takes_no_position(name: str, cache: Path) -> None:
+    """As in transformers, where tokens after <pad> have the positions that they would have without it."""
+    model = getattr(transformers, f"{name}ForSequenceClassification")(getattr(transformers, f"{name}Config")(**TINY))
+    ids, lengths = np.array([5, 1, 1, 7, 8, 1, 9, 4, 6]), np.array([5, 4])
+    batch = Batch(0, {"input_ids": ids}, np.zeros((2, 0), np.float32), lengths)
+    assert_as_uncut(model, batch, padded(torch.tensor(ids), lengths))
+    network = cut(model)
+    exported = OnnxModel(network, f"{name}, padded", cache=cache)
+    exported.prepare([BlockRange(0, 2)], batch)
+    logits = [each.run(batch, 2, ()).exits.logits for each in (network, exported)]
+    assert np.abs(logits[0] - logits[1]).max() < 1e-4
+
+
 def test_layers_in_chunks_take_launches_of_any_number_of_tokens() -> None:
     config = transformers.BertConfig(**TINY, chunk_size_feed_forward=4)
     ids, lengths = np.arange(2, 15), np.array([8, 5])
@@ -62,6 +79,14 @@ def test_an_encoder_of_relative_positions_is_refused(name: str) -> None:
     config = getattr(transformers, f"{name}Config")(**TINY, position_embedding_type="relative_key")
     with pytest.raises(UserError, match="position_embedding_type is relative_key"):
         cut(getattr(transformers, f"{name}ForSequenceClassification")(config))
+
+
+def test_mpnet_with_fewer_buckets_of_distances_than_transformers_reads_is_refused() -> None:
+    model = transformers.MPNetForSequenceClassification(
+        transformers.MPNetConfig(**TINY, relative_attention_num_buckets=8)
+    )
+    with pytest.raises(UserError, match="relative_attention_num_buckets is 8: transformers reads 32"):
+        cut(model)
 
 
 def test_swin_with_images_that_do_not_consist_of_whole_patches() -> None:

@@ -206,8 +206,8 @@ def test_an_empty_text_has_no_words_and_an_answer() -> None:
 
 @pytest.mark.parametrize("wrong", [3, ["ada", 3], [], ["ada", ""], {"text": "ada"}])
 def test_what_is_no_text_and_no_list_of_words_is_refused(wrong: Any) -> None:
-    with pytest.raises(UserError, match="an input must be a text or a list of words, got "):
-        load(word_network()).encode([wrong])
+    with pytest.raises(UserError, match="text 1 must be a text or a list of words, got "):
+        load(word_network()).encode(["ada", wrong])
 
 
 def test_a_made_up_batch_knows_which_tokens_are_answered() -> None:
