@@ -216,7 +216,7 @@ class _Generation(_RequestFields):
         None, discriminator="type", description=f"{_EXPERIMENTAL}plain text, any JSON object, or JSON by a schema."
     )
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
-    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    metadata: dict[str, Any] | None = Field(None, description="Ignored.")
     service_tier: Literal["auto", "default", None] = Field(None, description=_NEUTRAL)
 
     def terms(self, defaults: GenerationDefaults, number: int = 0, full: bool = False) -> TextTerms:
