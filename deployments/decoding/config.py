@@ -127,7 +127,7 @@ class DecoderConfig(ServedConfig):
         deep = max(1, round(limits.deep_share * limits.max_residents))
         splits = splits_at(cut.ends[:-1], cut.num_blocks, limits.max_residents, deep)
         terms = DecodingTerms(
-            exits=self.exits if len(splits) > 1 else OFF,
+            exits=self.exits,
             prompt_rows=self.prompt_rows,
             kv_megabytes=self.kv_megabytes,
             ttft_s=self.ttft_ms / 1e3,

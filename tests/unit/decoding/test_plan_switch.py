@@ -128,6 +128,8 @@ async def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> 
     other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
     assert isinstance(await lead.apply(other), Moved)
     assert (lead.plan(), lead.ramps, lead.shares) == (other, [1, 3], {"cpu": 100.0, "t4": 200.0})
+    uncut = pipeline("t4", 8, 100.0, "project", replicas=2)
+    assert isinstance(await lead.apply(replace(pipeline("cpu", 2, 1.0, "project"), beside=(uncut,))), Moved)
 
 
 @pytest.mark.parametrize(
