@@ -21,6 +21,7 @@ from isobatch.deployments.decoding.engine_setup import (
     context_of,
     decoder_shape,
     grammars_of,
+    in_its_precision,
     language_of,
     load_tokenizer,
     stop_tokens,
@@ -140,7 +141,8 @@ class DecoderIngress:
 
 def build(config: DecoderConfig) -> Application:
     """The application of a Serve file with `import_path: isobatch.deployments.decoding.app:build`, by its `args:`."""
-    first, pipelines = read_plan(local(config.plan)) if config.plan else None, config.per_kind()
+    first = read_plan(local(config.plan)) if config.plan else None
+    pipelines = {kind: in_its_precision(each) for kind, each in config.per_kind().items()}
     leading = next(iter(pipelines.values()))
     origin = sha256("".join(each.model_dump_json() for each in pipelines.values()).encode()).hexdigest()
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named

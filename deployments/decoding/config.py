@@ -37,7 +37,11 @@ class DecoderConfig(ServedConfig):
         "off: every token runs through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="Precision of the network. If not given: that of the plan; without a plan, that of the ramps, or "
+        "of the checkpoint if the device is quick in it.",
+    )
     plan: str | None = Field(
         None, description="File of `isobatch plan`, with exits, cuts, replicas, precision, memory and all limits."
     )

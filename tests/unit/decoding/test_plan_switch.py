@@ -330,7 +330,7 @@ def test_new_replicas_start_beside_the_old_ones_where_there_is_room(monkeypatch:
 
         monkeypatch.setattr(app.serve, "deployment", deployment)
         monkeypatch.setattr(app, "free_resources", lambda: [{"CPU": cpus}])
-        app.build(DecoderConfig(model="", replicas=2, drain_s=50.0))
+        app.build(DecoderConfig(model="", dtype="float32", replicas=2, drain_s=50.0))
         return noted
 
     assert [options(cpus)["decoder"]["max_surge_percent"] for cpus in (2.0, 1.0)] == [100, 0]
