@@ -45,7 +45,18 @@ def grammar_of(schema: dict[str, Any]) -> str:
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(problem.split()))
+    if "$ref" in str(schema) and _cannot_begin(grammar):
+        raise ValueError("no JSON follows this schema: its $ref leads to nothing but itself")
     return grammar
+
+
+def _cannot_begin(grammar: str) -> bool:
+    """Whether no text follows a grammar, which llguidance does not say when it checks a grammar."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    return matcher.is_error()
 
 
 def _multiples(schema: object) -> Iterator[int]:

@@ -118,6 +118,7 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
             {},
             "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
         ),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, {}, "no JSON follows this schema"),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
         ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
