@@ -90,14 +90,14 @@ class Grammars:
 
         return from_tokenizer(self._load(), self._vocabulary, self._stop)
 
-    @cached_property
+    @property
     def obstacle(self) -> str:
         """Why this network can follow no grammar; empty: it can."""
         if not self._stop:
             return "the model has no token that ends a text"
         try:
             return "" if self._tokenizer.vocab_size else "the model's tokenizer has no tokens"
-        except ValueError as error:
+        except Exception as error:  # llguidance is not installed, or the tokenizer is unlike those that it knows
             return f"llguidance cannot read the model's tokenizer: {error}"
 
     def apply(self, logits: Tensor, texts: Listed[tuple[Sampling, Written]]) -> None:
