@@ -152,11 +152,12 @@ class DecoderConfig(ServedConfig):
         return local(self.profile) if self.profile else cached_profile(self.folder)
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
-        """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""
+        """The splits of a network that is cut before these blocks; there are no cuts if exits are off, and without a
+        cut nothing leaves early."""
         ends = () if self.exits == OFF else tuple(sorted(set(cuts)))
-        verified = self.exits == "verified"
+        verified = self.exits == "verified" and bool(ends)
         pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
-        return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
+        return Splits((*ends, num_blocks), verified, pending, self.exits == "project" and bool(ends))
 
     def pages(self, position_bytes: int) -> int:
         """The number of pages, if the KV of one position has this many bytes."""
