@@ -75,6 +75,16 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
 
+def test_of_two_decoders_one_is_named(call: Called, tmp_path: Path) -> None:
+    common = {"import_path": DECODER, "args": {"model": str(DEMO)}}
+    two = [{"name": name, "route_prefix": f"/{name}", **common} for name in ("a", "b")]
+    (tmp_path / "serve.yaml").write_text(json.dumps({"applications": two}))
+    simulate = "simulate", "--config", tmp_path / "serve.yaml", "--rate", 1
+    simulated = call(*simulate)
+    assert "the Serve file has 2 decoders: a simulation needs exactly one; --application names it" in simulated
+    assert "there is no plan" in call(*simulate, "--application", "b")
+
+
 def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
     save_text_profile(replace(load_text_profile(profile), weights="other"), profile)
     with pytest.raises(UserError, match=r"profile\.json was made for other weights than those in .*: profile and plan"):
