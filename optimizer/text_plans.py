@@ -252,7 +252,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
     kv_bytes = min(room, max(way.residents * (prompt + output + PAGE) * facts.position_bytes, longest_bytes))
     fitting = max(2, kv_bytes // position_bytes // PAGE * PAGE)  # the longest text whose KV fits, in whole pages
     terms = DecodingTerms(
-        exits=goal.exits if len(splits) > 1 else OFF,
+        exits=goal.exits,  # without a cut, too: a controller may cut later
         prompt_rows=way.prompt_rows,
         kv_megabytes=ceil(kv_bytes / MEGABYTE),
         ttft_s=goal.ttft_s,

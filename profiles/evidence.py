@@ -38,7 +38,8 @@ class Evidence:
         """The same tables for a promise in another metric; None: in the same one."""
         test = self.test
         if metric and self.metric == "agreement" != metric and (test.right[-1] == 1).all():
-            raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
+            missing = "the model was prepared without any, or the full network gives them all"
+            raise UserError(f"--metric {metric} needs labels: {missing}: --metric agreement then says the same")
         if metric == MICRO_F1 and test.marks is None:
             raise UserError(f"--metric {metric} is for networks that give an input several labels")
         if metric == MEAN_IOU and test.iou is None:

@@ -204,7 +204,8 @@ class DecoderProfile:
         return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 
     def check_same(self, model: str, num_blocks: int, weights: str) -> None:
-        if (self.model, self.num_blocks) != (model, num_blocks):
+        is_same = weights and self.weights == weights  # also by another name, as a directory may have moved
+        if not is_same and (self.model, self.num_blocks) != (model, num_blocks):
             raise UserError(f"cannot add a profile of {model} to one of {self.model}: write it to another file")
         if differ(self.weights, weights):
             raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")

@@ -217,7 +217,9 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "d
 
 def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
     if len(applications) != 1:
-        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
+        raise UserError(
+            f"the Serve file has {len(applications)} {what}: a simulation needs exactly one; --application names it"
+        )
     return applications[0]
 
 

@@ -26,6 +26,8 @@ from isobatch.optimizer.text_plans import (
     plan_of,
     promising,
     residents_of,
+    shares_of,
+    terms_of,
     tokens_per_s,
     with_terms,
 )
@@ -35,6 +37,7 @@ from isobatch.profiles.text_profile import DecoderProfile
 
 Kept = TypeVar("Kept")
 NUM_SIMULATED = 4  # ways to decode that are simulated for each kind of device
+MOST_REPLICAS = 16  # that are simulated, in place of all: each of them gets the same share of the texts
 TURNS = 4  # the least texts of a run, as a multiple of the residents
 PROMISE_LENGTH = 3  # the run that makes the promise has this many times as many texts
 NEAR_SHARE = 0.8  # of the highest possible rate: the search for the sustained rate begins between both
@@ -150,6 +153,7 @@ def _best_way(facts: DecodingFacts, goal: DecodingGoal) -> _BestOfKind | None:
 
 def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     """Texts per second of replicas that are never idle: all texts come at once, and more than have a place."""
+    plan, share = _with_few_replicas(plan)
     resident = residents_of(plan)
     # Texts of one length end together, so whole rounds of all residents are counted, and one more round follows. With
     # exits they end one by one: at the end of a round residents have begun texts, which are not counted. Nor is the
@@ -160,17 +164,32 @@ def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     wide = plan.with_each(partial(with_terms, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
     run = simulate_texts(wide, profile, text_arrivals(profile.readable, np.zeros(count), seed=0), config=config)
     ended_s = sorted(text.last_s for text in run.answered)[resident - 1 : rounds * resident]
-    return (len(ended_s) - 1) / (ended_s[-1] - ended_s[0])
+    return (len(ended_s) - 1) / (ended_s[-1] - ended_s[0]) / share
 
 
 def trial_at(
     plan: Plan, profile: DecoderProfile, texts_per_s: float, goal: DecodingGoal, seed: int = 0, times: int = 1
 ) -> DecodingTrial:
     """Simulate texts that come at random times at a rate, until the end or until too many have missed a limit."""
-    count = times * max(goal.texts, TURNS * residents_of(plan))
-    texts = text_arrivals(profile.workload, arrivals("poisson", texts_per_s, count / texts_per_s, seed), seed)
+    plan, share = _with_few_replicas(plan)
+    rate, count = share * texts_per_s, times * max(goal.texts, TURNS * residents_of(plan))
+    texts = text_arrivals(profile.workload, arrivals("poisson", rate, count / rate, seed), seed)
     run = simulate_texts(plan, profile, texts, seed, may_miss=(1.0 - goal.share_in_time) * len(texts))
     return DecodingTrial(texts_per_s, run)
+
+
+def _with_few_replicas(plan: Plan) -> tuple[Plan, float]:
+    """The plan with at most about `MOST_REPLICAS` replicas, and their share of all texts: hundreds take hours."""
+    fewer = min(1.0, MOST_REPLICAS / sum(plan.devices().values()))
+
+    def smaller(pipeline: Plan) -> Plan:
+        (placement,) = pipeline.placements
+        count = max(1, round(fewer * placement.replicas))
+        tokens = terms_of(pipeline).tokens_per_s * count / placement.replicas
+        return with_terms(replace(pipeline, placements=(replace(placement, replicas=count),)), tokens_per_s=tokens)
+
+    few = plan.with_each(smaller)
+    return few, sum(shares_of(few)) / sum(shares_of(plan))
 
 
 @lru_cache(maxsize=64)

@@ -37,7 +37,11 @@ class DecoderConfig(ServedConfig):
         "off: every token runs through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="Precision of the network. If not given: that of the plan; without a plan, that of the ramps, or "
+        "of the checkpoint if the device is quick in it.",
+    )
     plan: str | None = Field(
         None, description="File of `isobatch plan`, with exits, cuts, replicas, precision, memory and all limits."
     )
@@ -127,7 +131,7 @@ class DecoderConfig(ServedConfig):
         deep = max(1, round(limits.deep_share * limits.max_residents))
         splits = splits_at(cut.ends[:-1], cut.num_blocks, limits.max_residents, deep)
         terms = DecodingTerms(
-            exits=self.exits if len(splits) > 1 else OFF,
+            exits=self.exits,
             prompt_rows=self.prompt_rows,
             kv_megabytes=self.kv_megabytes,
             ttft_s=self.ttft_ms / 1e3,
@@ -148,11 +152,12 @@ class DecoderConfig(ServedConfig):
         return local(self.profile) if self.profile else cached_profile(self.folder)
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
-        """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""
+        """The splits of a network that is cut before these blocks; there are no cuts if exits are off, and without a
+        cut nothing leaves early."""
         ends = () if self.exits == OFF else tuple(sorted(set(cuts)))
-        verified = self.exits == "verified"
+        verified = self.exits == "verified" and bool(ends)
         pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
-        return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
+        return Splits((*ends, num_blocks), verified, pending, self.exits == "project" and bool(ends))
 
     def pages(self, position_bytes: int) -> int:
         """The number of pages, if the KV of one position has this many bytes."""

@@ -123,6 +123,13 @@ def grammars_of(folder: Path) -> Grammars:
     return Grammars(partial(load_tokenizer, folder), decoder_shape(folder).vocabulary, stop_tokens(folder))
 
 
+def in_its_precision(config: DecoderConfig) -> DecoderConfig:
+    """The configuration with the usual precision, unless the user or the plan names one."""
+    if "dtype" in config.model_fields_set:
+        return config
+    return config.model_copy(update={"dtype": usual_dtype(config.folder, config.device)})
+
+
 def usual_dtype(folder: Path, device: str) -> str:
     """The precision of a decoder if the user names none.
 

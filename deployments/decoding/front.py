@@ -15,7 +15,6 @@ from typing import Any
 from isobatch.deployments.decoding.anatomy import DecoderShape
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import DecodingError
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER
@@ -54,7 +53,7 @@ class DecoderFront:
     """Generates texts with one decoder, for any protocol.
 
     `write_tokens` yields a sequence from any replica, or raises `ReplicaFull` before its first token. `state` returns
-    the state of all replicas.
+    the state of all replicas. `no_grammars`: why texts can follow no grammar; empty: they can.
     """
 
     config: DecoderConfig
@@ -68,7 +67,7 @@ class DecoderFront:
     key: bytes | None = None
     tracing: Tracing | None = None
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    grammars: Grammars | None = None
+    no_grammars: str = "this server has no grammars"
     _retries: RetryTimes = field(default_factory=RetryTimes)
 
     def burden(self) -> Burden:
@@ -136,7 +135,7 @@ class DecoderFront:
         return replace(request, min_tokens=terms.min_tokens, full=terms.full)
 
     def _check_grammar(self, terms: TextTerms) -> None:
-        obstacle = self.grammars.obstacle if self.grammars else "this server has no grammars"
+        obstacle = self.no_grammars
         if terms.min_tokens or terms.ignore_eos:
             obstacle = "such a text ends with its JSON: leave out min_tokens and ignore_eos"
         if obstacle:

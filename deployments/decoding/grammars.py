@@ -45,7 +45,18 @@ def grammar_of(schema: dict[str, Any]) -> str:
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(problem.split()))
+    if "$ref" in str(schema) and _cannot_begin(grammar):
+        raise ValueError("no JSON follows this schema: its $ref leads to nothing but itself")
     return grammar
+
+
+def _cannot_begin(grammar: str) -> bool:
+    """Whether no text follows a grammar, which llguidance does not say when it checks a grammar."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    return matcher.is_error()
 
 
 def _multiples(schema: object) -> Iterator[int]:
@@ -79,14 +90,14 @@ class Grammars:
 
         return from_tokenizer(self._load(), self._vocabulary, self._stop)
 
-    @cached_property
+    @property
     def obstacle(self) -> str:
         """Why this network can follow no grammar; empty: it can."""
         if not self._stop:
             return "the model has no token that ends a text"
         try:
             return "" if self._tokenizer.vocab_size else "the model's tokenizer has no tokens"
-        except ValueError as error:
+        except Exception as error:  # llguidance is not installed, or the tokenizer is unlike those that it knows
             return f"llguidance cannot read the model's tokenizer: {error}"
 
     def apply(self, logits: Tensor, texts: Listed[tuple[Sampling, Written]]) -> None:

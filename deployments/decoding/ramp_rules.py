@@ -80,7 +80,7 @@ class DecoderRules(FilePart):
         measured = [ramp.block + 1 for ramp in self.ramps]
         if self.project is None:
             raise UserError("exits = 'project': exits.json does not have its loss: isobatch prepare measures it")
-        if cuts is not None and sorted(cuts) != measured:
+        if cuts and sorted(cuts) != measured:
             raise UserError(f"exits = 'project': its loss was measured with the cuts {measured} only, not {[*cuts]}")
 
     def at(self, cuts: Sequence[int]) -> "DecoderRules":

@@ -52,7 +52,7 @@ class World:
         meter = ClientMeter(MetricSeries(TEXT_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         shape = shape_of(model.config)
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
-        self.front.grammars = self.grammars
+        self.front.no_grammars = self.grammars.obstacle
         self.clients: dict[bytes | None, DocumentedClient] = {}  # by their key
 
     async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:

@@ -14,7 +14,7 @@ from isobatch.cluster.cli import app
 from isobatch.cluster.commands.profile_texts import workload_of
 from isobatch.cluster.serving.serve_file import DECODER, serve_file
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import decoder_shape, usual_dtype
+from isobatch.deployments.decoding.engine_setup import decoder_shape, in_its_precision, usual_dtype
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, is_decoder
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.folders import weights_of
@@ -79,6 +79,16 @@ def test_a_low_rate_is_not_compared_with_the_ceiling(call: Called, profile: Path
     told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--rate", 0.5)
     assert "or by a simulation" in told
     assert "above the promise" not in told
+
+
+def test_of_two_decoders_one_is_named(call: Called, tmp_path: Path) -> None:
+    common = {"import_path": DECODER, "args": {"model": str(DEMO)}}
+    two = [{"name": name, "route_prefix": f"/{name}", **common} for name in ("a", "b")]
+    (tmp_path / "serve.yaml").write_text(json.dumps({"applications": two}))
+    simulate = "simulate", "--config", tmp_path / "serve.yaml", "--rate", 1
+    simulated = call(*simulate)
+    assert "the Serve file has 2 decoders: a simulation needs exactly one; --application names it" in simulated
+    assert "there is no plan" in call(*simulate, "--application", "b")
 
 
 def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
@@ -211,8 +221,10 @@ def test_an_architecture_that_is_no_list_names_no_decoder(tmp_path: Path) -> Non
     assert not is_decoder(tmp_path)
 
 
-def test_a_decoder_is_profiled_in_the_precision_of_its_ramps(tmp_path: Path) -> None:
+def test_a_decoder_is_profiled_and_served_in_the_precision_of_its_ramps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"dtype": "float32"}')
     assert usual_dtype(tmp_path, "cpu") == "float32"
     (tmp_path / "exits.json").write_text('{"dtype": "float16"}')
     assert usual_dtype(tmp_path, "cpu") == "float16"
+    assert in_its_precision(DecoderConfig(model=str(tmp_path))).dtype == "float16"
+    assert in_its_precision(DecoderConfig(model=str(tmp_path), dtype="float32")).dtype == "float32"

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import served_alike
 from isobatch.cluster.controller.sentences import shortfall
 from isobatch.cluster.controller.survival import SurvivalEstimate
-from isobatch.cluster.controller.text_planning import DecoderPlanningProblem
+from isobatch.cluster.controller.text_planning import DecoderPlanningProblem, text_problem
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
@@ -17,7 +18,7 @@ from isobatch.deployments.front.observed import Observed, since
 from isobatch.optimizer.plan import Plan, Promise
 from isobatch.optimizer.text_plans import DecodingFacts, DecodingGoal, DecodingWay, plan_of, terms_of, with_terms
 from isobatch.profiles.devices import Device
-from isobatch.profiles.text_profile import LaunchSize
+from isobatch.profiles.text_profile import LaunchSize, save_text_profile
 from isobatch.profiles.windows import History
 from tests.helpers.paper_application import CPU, PaperApplication, paper_decoder, watched
 
@@ -115,9 +116,16 @@ def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
     opened = problem.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
     assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
     assert terms_of(opened).exits == "recompute"
-    off = question(way(8), replace(GOAL, exits="off"))
-    opened = off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
-    assert served_alike(opened, way(8)), "there is none to open"
+    off = question(uncut := with_terms(way(8), exits="off"), replace(GOAL, exits="off"))
+    opened = off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(uncut)
+    assert served_alike(opened, uncut), "there is none to open"
+
+
+def test_a_plan_without_a_cut_is_cut_once_tokens_leave_early(tmp_path: Path) -> None:
+    save_text_profile(PROFILE, tmp_path / "profile.json")
+    config = DecoderConfig(model="", profile=str(tmp_path / "profile.json")).with_plan(way(8))
+    best = text_problem(config, way(8)).best((1.0, 1.0, 0.05, 0.05, *[0.04] * 4), Corrections(), {})
+    assert (len(best.splits), terms_of(best).exits) == (2, "recompute")
 
 
 def test_what_a_running_replica_cannot_change_stays() -> None:

@@ -1,9 +1,11 @@
 """Prices of a decoder's launches: found again where they are known, and measured with the real engine."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,10 @@ from isobatch.cluster.profiling.launch_prices import (
     measured,
 )
 from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.engine_setup import engine_for
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5
 from tests.helpers.tiny_tokenizers import save_tokenizer
@@ -72,6 +78,22 @@ def test_the_time_ends_by_another_clock_than_launches_are_timed_by() -> None:
     clock, stopwatch = count(), count()
     result = measured(decoder(), WORKLOAD, 3.0, lambda: next(clock), lambda: next(stopwatch) * 1e-3, least=40)
     assert 30 <= result.launches < 300
+
+
+@pytest.mark.usefixtures("few")
+def test_no_more_texts_are_timed_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(model: Any, rules: DecoderRules, texts: Sequence[TextRequest], residents: int, exits: str) -> Engine:
+        if residents > most:
+            raise RuntimeError("can't allocate memory")
+        return engine_for(model, rules, texts, residents, exits)
+
+    monkeypatch.setattr("isobatch.cluster.profiling.launch_prices.engine_for", made)
+    ticks, most = count(), 1
+    result = measured(decoder(), WORKLOAD, 0.0, stopwatch=lambda: next(ticks) * 1e-3, least=40)
+    assert result.sequences == 1
+    most = 0
+    with pytest.raises(RuntimeError, match="memory"):
+        measured(decoder(), WORKLOAD, 0.0)
 
 
 def test_the_front_is_timed_while_it_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

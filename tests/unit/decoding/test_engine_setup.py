@@ -18,6 +18,7 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.paper_application import paper_decoder
 from tests.helpers.tiny_decoders import decoder, t5
 
+EARLY = "verified", "project"
 READS = 2**20  # tokens: their KV is larger than the memory of the default
 WIDE = partial(decoder, max_position_embeddings=READS)
 POSITION_BYTES = 2 * 4 * 12 * 8
@@ -60,10 +61,14 @@ def test_a_memory_that_holds_no_text_is_refused_with_the_least_that_does(
 
 
 @pytest.mark.parametrize(("cuts", "ends"), [((4, 2), (2, 4, 8)), ((2, 2), (2, 8)), ((), (8,)), (None, (6, 8))])
-def test_each_block_runs_once_in_whatever_order_cuts_are_given(cuts: tuple[int, ...] | None, ends: object) -> None:
+def test_each_block_runs_once_in_whatever_order_cuts_are_given(
+    cuts: tuple[int, ...] | None, ends: tuple[int, ...]
+) -> None:
     known = tuple(DecoderRamp(block=block, threshold=0.5) for block in (1, 3, 5))
     config = DecoderConfig(model="", cuts=cuts)
     splits, _ = splits_and_limits(config, DecoderRules(ramps=known[2:], others=known[:2]), 8)
     assert splits.ends == ends
+    verified, project = (config.model_copy(update={"exits": each}).splits(ends[:-1], 8) for each in EARLY)
+    assert (verified.verified, project.project) == (len(ends) > 1,) * 2, "without a cut, all prefixes are shared"
     engine = virtual_engine(paper_decoder(survival=((5, 0.5),)), "cpu", config, Random(0), VirtualClock())
     assert engine.scheduler.splits.ends == ends

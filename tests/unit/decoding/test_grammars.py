@@ -118,6 +118,7 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
             {},
             "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
         ),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, {}, "no JSON follows this schema"),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
         ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
@@ -144,6 +145,13 @@ def test_a_tokenizer_that_is_not_understood_is_named() -> None:
 
     assert "llguidance cannot read the model's tokenizer" in Grammars(tokenizer, 23, STOP).obstacle
     assert Grammars(letters, SIZE, ()).obstacle == "the model has no token that ends a text"
+    assert Grammars(lambda: 1 / 0, SIZE, STOP).obstacle.endswith("tokenizer: division by zero"), "a front starts anyway"
+
+
+def test_a_front_knows_from_its_start_why_texts_cannot_be_json(world: World) -> None:
+    world.front.no_grammars = "the tokenizer is odd"
+    reply = world.client().post("/v1/completions", json={"prompt": "a", "response_format": {"type": "json_object"}})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "response_format: the tokenizer is odd")
 
 
 @pytest.mark.parametrize("step", [0.01, -0.25, 500, 100_000])

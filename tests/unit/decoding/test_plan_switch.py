@@ -128,6 +128,8 @@ async def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> 
     other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
     assert isinstance(await lead.apply(other), Moved)
     assert (lead.plan(), lead.ramps, lead.shares) == (other, [1, 3], {"cpu": 100.0, "t4": 200.0})
+    uncut = pipeline("t4", 8, 100.0, "project", replicas=2)
+    assert isinstance(await lead.apply(replace(pipeline("cpu", 2, 1.0, "project"), beside=(uncut,))), Moved)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_new_replicas_start_beside_the_old_ones_where_there_is_room(monkeypatch:
 
         monkeypatch.setattr(app.serve, "deployment", deployment)
         monkeypatch.setattr(app, "free_resources", lambda: [{"CPU": cpus}])
-        app.build(DecoderConfig(model="", replicas=2, drain_s=50.0))
+        app.build(DecoderConfig(model="", dtype="float32", replicas=2, drain_s=50.0))
         return noted
 
     assert [options(cpus)["decoder"]["max_surge_percent"] for cpus in (2.0, 1.0)] == [100, 0]

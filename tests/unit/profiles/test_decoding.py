@@ -69,6 +69,8 @@ def test_an_estimate_replaces_no_measurement() -> None:
         replace(measured, model="other").joined_by(measured)
     with pytest.raises(UserError, match="another paper"):
         replace(measured, weights="a").joined_by(replace(measured, weights="b"))
+    moved = replace(measured, model="other", weights="a")
+    assert replace(measured, weights="a").joined_by(moved) == moved, "its directory has another name now"
     with pytest.raises(UserError, match="there are no times of it on h100, only on cpu"):
         measured.table("h100")
 

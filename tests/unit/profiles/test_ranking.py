@@ -1,6 +1,7 @@
 """NDCG@10 of lists: against scikit-learn and by definition, and that what is promised of it is kept."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,3 +118,6 @@ def test_metrics_of_labels_and_of_scores_do_not_mix() -> None:
         Evidence(labels, labels, "accuracy", 0.01, 0.95).for_metric("absolute-error")
     with pytest.raises(UserError, match="prepare the network with --queries"):
         Evidence(labels, labels, "accuracy", 0.01, 0.95).for_metric(NDCG)
+    faultless = replace(labels, right=np.ones_like(labels.right))
+    with pytest.raises(UserError, match="without any, or the full network gives them all: --metric agreement then"):
+        Evidence(faultless, faultless, "agreement", 0.01, 0.95).for_metric("accuracy")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isobatch.cluster.load.prompts import summed
-from isobatch.cluster.simulator.text_choice import cheapest_kept, choose_plan, saturated, trial_at
+from isobatch.cluster.simulator.text_choice import cheapest_kept, choose_plan, saturated, sustains, trial_at
 from isobatch.cluster.simulator.text_simulation import TextArrival, simulate_texts
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.optimizer.text_plans import (
@@ -26,6 +26,7 @@ from isobatch.profiles.text_profile import DecoderProfile, LaunchSize
 from tests.helpers.paper_application import BOTH, CPU, WEIGHTS_BIND, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)
+T4 = Device("t4", 1, 16 * 10**9, 0.5)
 GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.01, kv_megabytes=2, texts=60)
 
 
@@ -61,6 +62,17 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     assert summed(run.run.texts, slo_ms=1.0).tokens_per_s >= 0.9 * result.plan.decoding.tokens_per_s
     assert result.plan.promise.gap == pytest.approx(result.ceiling_per_s / result.plan.decoding.tokens_per_s - 1)
     assert result.plan.promise.gap > 0
+
+
+def test_of_hundreds_of_devices_a_few_are_simulated() -> None:
+    """The promise of each is the same, and so is the share of each kind."""
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    profile = replace(profile, tables=(*profile.tables, replace(profile.tables[0], kind="t4")))
+    few, many = (choose_plan(profile, [replace(CPU, count=each), replace(T4, count=4)], GOAL) for each in (12, 396))
+    assert len(many.run.texts) <= 1.1 * len(few.run.texts)
+    promised = [each.plan.promise.goodput_per_s / sum(each.plan.devices().values()) for each in (few, many)]
+    assert promised[1] == pytest.approx(promised[0], rel=0.05)
+    assert sustains(many.plan, profile, GOAL) == pytest.approx(many.plan.promise.goodput_per_s, rel=0.05)
 
 
 def test_a_plan_promises_no_more_tokens_than_the_front_passes_on() -> None:
