@@ -192,8 +192,6 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "d
     """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
-    if not options.load:
-        options.check_read()
     for written in options.load or ():
         name, rate, trace = parts_of(written, rf"([\w.-]+)={NUMBER}((?:@.+)?)", shape)
         if name not in names or name in given:
@@ -208,11 +206,20 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "d
     elif not options.given:
         raise UserError(f"{lacks} has no load: add --load {lacks}=RATE, or --rate for all that --load does not name")
     shared = options.rate, options.trace
-    return {
+    loads = {
         name: replace(options, rate=rate, trace=trace, seed=options.seed + number)
         for number, name in enumerate(names)
         for rate, trace in [given.get(name, shared)]
     }
+    _check_read([*loads.values()])
+    return loads
+
+
+def _check_read(loads: Sequence["ClassifierSimulationOptions"]) -> None:
+    """Raise UserError for an option on arrivals that applies to no application."""
+    one, *_ = untraced = [each for each in loads if not each.trace] or loads
+    some_traced = len(untraced) < len(loads)
+    (replace(one, trace_each_s=None) if some_traced else one).check_read()
 
 
 def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:

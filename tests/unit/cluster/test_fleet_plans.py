@@ -239,6 +239,10 @@ def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is
         ran(*asked)
 
 
+ALL_NAMED = ("--load", "reviews=5", "--load", "queries=6")
+ALL_TRACED = ("--load", "reviews=5@t.csv", "--load", "queries=6@t.csv")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -246,7 +250,12 @@ def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is
         (("--load", "reviews=5", "--load", "reviews=6"), "--load reviews=6: reviews is given twice"),
         (("--load", "reviews"), "'reviews' must look like NAME=RATE or NAME=RATE@TRACE"),
         (("--load", "reviews=5"), "queries has no load: add --load queries=RATE, or --rate for all"),
-        (("--load", "reviews=5", "--load", "queries=6", "--rate", "7"), "--rate is for applications without --load"),
+        ((*ALL_NAMED, "--rate", "7"), "--rate is for applications without --load"),
+        (("--rate", "5", "--cv", "2"), "--cv is for --arrivals gamma"),
+        ((*ALL_NAMED, "--cv", "2"), "--cv is for --arrivals gamma"),
+        ((*ALL_NAMED, "--trace-each-s", "2"), "--trace-each-s is for --trace: name the trace"),
+        ((*ALL_TRACED, "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),
+        (("--load", "reviews=5@t.csv", "--rate", "5", "--cv", "2"), "--cv is for --arrivals gamma"),
         (("--rate", "5", "--lengths", "l.txt"), "--lengths is for one application: give its name with --application"),
         (("--rate", "5", "--load", "queries=5", "--application", "reviews"), "--load is for the applications of a fle"),
     ],
