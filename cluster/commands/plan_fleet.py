@@ -62,7 +62,7 @@ class Planned:
         computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
         if computed.get("backend") in (AUTO, VIRTUAL):
             del computed["backend"]
-        checked(AppConfig, computed, f"{entry.name}: args")
+        _checked_args(entry, folder, devices)
         profile = load(path := folder / entry.profile).on(computed.get("backend", ""), computed.get("dtype", ""))
         here = _known(devices, profile)
         if not here:
@@ -256,19 +256,23 @@ def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> Non
     entry = each.entry
     if entry.model is None and entry.args.get("backend") != VIRTUAL:
         raise UserError(f"--out: {entry.name} needs model: the directory to serve; or backend: virtual under args:")
-    counts = {device.kind: device.count for device in devices}
-    config = checked(AppConfig, _arguments(each, folder) | {"devices": counts}, f"{entry.name}: args")
+    config = _checked_args(entry, folder, devices)
     if config.model and not config.folder.is_dir():
         raise UserError(f"{entry.name}: model = {entry.model!r}: no such directory")
     check_weights(config)
 
 
-def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
+def _checked_args(entry: FleetEntry, folder: Path, devices: Sequence[Device]) -> AppConfig:
+    counts = {device.kind: device.count for device in devices}
+    return checked(AppConfig, _arguments(entry, folder) | {"devices": counts}, f"{entry.name}: args")
+
+
+def _arguments(entry: FleetEntry, folder: Path) -> dict[str, Any]:
     """The `args:` of an application, without its plan."""
-    model = each.entry.model
+    model = entry.model
     here = model and (folder / model).exists()
     named = {"model": str((folder / model).resolve()) if here else model} if model else {}
-    return {"name": each.entry.name, **named, **each.entry.args, "profile": str(each.path.resolve())}
+    return {"name": entry.name, **named, **entry.args, "profile": str((folder / entry.profile).resolve())}
 
 
 def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: bool) -> None:
@@ -278,7 +282,7 @@ def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: b
     members = [each for each in planned.applications if each.result]
     for each in members:
         name = each.entry.name
-        arguments = _arguments(each, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
+        arguments = _arguments(each.entry, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
         served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
         controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
