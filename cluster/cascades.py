@@ -188,7 +188,7 @@ class Tryout:
     def with_simulated_plan(self, row: Contender) -> Contender:
         """The row with the plan that sustains most in the simulator, as `isobatch plan` would choose it."""
         facts, objective = self._facts(row.profile), Objective(slo_s=self.slo_s)
-        if row.plan is None or why_not_simulated(facts, objective):
+        if row.plan is None or why_not_simulated(objective):
             return row
         better = best_simulated(row.plan, facts, objective, partial(side_by_side, gap=CANDIDATE_GAP)).plan
         return replace(row, plan=replace(facts.annotated(better), slo_s=self.slo_s))
