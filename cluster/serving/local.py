@@ -181,11 +181,19 @@ def claimed(addresses: Iterable[tuple[str, int]]) -> Iterator[None]:
         for host, port in addresses:
             claim = held.enter_context(socket.socket(socket.AF_UNIX))
             try:
-                claim.bind(f"\0isobatch {port} {host}"[:NAME_CHARACTERS])  # a name that ends with this process
+                # A name that ends with this process.
+                claim.bind(f"\0isobatch {port} {_number_of(host)}"[:NAME_CHARACTERS])
             except OSError as error:
                 reason = f"another 'isobatch serve' that starts or stops now has port {port} of {host}"
                 raise UserError(f"{reason}: wait until it is ready or has ended, or take another port") from error
         yield
+
+
+def _number_of(host: str) -> str:
+    """The address that a name has, so that localhost is 127.0.0.1; a name without one stays."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return socket.gethostbyname(host)
+    return host
 
 
 def is_claimed(host: str, port: int) -> bool:

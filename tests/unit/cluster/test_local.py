@@ -124,6 +124,8 @@ def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
         with claimed([other]):
             pass
     assert [is_claimed(*address) for address in (http, grpc, other)] == [False] * 3
+    with claimed([("localhost", 8003)]):
+        assert is_claimed("127.0.0.1", 8003)
 
 
 def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
