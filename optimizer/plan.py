@@ -59,6 +59,14 @@ def blocks_text(first: int, last: int) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
+def rate(per_s: float) -> str:
+    """
+    >>> rate(30938.4), rate(0.0312)
+    ('30,938/s', '0.0312/s')
+    """
+    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
+
+
 @dataclass(frozen=True)
 class Placement:
     """`replicas` devices of one kind that run one split or, taking turns, several.
