@@ -19,7 +19,6 @@ from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
-from isobatch.cluster.controller.sentences import milliseconds
 from isobatch.cluster.load import prompts
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
@@ -33,7 +32,7 @@ from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
 from isobatch.deployments.progress import bar, busy
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import opened, read_plan
+from isobatch.optimizer.plan import milliseconds, opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, naming_target, read_model
