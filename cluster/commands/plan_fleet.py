@@ -17,7 +17,7 @@ from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of,
 from isobatch.cluster.commands.serve import write
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.controller.fleet_division import kind_for_one
-from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
+from isobatch.cluster.serving.serve_file import ARBITER, key_of, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import AUTO, VIRTUAL
@@ -311,6 +311,8 @@ def _arbiter(planned: PlannedFleet, members: Sequence[Planned]) -> dict[str, Any
     ]
     devices = {device.kind: device.count for device in planned.devices}
     arguments = {"devices": devices, "goal": planned.goal, "applications": applications}
+    for each in members:
+        arguments |= key_of(each.entry.args)
     return {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
 
 

@@ -94,8 +94,10 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
         application["args"] = (application.get("args") or {}) | added
         application["args"] = _checked(application, root)
     check_apart(content)
+    key = key_of(overrides)
+    for application in (*controllers(content), *arbiters(content)):
+        application["args"] = (application.get("args") or {}) | key
     for application in controllers(content):
-        application["args"] = application.get("args") or {}
         key_in(checked(ControllerConfig, application["args"]).api_key_variable)
     for application in arbiters(content):
         key_in(_checked_arbiter(application, content).api_key_variable)
@@ -171,10 +173,16 @@ def _made_for(model: str | None, planned: bool) -> ServeFile:
 
 
 def with_controller(name: str, controller: str, prefix: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """An application with a plan, which answers below a prefix, and its controller."""
+    """An application with a plan, which answers below a prefix, and its controller, which needs the same key."""
     served = {"name": name, "import_path": APPLICATION, "route_prefix": prefix or "/"}
     control = {"name": controller, "import_path": CONTROLLER, "route_prefix": f"{prefix}/controller"}
-    return [served | {"args": arguments | {"replan": True}}, control | {"args": {"application": name}}]
+    settings = {"application": name} | key_of(arguments)
+    return [served | {"args": arguments | {"replan": True}}, control | {"args": settings}]
+
+
+def key_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The field that names the variable with the key, if there is one."""
+    return {name: value for name, value in arguments.items() if name == "api_key_variable"}
 
 
 def name_of(application: dict[str, Any]) -> str:

@@ -162,6 +162,17 @@ def test_an_application_that_no_single_device_sustains_cannot_be_parked_where_re
         plan(*FAST, **fleet, applications=applications)
 
 
+def test_controllers_and_the_arbiter_need_the_key_of_the_applications(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    with_key = {"args": VIRTUAL["args"] | {"api_key_variable": "KEY"}}
+    plan(*FAST, "--out", "serve.yaml", applications=[TWO[0] | VIRTUAL, TWO[1] | with_key])
+    content = serve_file(folder / "serve.yaml", {})
+    keys = [each["args"].get("api_key_variable") for each in (*controllers(content), *arbiters(content))]
+    assert keys == [None, "KEY", "KEY"]
+
+
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     Path("serve.yaml").write_text("old")
     Path("kept").hardlink_to("serve.yaml")

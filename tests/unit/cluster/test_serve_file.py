@@ -175,6 +175,16 @@ def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
 
 
+def test_controllers_need_the_key_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    files = ("--plan", DEMO / "plan.json", "--profile", DEMO / "profile.json")
+    ran("serve", "demo", *files, "--out", out := tmp_path / "serve.yaml")
+    for target, options in ((Path("demo"), files), (out, ())):
+        ran("serve", target, *options, "--api-key-variable", "KEY", "--out", again := tmp_path / "again.yaml")
+        keys = [each["args"]["api_key_variable"] for each in yaml.safe_load(again.read_text())["applications"]]
+        assert keys == ["KEY", "KEY"]
+
+
 @pytest.mark.parametrize("free", [True, False])
 def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
     monkeypatch.setattr("isobatch.cluster.serving.ports.is_free", lambda *_: free)
