@@ -130,7 +130,7 @@ def load(
         return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
-    headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
+    headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:.12g}"} if deadline else {}))
     tokens: Sequence[int] | None = _tokens(lengths) if lengths else None
     if tokens:
         contents = bodies_of(map(text_of, tokens))
