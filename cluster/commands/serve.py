@@ -21,7 +21,7 @@ from rich.text import Text
 
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import INTERRUPTED, above_0, check_writable, key_headers
-from isobatch.cluster.commands.shared_options import check_unread
+from isobatch.cluster.commands.shared_options import check_unread, flag
 from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, Dtype
 from isobatch.deployments.resources import gpus_here
 from isobatch.deployments.sources import local
@@ -116,13 +116,15 @@ def serve(
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))
+    others = {flag(name): value for name, value in (overrides | {"grpc_port": grpc_port}).items() if value is not None}
+    check_unread({} if served(content) else others, "is for applications of isobatch, and the file has none")
+    if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
+        raise UserError(f"--profile {profile} is for a plan: give --plan too")
     if out:
         starting = {"--dashboard": dashboard, "--metrics-port": metrics_port, "--patience-s": patience_s != PATIENCE_S}
         check_unread(starting, "is for a server that starts here: --out only writes a file")
         write(content, out)
         return
-    if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
-        raise UserError(f"--profile {profile} is for a plan: give --plan too")
     run(content, dashboard, patience_s, metrics_port)
 
 

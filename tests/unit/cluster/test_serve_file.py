@@ -239,14 +239,18 @@ def test_a_file_with_applications_of_other_programs_only_is_served(
     monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda content, *_: served.append(content))
     ran("serve", written(tmp_path, {"applications": [theirs := {"name": "theirs", "import_path": "theirs:app"}]}))
     assert served[0]["applications"] == [theirs]
+    for option in (("--slo-ms", 5), ("--grpc-port", 9000), ("--profile", DEMO / "profile.json")):
+        with pytest.raises(UserError, match=f"{option[0]} is for applications of isobatch, and the file has none"):
+            ran("serve", tmp_path / "serve.yaml", *option)
 
 
 def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda *_: None)
     files = ("--profile", DEMO / "profile.json", "--plan", DEMO / "plan.json")
     ran("serve", "demo", *files)
-    with pytest.raises(UserError, match=r"--profile .*/profile.json is for a plan: give --plan too"):
-        ran("serve", "demo", *files[:2])
+    for out in ((), ("--out", "serve.yaml")):
+        with pytest.raises(UserError, match=r"--profile .*/profile.json is for a plan: give --plan too"):
+            ran("serve", "demo", *files[:2], *out)
 
 
 def written(folder: Path, content: str | dict[str, Any]) -> Path:
