@@ -96,7 +96,7 @@ def test_names_in_several_lines_are_refused() -> None:
 
 def test_a_label_with_two_numbers_is_refused() -> None:
     with pytest.raises(UserError, match="--labels names 'pos' twice: give each label one number"):
-        pairs_of("pos=1,neg=0,pos=2")
+        pairs_of("Pos=1,neg=0,pos=2")
     assert pairs_of("pos=1,good=1") == {"pos": "1", "good": "1"}
 
 
