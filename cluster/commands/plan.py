@@ -109,7 +109,8 @@ def plan(classifier: ClassifierPlanOptions, decoder: DecoderPlanOptions) -> None
 
         refusal = "is for one application: the fleet's file says it, or every application has its own"
         check_not_given(classifier, OF_ONE, refusal)
-        check_only(ClassifierPlanOptions, replace(decoder, model=None), refusal)
+        only = "is for decoders, and fleets are of classifiers: leave it out"
+        check_only(ClassifierPlanOptions, replace(decoder, model=None), only)
         plan_fleet(Path(target), classifier)
     elif target:
         from isobatch.cluster.commands.plan_texts import plan_decoder
