@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.deploy import check_unchanged, kept_plans
-from isobatch.cluster.commands.serve import example
+from isobatch.cluster.commands.serve import example, fronts_of
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import (
@@ -470,6 +470,16 @@ def body_for(folder: Path, config: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(config))
     request = example(serve_file(folder, {}))
     return None if request is None else json.loads(request[1])["inputs"]
+
+
+def test_each_application_is_asked_with_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    texts = a("texts", "/texts", DECODER, model="llm-demo", api_key_variable="KEY")
+    content = {"applications": [a("open", "/"), texts]}
+    assert fronts_of("http://h:1", content) == {
+        "open": ("http://h:1", {}), "texts": ("http://h:1/texts", {"X-API-Key": "secret"}),
+    }  # fmt: skip
+    assert example(content)[0::2] == ("/texts/v1/completions", "KEY")
 
 
 def test_the_demo_is_asked_about_a_digit() -> None:
