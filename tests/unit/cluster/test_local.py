@@ -193,7 +193,7 @@ def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: p
         assert running_cluster() == address
     assert running_cluster() is None
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    with pytest.raises(UserError, match=r"already running at head:6379.*'ray stop'"):
+    with pytest.raises(UserError, match=r"already running at head:6379.*: unset RAY_ADDRESS, which names it, or"):
         check_place("127.0.0.1", 8000)
 
 
