@@ -415,6 +415,8 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
     content = {"applications": [a("first", "/1"), a("second", "/2", grpc_port=8001)]}
     assert grpc_addresses(with_grpc(content, None, None, lambda *_: True)) == [("127.0.0.1", 8001)]
     assert len(grpc_addresses(with_grpc(content, None, 8002, lambda *_: True))) == 2
+    everywhere = with_grpc(content, "0.0.0.0", 8002, lambda *_: True)
+    assert grpc_addresses(everywhere) == [("0.0.0.0", 8002), ("0.0.0.0", 8001)]
     with pytest.raises(UserError, match="grpc_port = 8001: two applications"):
         with_grpc(content, None, 8001, lambda *_: True)
 
