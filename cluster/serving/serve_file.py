@@ -295,14 +295,18 @@ def with_demo(content: ServeFile) -> ServeFile:
 
 
 def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
-    """The same content, with gRPC for the first isobatch application at `port` (None: the default, if free; 0: none).
+    """The same content, with gRPC for the first isobatch application at `port` (None: the default, if free; 0: none,
+    also of others).
 
     Other applications serve gRPC if the file gives them a port. All listen on `host`, if it is given. A port that the
     user names is never replaced: if it is taken, `check_port` raises later.
     """
     complete = deepcopy(content)
-    for application in served(complete) if host else ():
-        application["args"]["grpc_host"] = host
+    for application in served(complete):
+        if host:
+            application["args"]["grpc_host"] = host
+        if port == 0:
+            application["args"].pop("grpc_port", None)
     for application in served(complete)[:1]:
         arguments = application["args"]
         if port is None and "grpc_port" not in arguments:

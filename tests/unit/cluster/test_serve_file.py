@@ -417,6 +417,7 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
     assert len(grpc_addresses(with_grpc(content, None, 8002, lambda *_: True))) == 2
     everywhere = with_grpc(content, "0.0.0.0", 8002, lambda *_: True)
     assert grpc_addresses(everywhere) == [("0.0.0.0", 8002), ("0.0.0.0", 8001)]
+    assert grpc_addresses(with_grpc(content, None, 0, lambda *_: True)) == []
     with pytest.raises(UserError, match="grpc_port = 8001: two applications"):
         with_grpc(content, None, 8001, lambda *_: True)
 
