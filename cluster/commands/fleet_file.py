@@ -52,6 +52,8 @@ class FleetFile(BaseModel):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
         if self.standby and (shared := next((kind for kind in self.devices if "/" in kind), None)):
             raise ValueError(f"standby: each application has a replica on a whole device, not on a {shared}")
+        if len(names) == 1 and (self.standby or self.applications[0].park_after_s):
+            raise ValueError("standby and park_after_s are for applications that share devices: leave them out")
         for each in self.applications:
             if wrong := next((name for name in OF_PLANS if name in each.args), None):
                 raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")

@@ -300,6 +300,8 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "goals": "cost"}, "no field 'goals'; there are: devices, goal, standby, applications"),
         ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
+        ({"applications": [entry("a")], "standby": True}, "standby and park_after_s are for applications that share"),
+        ({"applications": [entry("a", park_after_s=60)]}, "standby and park_after_s are for applications that share"),
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
         ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
         ({"applications": TWO, "devices": {"v1000": 2}}, "unknown device kind 'v1000': choose among k80"),
