@@ -19,6 +19,7 @@ from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, key_of, serve_file, with_controller
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
@@ -260,6 +261,7 @@ def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> Non
     if config.model and not config.folder.is_dir():
         raise UserError(f"{entry.name}: model = {entry.model!r}: no such directory")
     check_weights(config)
+    key_in(config.api_key_variable)
 
 
 def _checked_args(entry: FleetEntry, folder: Path, devices: Sequence[Device]) -> AppConfig:

@@ -336,6 +336,7 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dic
         (("--out", "bert.json"), {"profile": "bert.json"}, "cannot write bert.json: this command uses that file"),
         (("--out", "serve.yaml"), {}, "--out: a needs model: the directory to serve"),
         (("--out", "serve.yaml"), {"model": "nothing"}, "a: model = 'nothing': no such directory"),
+        (("--out", "serve.yaml"), {"args": VIRTUAL["args"] | {"api_key_variable": "NO_KEY"}}, "NO_KEY.* is not set"),
         (("--out", "serve.yaml"), {"args": {"backend": "virtual", "x": 1}}, "a: args: there is no field 'x'"),
     ],
 )
