@@ -22,6 +22,14 @@ OF_PLANS = (
 )  # fields that `args:` must not have
 
 
+ARBITER_NAME = "fleet"
+
+
+def controller_of(name: str) -> str:
+    """The name of the controller of an application with this name."""
+    return f"{name}-controller"
+
+
 class FleetEntry(ShareTerms):
     """An application in the file of a fleet."""
 
@@ -45,6 +53,9 @@ class FleetFile(BaseModel):
         names = [each.name for each in self.applications]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two applications are called {twice}: give each its own name")
+        others = [*map(controller_of, names), *([ARBITER_NAME] if len(names) > 1 else [])]
+        if taken := next((name for name in names if name in others), None):
+            raise ValueError(f"{taken} is the name of the arbiter or of a controller: name the application otherwise")
         unrated = [each.name for each in self.applications if each.rate_per_s is None]
         if unrated and self.goal == "cost":
             raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")

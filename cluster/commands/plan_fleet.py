@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable, number_text
-from isobatch.cluster.commands.fleet_file import FleetEntry, FleetFile, read_fleet
+from isobatch.cluster.commands.fleet_file import ARBITER_NAME, FleetEntry, FleetFile, controller_of, read_fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
@@ -285,7 +285,7 @@ def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: b
     for each in members:
         name = each.entry.name
         arguments = _arguments(each.entry, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
-        served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
+        served, controller = with_controller(name, controller_of(name), f"/{name}", arguments)
         controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
             shared = {device.kind: device.count for device in _known(planned.devices, each.profile)}
@@ -308,14 +308,15 @@ def _arbiter(planned: PlannedFleet, members: Sequence[Planned]) -> dict[str, Any
     """The application that moves devices between the others while they run."""
     applications = [
         each.entry.model_dump(include=set(ShareTerms.model_fields), exclude_defaults=True)
-        | {"devices": each.devices, "controller": f"{each.entry.name}-controller"}
+        | {"devices": each.devices, "controller": controller_of(each.entry.name)}
         for each in members
     ]
     devices = {device.kind: device.count for device in planned.devices}
     arguments = {"devices": devices, "goal": planned.goal, "applications": applications}
     for each in members:
         arguments |= key_of(each.entry.args)
-    return {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
+    name = ARBITER_NAME
+    return {"name": name, "import_path": ARBITER, "route_prefix": f"/{name}", "args": arguments}
 
 
 def _print(planned: PlannedFleet, folder: Path) -> None:

@@ -300,6 +300,8 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "goals": "cost"}, "no field 'goals'; there are: devices, goal, standby, applications"),
         ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
+        ({"applications": [entry("a"), entry("fleet")]}, "fleet is the name of the arbiter or of a controller"),
+        ({"applications": [entry("a"), entry("a-controller")]}, "a-controller is the name of the arbiter or of"),
         ({"applications": [entry("a")], "standby": True}, "standby and park_after_s are for applications that share"),
         ({"applications": [entry("a", park_after_s=60)]}, "standby and park_after_s are for applications that share"),
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
