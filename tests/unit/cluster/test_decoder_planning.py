@@ -84,6 +84,11 @@ def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
         serve_file(DEMO, {"profile": str(profile)})
 
 
+def test_a_decoder_s_profile_is_not_read_as_a_classifier_s(call: Called, profile: Path) -> None:
+    refusal = f"{profile} is a profile of a decoder: isobatch plan takes the decoder's directory"
+    assert refusal in call("plan", "--profile", profile, "--devices", "cpu=1")
+
+
 def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
     """And served with the one cut that exits.json has measured."""
     plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
