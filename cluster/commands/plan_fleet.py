@@ -15,9 +15,11 @@ from isobatch.cluster.commands.fleet_file import ARBITER_NAME, FleetEntry, Fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
+from isobatch.cluster.commands.shared_options import check_not_given
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.controller.fleet_division import kind_for_one
 from isobatch.cluster.serving.serve_file import ARBITER, key_of, serve_file, with_controller
+from isobatch.cluster.simulator.plan_choice import why_not_simulated
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights
@@ -131,6 +133,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     _check_outputs(content, file, out)
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
+    _check_simulated(applications, options)
     for each in applications if content.standby else ():
         _check_parks(each)
     covered = {kind for each in applications for kind in each.profile.kinds}
@@ -196,6 +199,12 @@ def _shared_or_not(
         hint = "" if measured else "; devices are shared once that is measured (isobatch profile --together 2)"
         raise UserError(f"{error}{hint}")
     return best
+
+
+def _check_simulated(applications: Sequence[Planned], options: "ClassifierPlanOptions") -> None:
+    """Raise UserError for --in-time if no plan is simulated."""
+    if all(why := [why_not_simulated(each.application.objective) for each in applications]):
+        check_not_given(options, ("in_time",), f"is for plans that are simulated: {why[0]}")
 
 
 def _check_parks(each: Planned) -> None:

@@ -331,6 +331,7 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dic
     [
         (("--rate", "5"), {}, "--rate is for one application"),
         (("--devices", "v100=1"), {}, "--devices is for one application"),
+        (("--in-time", "0.9"), {"slo_ms": None}, "--in-time is for plans that are simulated: only the most goodput"),
         (("--ttft-ms", "5"), {}, "--ttft-ms is for decoders, and fleets are of classifiers"),
         (("--out", "nowhere/serve.yaml"), {}, "cannot write nowhere/serve.yaml"),
         (("--out", "fleet.yaml"), {}, "cannot write fleet.yaml: this command uses that file"),
