@@ -28,6 +28,7 @@ from isobatch.deployments.prepare.cascades import (
 from isobatch.deployments.prepare.sample import Indices
 from isobatch.optimizer import Objective, Plan, Problem, optimize, problem
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import milliseconds
 from isobatch.profiles.devices import Device, kind_of, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -92,9 +93,8 @@ def order_notes(names: Sequence[str], costs_s: Sequence[float]) -> Iterator[str]
     """
     for (name, cost_s), (later, later_s) in pairwise(zip(names, costs_s, strict=True)):
         if cost_s > later_s:
-            slower = (
-                f"{name} takes {cost_s * 1e3:.3g} ms for an input, and {later}, which comes later, {later_s * 1e3:.3g}"
-            )
+            comes_later = f"{later}, which comes later, {milliseconds(later_s)}"
+            slower = f"{name} takes {milliseconds(cost_s)} for an input, and {comes_later}"
             yield f"{slower}: name the largest network last, because the loss is compared with that one"
 
 
@@ -188,7 +188,7 @@ class Tryout:
     def with_simulated_plan(self, row: Contender) -> Contender:
         """The row with the plan that sustains most in the simulator, as `isobatch plan` would choose it."""
         facts, objective = self._facts(row.profile), Objective(slo_s=self.slo_s)
-        if row.plan is None or why_not_simulated(facts, objective):
+        if row.plan is None or why_not_simulated(objective):
             return row
         better = best_simulated(row.plan, facts, objective, partial(side_by_side, gap=CANDIDATE_GAP)).plan
         return replace(row, plan=replace(facts.annotated(better), slo_s=self.slo_s))

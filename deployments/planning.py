@@ -11,6 +11,7 @@ from isobatch.deployments.precision import check_precision
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
+from isobatch.optimizer.plan import rate
 from isobatch.profiles.devices import Device, as_text, catalogued, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -97,7 +98,7 @@ def _promised(plan: Plan) -> str:
         return ""
     promise, of = plan.promise, ", ".join(filter(None, (plan.backend, plan.dtype)))
     made_of = f" by {plan.origin} times{f' ({of})' if of else ''}" if plan.origin else ""
-    per_s, longest_ms = f"; {promise.goodput_per_s:.0f}/s", 1e3 * promise.latency_s
+    per_s, longest_ms = f"; {rate(promise.goodput_per_s)}", 1e3 * promise.latency_s
     if plan.writes_texts:
         return f"{per_s}, first tokens in {longest_ms:.0f} ms{made_of}"
     simulated = f"as simulated: {promise.simulated}" if promise.simulated else "not simulated"

@@ -59,6 +59,22 @@ def blocks_text(first: int, last: int) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
+def rate(per_s: float) -> str:
+    """
+    >>> rate(30938.4), rate(0.0312)
+    ('30,938/s', '0.0312/s')
+    """
+    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
+
+
+def milliseconds(seconds: float) -> str:
+    """
+    >>> milliseconds(0.0116), milliseconds(1.5)
+    ('11.6 ms', '1,500 ms')
+    """
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
 @dataclass(frozen=True)
 class Placement:
     """`replicas` devices of one kind that run one split or, taking turns, several.
@@ -116,8 +132,8 @@ class SimulatedTimes:
 
     `in_time`: the share of all inputs. Refused inputs count in it, but have no latency.
 
-    >>> print(SimulatedTimes(p50_s=0.2104, p99_s=0.481, in_time=0.991))
-    p50 210 ms, p99 481 ms, 99.1 % in time
+    >>> print(SimulatedTimes(p50_s=0.2104, p99_s=1.481, in_time=0.991))
+    p50 210 ms, p99 1,481 ms, 99.1 % in time
     """
 
     p50_s: Number
@@ -127,7 +143,8 @@ class SimulatedTimes:
     __pydantic_config__ = STRICT
 
     def __str__(self) -> str:
-        return f"p50 {1e3 * self.p50_s:.3g} ms, p99 {1e3 * self.p99_s:.3g} ms, {100 * self.in_time:.1f} % in time"
+        times = f"p50 {milliseconds(self.p50_s)}, p99 {milliseconds(self.p99_s)}"
+        return f"{times}, {100 * self.in_time:.1f} % in time"
 
 
 @dataclass(frozen=True)

@@ -194,10 +194,10 @@ def known_kind(kind: str) -> DeviceKind:
 
 def known_kinds(text: str) -> list[str]:
     """
-    >>> known_kinds("V100, k80"), known_kinds("")
+    >>> known_kinds("V100, k80, v100"), known_kinds("")
     (['v100', 'k80'], [])
     """
-    kinds = [part.strip().lower() for part in text.split(",") if part.strip()]
+    kinds = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     for kind in kinds:
         known_kind(kind)
         if whole_kind(kind) != (kind, 1):

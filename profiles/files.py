@@ -222,7 +222,10 @@ def write_whole(path: Path, text: str) -> None:
 
 def load(path: Path) -> Profile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
-    return as_profile(Profile, fields_in(path), path)
+    fields = fields_in(path)
+    if of := fields.get("profile_of"):
+        raise UserError(f"{path} is a profile of a {of}: isobatch plan takes the {of}'s directory")
+    return as_profile(Profile, fields, path)
 
 
 def fields_in(path: Path) -> dict[str, Any]:

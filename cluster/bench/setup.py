@@ -97,6 +97,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
+    if request.length != BenchRequest.length and checkpoint.reads_images(folder):
+        raise UserError("--length is for networks that read texts: leave it out")
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
     exact = load(folder, request.device, backends.weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:

@@ -157,11 +157,11 @@ def _smallest_graph() -> bytes:
 
 
 def _ray() -> CheckResult:
-    from isobatch.cluster.serving.local import running_cluster
+    from isobatch.cluster.serving.local import running_cluster, without_cluster
 
     installed = f"ray {version('ray')}"
     if address := running_cluster():
-        return installed, f"a cluster runs at {address}: 'ray stop', or 'isobatch deploy' onto it"
+        return installed, f"a cluster runs at {address}: {without_cluster()}, or 'isobatch deploy' onto it"
     return f"{installed}, no cluster in the way", ""
 
 

@@ -10,7 +10,24 @@ from isobatch.deployments.config import checked
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.profiles.errors import UserError, read_yaml
 
-OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # fields that `args:` must not have
+OF_PLANS = (
+    "plan",
+    "profile",
+    "devices",
+    "model",
+    "slo_ms",
+    "rate_per_s",
+    "max_batch",
+    "replan",
+)  # fields that `args:` must not have
+
+
+ARBITER_NAME = "fleet"
+
+
+def controller_of(name: str) -> str:
+    """The name of the controller of an application with this name."""
+    return f"{name}-controller"
 
 
 class FleetEntry(ShareTerms):
@@ -36,6 +53,9 @@ class FleetFile(BaseModel):
         names = [each.name for each in self.applications]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two applications are called {twice}: give each its own name")
+        others = [*map(controller_of, names), *([ARBITER_NAME] if len(names) > 1 else [])]
+        if taken := next((name for name in names if name in others), None):
+            raise ValueError(f"{taken} is the name of the arbiter or of a controller: name the application otherwise")
         unrated = [each.name for each in self.applications if each.rate_per_s is None]
         if unrated and self.goal == "cost":
             raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")
@@ -43,6 +63,8 @@ class FleetFile(BaseModel):
             raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
         if self.standby and (shared := next((kind for kind in self.devices if "/" in kind), None)):
             raise ValueError(f"standby: each application has a replica on a whole device, not on a {shared}")
+        if len(names) == 1 and (self.standby or self.applications[0].park_after_s):
+            raise ValueError("standby and park_after_s are for applications that share devices: leave them out")
         for each in self.applications:
             if wrong := next((name for name in OF_PLANS if name in each.args), None):
                 raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")

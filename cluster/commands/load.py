@@ -41,8 +41,9 @@ class _InterruptibleLoad(LoadGenerator):
 
     interrupted = False
 
-    def record(self, work: Coroutine[Any, Any, LoadRecord]) -> LoadRecord:
+    def record(self, work: Coroutine[Any, Any, LoadRecord], slo_ms: float) -> LoadRecord:
         """The record of a load; after Ctrl-C, of the requests that were sent before it."""
+        self.patience_s = max(self.patience_s, slo_ms / 1e3)
         try:
             return run_noting_polls(work)
         except KeyboardInterrupt:
@@ -129,16 +130,15 @@ def load(
         return _load_prompts(prompting, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url, key)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
-    headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {}))
+    headers = _header_lines(key | ({"X-Deadline-Ms": f"{slo_ms:.12g}"} if deadline else {}))
     tokens: Sequence[int] | None = _tokens(lengths) if lengths else None
     if tokens:
         contents = bodies_of(map(text_of, tokens))
     else:
         contents = _bodies(url, key, data, reading, max_rows, bodies, console)
     source = _InterruptibleLoad(url, contents, max(CONNECTIONS, clients or 0), headers)
-    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
-        record = source.record(run(source))
+        record = source.record(run(source), slo_ms)
     whole = replace(record, duration_s=seconds)
     record, tokens = _ended_requests(record, tokens) if source.interrupted else (whole, tokens)
     summary = report.summary(record, slo_ms, tokens)
@@ -188,9 +188,8 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 def _load_prompts(
     source: _InterruptiblePromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
-    source.patience_s = max(source.patience_s, slo_ms / 1e3)
     with console.status("sending prompts"):
-        record = source.record(run(source))
+        record = source.record(run(source), slo_ms)
     texts = zip(source.texts(record), np.isfinite(record.ended_s), strict=True)
     summary = prompts.summed([text for text, ended in texts if ended or not source.interrupted], slo_ms)
     console.print(prompts.table(summary, slo_ms))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from isobatch.profiles.files import load, write_whole
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan_report import PlanResult
+    from isobatch.optimizer import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,8 @@ def plan(classifier: ClassifierPlanOptions, decoder: DecoderPlanOptions) -> None
 
         refusal = "is for one application: the fleet's file says it, or every application has its own"
         check_not_given(classifier, OF_ONE, refusal)
-        check_only(ClassifierPlanOptions, replace(decoder, model=None), refusal)
+        only = "is for decoders, and fleets are of classifiers: leave it out"
+        check_only(ClassifierPlanOptions, replace(decoder, model=None), only)
         plan_fleet(Path(target), classifier)
     elif target:
         from isobatch.cluster.commands.plan_texts import plan_decoder
@@ -129,6 +132,7 @@ def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":
     if out := options.out:
         check_writable(out, options.profile)
     profile, objective = load(options.profile), objective_of(options)
+    _check_has_effect(options, objective)
     result = planned(options, options.devices, profile, objective)
     if out:
         write_whole(out, named(result.plan, profile, objective.slo_s).to_json())
@@ -141,3 +145,14 @@ def plan_classifier(options: ClassifierPlanOptions) -> "PlanResult":
     if out:
         console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)
     return result
+
+
+def _check_has_effect(options: ClassifierPlanOptions, objective: "Objective") -> None:
+    """Raise UserError for an option without an effect on such plans."""
+    from isobatch.cluster.simulator.plan_choice import why_not_simulated
+
+    if objective.slo_s is None:
+        check_not_given(options, ("slack",), "is for plans with a deadline: give --slo-ms")
+    limited = replace(objective, slo_s=inf) if options.no_later else objective  # its SLO is not known yet
+    if why := why_not_simulated(limited):
+        check_not_given(options, ("in_time",), f"is for plans that are simulated: {why}")

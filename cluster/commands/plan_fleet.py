@@ -11,14 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable, number_text
-from isobatch.cluster.commands.fleet_file import FleetEntry, FleetFile, read_fleet
+from isobatch.cluster.commands.fleet_file import ARBITER_NAME, FleetEntry, FleetFile, controller_of, read_fleet
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, named, objective_of, problem_of, searched
 from isobatch.cluster.commands.serve import write
+from isobatch.cluster.commands.shared_options import check_not_given
 from isobatch.cluster.controller.config import ShareTerms
 from isobatch.cluster.controller.fleet_division import kind_for_one
-from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller
+from isobatch.cluster.serving.serve_file import ARBITER, key_of, serve_file, with_controller
+from isobatch.cluster.simulator.plan_choice import why_not_simulated
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
@@ -62,7 +65,7 @@ class Planned:
         computed: dict[str, Any] = {name: entry.args[name] for name in ("backend", "dtype") if name in entry.args}
         if computed.get("backend") in (AUTO, VIRTUAL):
             del computed["backend"]
-        checked(AppConfig, computed, f"{entry.name}: args")
+        _checked_args(entry, folder, devices)
         profile = load(path := folder / entry.profile).on(computed.get("backend", ""), computed.get("dtype", ""))
         here = _known(devices, profile)
         if not here:
@@ -130,6 +133,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     _check_outputs(content, file, out)
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
+    _check_simulated(applications, options)
     for each in applications if content.standby else ():
         _check_parks(each)
     covered = {kind for each in applications for kind in each.profile.kinds}
@@ -197,6 +201,12 @@ def _shared_or_not(
     return best
 
 
+def _check_simulated(applications: Sequence[Planned], options: "ClassifierPlanOptions") -> None:
+    """Raise UserError for --in-time if no plan is simulated."""
+    if all(why := [why_not_simulated(each.application.objective) for each in applications]):
+        check_not_given(options, ("in_time",), f"is for plans that are simulated: {why[0]}")
+
+
 def _check_parks(each: Planned) -> None:
     """Raise UserError if the application could never be parked."""
     facts, after_s = each.application.facts, each.entry.park_after_s
@@ -256,19 +266,24 @@ def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> Non
     entry = each.entry
     if entry.model is None and entry.args.get("backend") != VIRTUAL:
         raise UserError(f"--out: {entry.name} needs model: the directory to serve; or backend: virtual under args:")
-    counts = {device.kind: device.count for device in devices}
-    config = checked(AppConfig, _arguments(each, folder) | {"devices": counts}, f"{entry.name}: args")
+    config = _checked_args(entry, folder, devices)
     if config.model and not config.folder.is_dir():
         raise UserError(f"{entry.name}: model = {entry.model!r}: no such directory")
     check_weights(config)
+    key_in(config.api_key_variable)
 
 
-def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
+def _checked_args(entry: FleetEntry, folder: Path, devices: Sequence[Device]) -> AppConfig:
+    counts = {device.kind: device.count for device in devices}
+    return checked(AppConfig, _arguments(entry, folder) | {"devices": counts}, f"{entry.name}: args")
+
+
+def _arguments(entry: FleetEntry, folder: Path) -> dict[str, Any]:
     """The `args:` of an application, without its plan."""
-    model = each.entry.model
+    model = entry.model
     here = model and (folder / model).exists()
     named = {"model": str((folder / model).resolve()) if here else model} if model else {}
-    return {"name": each.entry.name, **named, **each.entry.args, "profile": str(each.path.resolve())}
+    return {"name": entry.name, **named, **entry.args, "profile": str((folder / entry.profile).resolve())}
 
 
 def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: bool) -> None:
@@ -278,8 +293,8 @@ def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: b
     members = [each for each in planned.applications if each.result]
     for each in members:
         name = each.entry.name
-        arguments = _arguments(each, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
-        served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
+        arguments = _arguments(each.entry, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
+        served, controller = with_controller(name, controller_of(name), f"/{name}", arguments)
         controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
         if len(members) > 1:
             shared = {device.kind: device.count for device in _known(planned.devices, each.profile)}
@@ -302,12 +317,15 @@ def _arbiter(planned: PlannedFleet, members: Sequence[Planned]) -> dict[str, Any
     """The application that moves devices between the others while they run."""
     applications = [
         each.entry.model_dump(include=set(ShareTerms.model_fields), exclude_defaults=True)
-        | {"devices": each.devices, "controller": f"{each.entry.name}-controller"}
+        | {"devices": each.devices, "controller": controller_of(each.entry.name)}
         for each in members
     ]
     devices = {device.kind: device.count for device in planned.devices}
     arguments = {"devices": devices, "goal": planned.goal, "applications": applications}
-    return {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
+    for each in members:
+        arguments |= key_of(each.entry.args)
+    name = ARBITER_NAME
+    return {"name": name, "import_path": ARBITER, "route_prefix": f"/{name}", "args": arguments}
 
 
 def _print(planned: PlannedFleet, folder: Path) -> None:

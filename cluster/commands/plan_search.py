@@ -224,7 +224,7 @@ def searched(
             first = plan_for_its_ramps(facts, within, lambda given: result(given).plan)
             facts = first[1] if first else facts
     last = result(facts, simulate)
-    why_not = choice.why_not_simulated(last.facts, last.objective) if simulate else "--no-simulation"
+    why_not = choice.why_not_simulated(last.objective) if simulate else "--no-simulation"
     return replace(
         last,
         not_simulated="" if last.simulated else why_not,
@@ -310,7 +310,7 @@ def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | N
 
     def simulate(plan: Plan, facts: Problem, objective: Objective, find: Find) -> choice.SimulatedChoice | None:
         live.allow(CHOOSING)
-        if choice.why_not_simulated(facts, objective):
+        if choice.why_not_simulated(objective):
             return None
         effort = replace(
             _hurried(options.seconds), out_of_time=live.is_over, in_time=in_time, better=live.better,
@@ -371,7 +371,7 @@ def plan_result(
     if better:
         chosen, objective = better.plan, replace(objective, slo_s=None)
     if chosen is None:
-        needs_no_slack = simulate and not choice.why_not_simulated(facts, objective)
+        needs_no_slack = simulate and not choice.why_not_simulated(objective)
         raise UserError(reason(facts, replace(objective, slack=0.0) if needs_no_slack else objective))
     plan = facts.annotated(chosen)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

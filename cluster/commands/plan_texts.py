@@ -85,6 +85,8 @@ def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
         raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
     if options.goal == "cost" and options.rate is None:
         raise UserError("the goal cost needs --rate: how many texts per second must the plan sustain?")
+    if options.goal == "goodput" and options.rate is not None:
+        raise UserError("--goal goodput is not for a rate, which is sustained at the least cost: leave one of them out")
     if options.exits not in ("recompute", "verified", "project", "off"):
         raise UserError(f"--exits {options.exits!r} must be recompute, verified, project or off")
     if not 0 < options.in_time < 1:

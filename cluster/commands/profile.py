@@ -1,5 +1,6 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ from isobatch.cluster.commands.shared_options import (
     with_options,
 )
 from isobatch.deployments.named import known_backend
+from isobatch.profiles.devices import fleet, whole_kind
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ def profile(options: ClassifierProfileOptions) -> None:
     from isobatch.deployments.models import checkpoint
 
     known_backend(options.backend)
+    _check_kind(options.kind)
     check_writable(options.out, options.data)
     source = checkpoint.locate(options.model, check_if_decoder)
     if is_decoder(source):
@@ -101,3 +105,16 @@ def profile(options: ClassifierProfileOptions) -> None:
         from isobatch.cluster.commands.profile_inputs import profile_inputs
 
         profile_inputs(options, source)
+
+
+def _check_kind(kind: str | None) -> None:
+    """Raise UserError for a name that no fleet could have."""
+    if not kind:
+        return
+    if whole_kind(kind) != (kind, 1):
+        raise UserError(f"--kind {kind} is a shared device: name the device, and measure it with --together")
+    with suppress(UserError):
+        if [each.kind for each in fleet(f"{kind}=1@1:1")] == [kind]:
+            return
+    unlike = "give small letters, digits and signs other than comma and ="
+    raise UserError(f"--kind {kind!r}: --devices of isobatch plan could not name it: {unlike}")

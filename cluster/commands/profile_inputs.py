@@ -31,7 +31,7 @@ from isobatch.deployments.prepare.sample import sampled
 from isobatch.deployments.progress import show
 from isobatch.deployments.ray_facts import address_file
 from isobatch.deployments.sources import title_of
-from isobatch.profiles.devices import Link, kind_of, known_kinds, whole_kind
+from isobatch.profiles.devices import Link, kind_of, known_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, differ, load, save
@@ -57,7 +57,6 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     kinds = known_kinds(options.devices)
     if options.together:
         check_can_share(str(resolve_device(options.device)))
-    _check_whole(options.kind)
     compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
@@ -114,11 +113,6 @@ def _is_counted(before: Profile, ramps: str, out: Path, data: Path | None, conso
     if not same and data is None:
         console.print(f"the exits in {out} are of other ramps, so they are dropped: --data counts them again")
     return same
-
-
-def _check_whole(kind: str | None) -> None:
-    if kind and whole_kind(kind) != (kind, 1):
-        raise UserError(f"--kind {kind} is a shared device: name the device, and measure it with --together")
 
 
 def _derived_tables(
@@ -184,7 +178,6 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
 
 def profile_links(options: "ClassifierProfileOptions", source: Path) -> None:
     out, console = options.out, Console(soft_wrap=True, markup=False, highlight=False)
-    _check_whole(options.kind)
     if not out.exists():
         raise UserError(f"--links adds to a profile, and there is no {out}: make it first, without --links")
     known, device = load(out), str(resolve_device(options.device))

@@ -54,7 +54,8 @@ def profile_texts(options: "ProfileOptions", source: Path) -> None:
         warn_of_ramp_dtype(source, rules.dtype, dtype)
     workload = workload_of(rules, source, shape.reads)
     own = _measured_table(console, source, model, workload, device, dtype, options)
-    tables = (own, *(replace(estimated_table(model.config, kind), front_s=own.front_s) for kind in kinds))
+    others = [kind for kind in kinds if kind != own.kind]
+    tables = (own, *(replace(estimated_table(model.config, kind), front_s=own.front_s) for kind in others))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
         notes += ("lengths of texts are assumed: prepare measures them, and a controller plans for those of a server",)

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import INTERRUPTED, above_0, check_writable, key_headers
-from isobatch.cluster.commands.shared_options import check_unread
+from isobatch.cluster.commands.shared_options import check_unread, flag
 from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, Dtype
 from isobatch.deployments.resources import gpus_here
 from isobatch.deployments.sources import local
@@ -116,13 +116,15 @@ def serve(
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}
     content = with_grpc(content, host, grpc_port, lambda *at: not out and is_free(*at) and not is_claimed(*at))
+    others = {flag(name): value for name, value in (overrides | {"grpc_port": grpc_port}).items() if value is not None}
+    check_unread({} if served(content) else others, "is for applications of isobatch, and the file has none")
+    if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
+        raise UserError(f"--profile {profile} is for a plan: give --plan too")
     if out:
         starting = {"--dashboard": dashboard, "--metrics-port": metrics_port, "--patience-s": patience_s != PATIENCE_S}
         check_unread(starting, "is for a server that starts here: --out only writes a file")
         write(content, out)
         return
-    if profile and any(each["args"].keys().isdisjoint(OF_PROFILES) for each in classifiers(content)):
-        raise UserError(f"--profile {profile} is for a plan: give --plan too")
     run(content, dashboard, patience_s, metrics_port)
 
 
@@ -177,24 +179,32 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
         deploy(ray, complete, patience_s, show_progress)
         status.stop()
         _on_signals(partial(_stop_in_order, stop))
-        places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
-        for place in places.values() or [base]:
+        fronts = fronts_of(base, complete)
+        for place, _ in fronts.values():
             console.print(ready(place))
-        if places:
+        if files.served(complete):
             at = ", ".join(f"{host}:{port}" for host, port in grpc)
             console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
         if metrics_port:
             console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
-        variable = next((each["args"].get("api_key_variable") for each in files.served(complete)), None)
-        _show_example(console, base, example(content), ray.folder, variable)
-        headers, fronts = key_headers(variable), places or {"": base}
-        for place in fronts.values():
+        _show_example(console, base, example(content), ray.folder)
+        for place, headers in fronts.values():
             if plan := stats_at(place, headers).get("plan"):
                 console.print(f"plan: {plan}", markup=False)
-        _watch(console, fronts, headers, stop, ray)
+        _watch(console, fronts, stop, ray)
         status.update("Stopping: admitted requests are answered first (Ctrl-C again: stop at once)")
         status.start()
     console.print("stopped")
+
+
+def fronts_of(base: str, content: dict[str, Any]) -> dict[str, tuple[str, dict[str, str]]]:
+    """By the name of each application of isobatch: its address, and the header with its key. With none: the server."""
+    from isobatch.cluster.serving.serve_file import name_of, prefix_of, served
+
+    def front(application: dict[str, Any]) -> tuple[str, dict[str, str]]:
+        return f"{base}{prefix_of(application)}", key_headers(application["args"].get("api_key_variable"))
+
+    return {name_of(each): front(each) for each in served(content)} or {"": (base, {})}
 
 
 def _check_more_ports(http: int, grpc: Sequence[tuple[str, int]], metrics: int | None) -> None:
@@ -280,31 +290,31 @@ def _end_at_once(*_: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def example(content: dict[str, Any]) -> tuple[str, str] | None:
-    """The path and the JSON body of a request to the first isobatch application; None: none is known for its
-    network."""
+def example(content: dict[str, Any]) -> tuple[str, str, str | None] | None:
+    """The path and the JSON body of a request to the first isobatch application, and the variable with its key; None:
+    none is known for its network."""
     from isobatch.cluster.serving.serve_file import classifiers, decoders, prefix_of
     from isobatch.deployments.demo.sums import prompt_of
     from isobatch.deployments.front.examples import example_of
 
-    if applications := decoders(content):
-        body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
-        return f"{prefix_of(applications[0])}/v1/completions", json.dumps(body)
-    if not (classifying := classifiers(content)):
+    if not (applications := decoders(content) or classifiers(content)):
         return None
-    model = (classifying[0].get("args") or {}).get("model")
+    prefix, arguments = prefix_of(applications[0]), applications[0].get("args") or {}
+    variable = arguments.get("api_key_variable")
+    if decoders(content):
+        body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
+        return f"{prefix}/v1/completions", json.dumps(body), variable
+    model = arguments.get("model")
     value = example_of(model and local(model)).value
     if value is None:
         return None
-    return f"{prefix_of(classifying[0])}/predict", json.dumps({"inputs": [value]}, separators=(",", ":"))
+    return f"{prefix}/predict", json.dumps({"inputs": [value]}, separators=(",", ":")), variable
 
 
-def _show_example(
-    console: Console, base: str, request: tuple[str, str] | None, folder: Path, variable: str | None
-) -> None:
+def _show_example(console: Console, base: str, request: tuple[str, str, str | None] | None, folder: Path) -> None:
     if request is None:
         return
-    path, body = request
+    path, body, variable = request
     if len(body) > SHORTEST_FILE:
         file = folder / "example.json"
         file.write_text(body)
@@ -314,7 +324,7 @@ def _show_example(
 
 
 def _watch(
-    console: Console, fronts: Mapping[str, str], headers: Mapping[str, str], stop: threading.Event, ray: LocalRay
+    console: Console, fronts: Mapping[str, tuple[str, dict[str, str]]], stop: threading.Event, ray: LocalRay
 ) -> None:
     """Show a line with the current figures of each application, twice a second, until `stop` is set."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
@@ -324,7 +334,7 @@ def _watch(
 
                 console.print(f"[bold red]Ray ended unexpectedly[/]: start again; its logs are in {logs()}")
                 raise typer.Exit(1)
-            lines = {name: _line(place, headers) for name, place in fronts.items()}
+            lines = {name: _line(*front) for name, front in fronts.items()}
             text = "\n".join(f"{name}: {line}" if len(lines) > 1 else line for name, line in lines.items())
             live.update(Text(text), refresh=True)
 

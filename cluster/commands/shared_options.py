@@ -157,7 +157,11 @@ def pairs_of(labels: str | None) -> Mapping[str, str]:
     parts = [part.rpartition("=") for part in cells(labels or "") if part.strip()]
     if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
         raise UserError(f"--labels {wrong!r} must be NAME=NUMBER, as in neg=0,pos=1")
-    return {name.strip(): number.strip() for name, _, number in parts}
+    names = [name.strip() for name, _, _ in parts]
+    lower = [name.lower() for name in names]  # as they are compared with those of a file
+    if twice := next((name for name in lower if lower.count(name) > 1), None):
+        raise UserError(f"--labels names {twice!r} twice: give each label one number")
+    return {name: number.strip() for name, (*_, number) in zip(names, parts, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

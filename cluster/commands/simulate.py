@@ -71,9 +71,9 @@ def simulate(options: ClassifierSimulationOptions, decoder: TextSimulationOption
         check_not_given(options, OF_ONE, refusal)
         check_only(ClassifierSimulationOptions, decoder, refusal)
         simulate_run.rehearse_fleet(options, content, fleets[0])
-    elif applications := decoders(content):
+    elif (application := simulate_run.single_application(content)) in decoders(content):
         check_only(TextSimulationOptions, options, "is for classifiers: texts are simulated without it")
-        simulate_run.rehearse_texts(decoder, applications)
+        simulate_run.rehearse_texts(decoder, application)
     else:
         check_only(ClassifierSimulationOptions, decoder, "is for decoders: this network is not one")
-        simulate_run.rehearse_inputs(options, content)
+        simulate_run.rehearse_inputs(options, application, content)

@@ -19,10 +19,9 @@ from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
 from isobatch.cluster.controller.rehearsal import Member, Replanned, replan, replan_fleet
-from isobatch.cluster.controller.sentences import milliseconds
 from isobatch.cluster.load import prompts
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of, served
 from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
@@ -33,7 +32,7 @@ from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
 from isobatch.deployments.progress import bar, busy
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import opened, read_plan
+from isobatch.optimizer.plan import milliseconds, opened, read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError, naming_target, read_model
@@ -131,10 +130,9 @@ def decisions(replanned: Replanned) -> Table:
     return table
 
 
-def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
+def rehearse_inputs(options: "ClassifierSimulationOptions", application: dict[str, Any], content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     options.check_read()
-    application = single_application(classifiers(content), "applications of isobatch")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
@@ -192,8 +190,6 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "d
     """The options of each application: its own load, else that of --rate and --trace, and a seed of its own."""
     shape = "NAME=RATE or NAME=RATE@TRACE, as in reviews=200@bursts.csv"
     given = dict[str, tuple[float, Path | None]]()
-    if not options.load:
-        options.check_read()
     for written in options.load or ():
         name, rate, trace = parts_of(written, rf"([\w.-]+)={NUMBER}((?:@.+)?)", shape)
         if name not in names or name in given:
@@ -208,18 +204,27 @@ def loads_of(options: "ClassifierSimulationOptions", names: Sequence[str]) -> "d
     elif not options.given:
         raise UserError(f"{lacks} has no load: add --load {lacks}=RATE, or --rate for all that --load does not name")
     shared = options.rate, options.trace
-    return {
+    loads = {
         name: replace(options, rate=rate, trace=trace, seed=options.seed + number)
         for number, name in enumerate(names)
         for rate, trace in [given.get(name, shared)]
     }
+    _check_read([*loads.values()])
+    return loads
 
 
-def single_application(applications: list[dict[str, Any]], what: str) -> dict[str, Any]:
+def _check_read(loads: Sequence["ClassifierSimulationOptions"]) -> None:
+    """Raise UserError for an option on arrivals that applies to no application."""
+    one, *_ = untraced = [each for each in loads if not each.trace] or loads
+    some_traced = len(untraced) < len(loads)
+    (replace(one, trace_each_s=None) if some_traced else one).check_read()
+
+
+def single_application(content: ServeFile) -> dict[str, Any]:
+    applications = served(content)
     if len(applications) != 1:
-        raise UserError(
-            f"the Serve file has {len(applications)} {what}: a simulation needs exactly one; --application names it"
-        )
+        names = ", ".join(map(name_of, applications)) or "none of isobatch"
+        raise UserError(f"the Serve file has {names}: --application names the one to simulate")
     return applications[0]
 
 
@@ -264,10 +269,10 @@ def _counts(reports: Sequence[Report], seconds: float) -> tuple[str, ...]:
     return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", number_text(good / seconds)
 
 
-def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str, Any]]) -> None:
+def rehearse_texts(options: "TextSimulationOptions", application: Mapping[str, Any]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
     options.check_read()
-    config = checked(DecoderConfig, single_application(applications, "decoders")["args"])
+    config = checked(DecoderConfig, application["args"])
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = config.folder, read_plan(local(config.plan))
@@ -275,19 +280,20 @@ def rehearse_texts(options: "TextSimulationOptions", applications: list[dict[str
     texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
     if not texts:
         raise UserError(NO_INPUTS)
+    console = Console(soft_wrap=True, highlight=False)
+    if options.trace_text:
+        console.print(options.trace_text, markup=False)
     if options.prompts:
         texts = _with_prompts_of(options.prompts, texts, source)
     with busy("simulating"):
         run = simulate_texts(plan, profile, texts, options.seed, config)
-    console = Console(soft_wrap=True)
     console.print(prompts.table(prompts.summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
     tokens = sum(run.exits.values()) or 1
     exits = ", ".join(f"{count / tokens:.1%} after block {block}" for block, count in sorted(run.exits.items()))
     console.print(
         f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
         f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
-        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again",
-        highlight=False,
+        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
     )
 
 

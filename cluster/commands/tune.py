@@ -107,7 +107,7 @@ def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evide
 
 
 def _as_text(result: "Tuned") -> str:
-    from isobatch.optimizer.plan import opened
+    from isobatch.optimizer.plan import milliseconds, opened
 
     after, before = result.plan.promise, result.before.promise
     assert after, "This is a bug: the planner promises something of each plan."
@@ -115,7 +115,7 @@ def _as_text(result: "Tuned") -> str:
     ramps = ", ".join(map(str, opened(result.plan))) or "none"
     per_s, before_per_s = number_text(after.goodput_per_s), number_text(before.goodput_per_s)
     return (
-        f"{per_s} inputs per second; full launches all the way: {1e3 * after.latency_s:.3g} ms\n"
-        f"with the previous thresholds: {before_per_s} per second; {1e3 * before.latency_s:.3g} ms\n"
+        f"{per_s} inputs per second; full launches all the way: {milliseconds(after.latency_s)}\n"
+        f"with the previous thresholds: {before_per_s} per second; {milliseconds(before.latency_s)}\n"
         f"ramps that let inputs leave: after block {ramps}"
     )

@@ -22,7 +22,7 @@ from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import GB, catalogued, fleet, kind_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.files import fields_in, write_whole
+from isobatch.profiles.files import fields_in, load, write_whole
 from isobatch.profiles.promise import RULES
 
 LOG = "up.log"  # beside the folder: everything that the steps print
@@ -70,16 +70,25 @@ def up(
     above_0("--slo-ms", slo_ms)
     if not data.exists():
         raise UserError(f"{data}: no such file")
-    if devices:
-        fleet(devices)  # a wrong fleet is refused before the long steps
-    source = checkpoint.locate(model)
     folder = out or Path(f"{name_of(model)}-up")
+    if devices:
+        _check_measured(devices, folder / PROFILE)
+    source = checkpoint.locate(model)
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, checkpoint.fingerprint(source), data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
     with locked(folder.resolve(), f"another isobatch up makes {folder}"):
         _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
     serve(target=str(folder), port=port)
+
+
+def _check_measured(devices: str, profile: Path) -> None:
+    """Raise UserError for a wrong fleet, or one with a kind that is not measured here, before the long steps."""
+    wanted, here = fleet(devices), fleet(this_machine())[0].kind
+    known = {here, *(load(profile).kinds if profile.exists() else ())}
+    if other := next((each.kind for each in wanted if each.kind not in known), None):
+        there = "isobatch profile there, and isobatch plan"
+        raise UserError(f"--devices {other}: up measures this machine's {here}: for others use {there}")
 
 
 def _steps(

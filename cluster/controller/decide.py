@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
+from isobatch.cluster.controller.sentences import nearly_all_in_time
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.early_answers import answered_s
 from isobatch.optimizer.goals import Goal
+from isobatch.optimizer.plan import milliseconds, rate
 
 REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
 LEAST_REFUSED = 3  # refused inputs: with fewer, the share may be chance

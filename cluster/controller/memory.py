@@ -27,7 +27,8 @@ from isobatch.profiles.windows import History
 _DEPLOYED = "deployed:"  # prefix of the key under which Ray remembers the deployment of an application
 _NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _BEGAN = "%Y%m%dT%H%M%SZ"
-_WITHOUT_EFFECT = {"application", "memory", "log_format", "api_key_variable"}  # fields that change no decision
+# Fields that change no decision.
+_WITHOUT_EFFECT = {"application", "memory", "log_format", "api_key_variable", "allowed_hosts"}
 
 
 def deployment_of(application: str, configuration: str, now_s: float) -> str:

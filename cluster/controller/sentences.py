@@ -2,7 +2,7 @@
 
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.deployments.front.observed import Observed
-from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan, milliseconds, rate
 from isobatch.optimizer.text_plans import tokens_per_s
 
 NEARLY_ALL = 0.98  # the share of inputs answered in time with which a plan suffices: the rest are bursts
@@ -16,22 +16,6 @@ LOST = 0.97  # a smaller kept share is named as a cause
 def nearly_all_in_time(observed: Observed) -> bool:
     """Whether so few inputs were late or refused that a plan of more goodput would gain nothing."""
     return observed.arrivals - observed.in_time <= max(UNDER_WAY, (1 - NEARLY_ALL) * observed.arrivals)
-
-
-def rate(per_s: float) -> str:
-    """
-    >>> rate(30938.4), rate(0.0312)
-    ('30,938/s', '0.0312/s')
-    """
-    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
-
-
-def milliseconds(seconds: float) -> str:
-    """
-    >>> milliseconds(0.0116), milliseconds(1.5)
-    ('11.6 ms', '1,500 ms')
-    """
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
 
 
 def arrivals_text(observed: Observed) -> str:

@@ -10,9 +10,9 @@ from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import Demand, Expectation, QuickTerms, Verdict, lost_devices, served_alike
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
-from isobatch.cluster.controller.sentences import nearly_all_in_time, rate
+from isobatch.cluster.controller.sentences import nearly_all_in_time
 from isobatch.deployments.front.observed import Observed
-from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan, rate
 from isobatch.profiles.errors import UserError
 
 MOST_PROVEN = 8  # earlier plans among which one is chosen while the best is barred

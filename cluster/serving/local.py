@@ -144,6 +144,11 @@ def running_cluster() -> str | None:
     return None
 
 
+def without_cluster() -> str:
+    """What to do so that no cluster is in the way: 'ray stop' changes nothing in the environment."""
+    return "unset RAY_ADDRESS, which names it" if os.environ.get("RAY_ADDRESS") else "stop it with 'ray stop'"
+
+
 def _runs(address: str, raylet: int) -> bool:
     """Whether a Ray runs whose GCS has this address; `raylet`: the main process of its node here, 0 if not ours."""
     return _listens(address) and (not raylet or is_running(raylet))
@@ -163,7 +168,7 @@ def check_place(host: str, port: int) -> None:
     if address := running_cluster():
         raise UserError(
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
-            "stop it with 'ray stop', or deploy onto it with 'isobatch deploy FILE.yaml'"
+            f"{without_cluster()}, or deploy onto it with 'isobatch deploy FILE.yaml'"
         )
     if host == "::1":
         never = "HAProxy reaches fronts at the address of Ray's node, which is never ::1"
@@ -181,11 +186,19 @@ def claimed(addresses: Iterable[tuple[str, int]]) -> Iterator[None]:
         for host, port in addresses:
             claim = held.enter_context(socket.socket(socket.AF_UNIX))
             try:
-                claim.bind(f"\0isobatch {port} {host}"[:NAME_CHARACTERS])  # a name that ends with this process
+                # A name that ends with this process.
+                claim.bind(f"\0isobatch {port} {_number_of(host)}"[:NAME_CHARACTERS])
             except OSError as error:
                 reason = f"another 'isobatch serve' that starts or stops now has port {port} of {host}"
                 raise UserError(f"{reason}: wait until it is ready or has ended, or take another port") from error
         yield
+
+
+def _number_of(host: str) -> str:
+    """The address that a name has, so that localhost is 127.0.0.1; a name without one stays."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return socket.gethostbyname(host)
+    return host
 
 
 def is_claimed(host: str, port: int) -> bool:

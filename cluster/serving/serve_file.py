@@ -94,8 +94,10 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
         application["args"] = (application.get("args") or {}) | added
         application["args"] = _checked(application, root)
     check_apart(content)
+    key = key_of(overrides)
+    for application in (*controllers(content), *arbiters(content)):
+        application["args"] = (application.get("args") or {}) | key
     for application in controllers(content):
-        application["args"] = application.get("args") or {}
         key_in(checked(ControllerConfig, application["args"]).api_key_variable)
     for application in arbiters(content):
         key_in(_checked_arbiter(application, content).api_key_variable)
@@ -171,10 +173,16 @@ def _made_for(model: str | None, planned: bool) -> ServeFile:
 
 
 def with_controller(name: str, controller: str, prefix: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """An application with a plan, which answers below a prefix, and its controller."""
+    """An application with a plan, which answers below a prefix, and its controller, which needs the same key."""
     served = {"name": name, "import_path": APPLICATION, "route_prefix": prefix or "/"}
     control = {"name": controller, "import_path": CONTROLLER, "route_prefix": f"{prefix}/controller"}
-    return [served | {"args": arguments | {"replan": True}}, control | {"args": {"application": name}}]
+    settings = {"application": name} | key_of(arguments)
+    return [served | {"args": arguments | {"replan": True}}, control | {"args": settings}]
+
+
+def key_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The field that names the variable with the key, if there is one."""
+    return {name: value for name, value in arguments.items() if name == "api_key_variable"}
 
 
 def name_of(application: dict[str, Any]) -> str:
@@ -287,14 +295,20 @@ def with_demo(content: ServeFile) -> ServeFile:
 
 
 def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
-    """The same content, with gRPC for the first isobatch application at `port` (None: the default, if free; 0: none).
+    """The same content, with gRPC for the first isobatch application at `port` (None: the default, if free; 0: none,
+    also of others).
 
-    Other applications serve gRPC if the file gives them a port. A port that the user names is never replaced: if it is
-    taken, `check_port` raises later.
+    Other applications serve gRPC if the file gives them a port. All listen on `host`, if it is given. A port that the
+    user names is never replaced: if it is taken, `check_port` raises later.
     """
     complete = deepcopy(content)
+    for application in served(complete):
+        if host:
+            application["args"]["grpc_host"] = host
+        if port == 0:
+            application["args"].pop("grpc_port", None)
     for application in served(complete)[:1]:
-        arguments = application["args"] | ({"grpc_host": host} if host else {})
+        arguments = application["args"]
         if port is None and "grpc_port" not in arguments:
             others = [_http(complete).port, *(port for _, port in grpc_addresses(complete))]
             is_ours = GRPC_PORT not in others and is_free(arguments.get("grpc_host", LOCALHOST), GRPC_PORT)

@@ -349,7 +349,7 @@ def num_splits(plan: Plan) -> int:
     return max(len(pipeline.splits) for pipeline in plan.pipelines)
 
 
-def why_not_simulated(facts: Problem, objective: Objective) -> str:
+def why_not_simulated(objective: Objective) -> str:
     """Why a simulation would not cover the objective; empty where plans are simulated."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain:

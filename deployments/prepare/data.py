@@ -167,6 +167,9 @@ def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> N
         raise UserError(f"{path}: the network reads images: name their column with --image-column, not one of texts")
     if channels is None and (columns.image or suffix_of(path) == ".npz"):
         raise UserError(f"{path}: the network reads texts, not images")
+    if suffix_of(path) == ".npz" and (columns.image not in (None, "images") or columns.label not in (None, "labels")):
+        remedy = "leave out --image-column and --label-column"
+        raise UserError(f"{path}: of an .npz the arrays 'images' and 'labels' are read: {remedy}")
     if not pairs and columns.pair:
         raise UserError(f"{path}: the network reads single texts, so --text-pair-column has no use")
 

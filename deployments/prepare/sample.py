@@ -287,6 +287,8 @@ def labels_of(
     Of inputs with several labels each, a row of 1 and 0 (see `Sample`); of inputs with a score, the true ones.
     """
     if not chosen_rows or chosen_rows[0].label is None:
+        if chosen_rows and names.others:
+            raise UserError(f"{source}: has no column of labels, which --labels gives names: see --label-column")
         return None
     if task.by_score:
         return np.array([_number(row, source) for row in chosen_rows], np.float32)

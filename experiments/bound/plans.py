@@ -98,7 +98,7 @@ def sustained_per_s(world: World, near_per_s: float) -> float:
 def planned(facts: Problem, objective: Objective) -> Plan | None:
     """The plan of `isobatch plan`."""
     plan = side_by_side(facts, objective, GAP)
-    if plan is None or why_not_simulated(facts, objective):
+    if plan is None or why_not_simulated(objective):
         return plan
     return best_simulated(plan, facts, objective, FIND).plan
 

@@ -218,6 +218,8 @@ def test_rows_that_ramps_were_trained_on_are_not_counted(checkpoint: Path, tmp_p
 
 
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--length is for networks that read texts: leave it out"):
+        ran("bench", "demo", "--length", 64)
     with pytest.raises(UserError, match=r"cannot write /nonexistent/bench\.json"):
         ran("bench", checkpoint, "--out", "/nonexistent/bench.json")
     (data := tmp_path / "reviews.csv").touch()

@@ -94,6 +94,12 @@ def test_names_in_several_lines_are_refused() -> None:
         pairs_of("neg=0\npos=1")
 
 
+def test_a_label_with_two_numbers_is_refused() -> None:
+    with pytest.raises(UserError, match="--labels names 'pos' twice: give each label one number"):
+        pairs_of("Pos=1,neg=0,pos=2")
+    assert pairs_of("pos=1,good=1") == {"pos": "1", "good": "1"}
+
+
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of files may be any bytes."""
     written = BytesIO()

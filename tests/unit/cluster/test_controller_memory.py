@@ -79,7 +79,7 @@ def test_a_configuration_is_known_by_what_decides_and_by_what_its_files_hold(tmp
 
     app = AppConfig(backend="virtual", profile=written("profile.json"))
     known = [configuration_of(CONTROLLER, app)]
-    same = ControllerConfig(memory="/elsewhere", log_format="json", api_key_variable="KEY")
+    same = ControllerConfig(memory="/elsewhere", log_format="json", api_key_variable="KEY", allowed_hosts=("a.de",))
     assert configuration_of(same, app) == known[0]
     known.append(configuration_of(ControllerConfig(least_gain=0.1), app))
     known.append(configuration_of(CONTROLLER, app.model_copy(update={"slo_ms": 7.0})))

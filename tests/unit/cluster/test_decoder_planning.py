@@ -71,6 +71,9 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
     assert "nothing comes in so short a time" in call(*rehearsal[:-1], 1e-9)
+    (trace := tmp_path / "trace.csv").write_text("TIMESTAMP\n2023-11-16 18:00:00\n2023-11-16 18:00:01\n")
+    assert "trace.csv: 2 arrival times in 1 s" in call(*rehearsal, "--trace", trace)
+    assert "--trace-each-s 60 is for counts" in call(*rehearsal, "--trace", trace, "--trace-each-s", 60)
     prompts.unlink()
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
@@ -87,7 +90,7 @@ def test_of_two_decoders_one_is_named(call: Called, tmp_path: Path) -> None:
     (tmp_path / "serve.yaml").write_text(json.dumps({"applications": two}))
     simulate = "simulate", "--config", tmp_path / "serve.yaml", "--rate", 1
     simulated = call(*simulate)
-    assert "the Serve file has 2 decoders: a simulation needs exactly one; --application names it" in simulated
+    assert "the Serve file has a, b: --application names the one to simulate" in simulated
     assert "there is no plan" in call(*simulate, "--application", "b")
 
 
@@ -95,6 +98,11 @@ def test_the_profile_of_another_decoder_is_refused(profile: Path) -> None:
     save_text_profile(replace(load_text_profile(profile), weights="other"), profile)
     with pytest.raises(UserError, match=r"profile\.json was made for other weights than those in .*: profile and plan"):
         serve_file(DEMO, {"profile": str(profile)})
+
+
+def test_a_decoder_s_profile_is_not_read_as_a_classifier_s(call: Called, profile: Path) -> None:
+    refusal = f"{profile} is a profile of a decoder: isobatch plan takes the decoder's directory"
+    assert refusal in call("plan", "--profile", profile, "--devices", "cpu=1")
 
 
 def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
@@ -119,6 +127,7 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
         (("plan", DEMO, "--goal", "cost"), "the goal cost needs --rate"),
+        (("plan", DEMO, "--goal", "goodput", "--rate", "5"), "--goal goodput is not for a rate, which is sustained at"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", DEMO, "--goal", "goodput-per-dollar"), "--goal goodput-per-dollar is for classifiers"),
         (("plan", "nowhere"), "nowhere: no such directory; give that of a decoder"),

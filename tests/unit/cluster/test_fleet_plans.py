@@ -162,6 +162,17 @@ def test_an_application_that_no_single_device_sustains_cannot_be_parked_where_re
         plan(*FAST, **fleet, applications=applications)
 
 
+def test_controllers_and_the_arbiter_need_the_key_of_the_applications(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    with_key = {"args": VIRTUAL["args"] | {"api_key_variable": "KEY"}}
+    plan(*FAST, "--out", "serve.yaml", applications=[TWO[0] | VIRTUAL, TWO[1] | with_key])
+    content = serve_file(folder / "serve.yaml", {})
+    keys = [each["args"].get("api_key_variable") for each in (*controllers(content), *arbiters(content))]
+    assert keys == [None, "KEY", "KEY"]
+
+
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     Path("serve.yaml").write_text("old")
     Path("kept").hardlink_to("serve.yaml")
@@ -239,6 +250,10 @@ def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is
         ran(*asked)
 
 
+ALL_NAMED = ("--load", "reviews=5", "--load", "queries=6")
+ALL_TRACED = ("--load", "reviews=5@t.csv", "--load", "queries=6@t.csv")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -246,7 +261,12 @@ def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is
         (("--load", "reviews=5", "--load", "reviews=6"), "--load reviews=6: reviews is given twice"),
         (("--load", "reviews"), "'reviews' must look like NAME=RATE or NAME=RATE@TRACE"),
         (("--load", "reviews=5"), "queries has no load: add --load queries=RATE, or --rate for all"),
-        (("--load", "reviews=5", "--load", "queries=6", "--rate", "7"), "--rate is for applications without --load"),
+        ((*ALL_NAMED, "--rate", "7"), "--rate is for applications without --load"),
+        (("--rate", "5", "--cv", "2"), "--cv is for --arrivals gamma"),
+        ((*ALL_NAMED, "--cv", "2"), "--cv is for --arrivals gamma"),
+        ((*ALL_NAMED, "--trace-each-s", "2"), "--trace-each-s is for --trace: name the trace"),
+        ((*ALL_TRACED, "--arrivals", "uniform"), "--arrivals is not for --trace, which has its own arrivals"),
+        (("--load", "reviews=5@t.csv", "--rate", "5", "--cv", "2"), "--cv is for --arrivals gamma"),
         (("--rate", "5", "--lengths", "l.txt"), "--lengths is for one application: give its name with --application"),
         (("--rate", "5", "--load", "queries=5", "--application", "reviews"), "--load is for the applications of a fle"),
     ],
@@ -280,6 +300,10 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "goals": "cost"}, "no field 'goals'; there are: devices, goal, standby, applications"),
         ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
+        ({"applications": [entry("a"), entry("fleet")]}, "fleet is the name of the arbiter or of a controller"),
+        ({"applications": [entry("a"), entry("a-controller")]}, "a-controller is the name of the arbiter or of"),
+        ({"applications": [entry("a")], "standby": True}, "standby and park_after_s are for applications that share"),
+        ({"applications": [entry("a", park_after_s=60)]}, "standby and park_after_s are for applications that share"),
         ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
         ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
         ({"applications": TWO, "devices": {"v1000": 2}}, "unknown device kind 'v1000': choose among k80"),
@@ -287,7 +311,10 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": TWO, "devices": {"t4": 2}}, "reviews: bert.json has times of v100, k80, the fleet has t4"),
         ({"applications": [entry("a", "none.json")]}, "cannot read none.json: No such file"),
         ({"applications": [entry("a", args={"plan": "p"})]}, "args: plan of a comes from its plan"),
+        ({"applications": [entry("a", args={"max_batch": 8})]}, "args: max_batch of a comes from its plan"),
+        ({"applications": [entry("a", args={"replan": False})]}, "args: replan of a comes from its plan"),
         ({"applications": [entry("a", args={"backend": [1]})]}, r"a: args: backend = \[1\]"),
+        ({"applications": [entry("a", args={"backnd": "onnx"})]}, "a: args: there is no field 'backnd'"),
         ({"applications": [{"name": "a"}]}, "fleet.yaml: a: profile is missing"),
         ({"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]}, "reviews needs 90000 per second, these devices"),
     ],
@@ -304,13 +331,15 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dic
     [
         (("--rate", "5"), {}, "--rate is for one application"),
         (("--devices", "v100=1"), {}, "--devices is for one application"),
-        (("--ttft-ms", "5"), {}, "--ttft-ms is for one application"),
+        (("--in-time", "0.9"), {"slo_ms": None}, "--in-time is for plans that are simulated: only the most goodput"),
+        (("--ttft-ms", "5"), {}, "--ttft-ms is for decoders, and fleets are of classifiers"),
         (("--out", "nowhere/serve.yaml"), {}, "cannot write nowhere/serve.yaml"),
         (("--out", "fleet.yaml"), {}, "cannot write fleet.yaml: this command uses that file"),
         (("--out", "a-plan.json"), {}, "cannot write a-plan.json: this command uses that file"),
         (("--out", "bert.json"), {"profile": "bert.json"}, "cannot write bert.json: this command uses that file"),
         (("--out", "serve.yaml"), {}, "--out: a needs model: the directory to serve"),
         (("--out", "serve.yaml"), {"model": "nothing"}, "a: model = 'nothing': no such directory"),
+        (("--out", "serve.yaml"), {"args": VIRTUAL["args"] | {"api_key_variable": "NO_KEY"}}, "NO_KEY.* is not set"),
         (("--out", "serve.yaml"), {"args": {"backend": "virtual", "x": 1}}, "a: args: there is no field 'x'"),
     ],
 )

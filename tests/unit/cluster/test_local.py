@@ -124,6 +124,8 @@ def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
         with claimed([other]):
             pass
     assert [is_claimed(*address) for address in (http, grpc, other)] == [False] * 3
+    with claimed([("localhost", 8003)]):
+        assert is_claimed("127.0.0.1", 8003)
 
 
 def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +193,7 @@ def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: p
         assert running_cluster() == address
     assert running_cluster() is None
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    with pytest.raises(UserError, match=r"already running at head:6379.*'ray stop'"):
+    with pytest.raises(UserError, match=r"already running at head:6379.*: unset RAY_ADDRESS, which names it, or"):
         check_place("127.0.0.1", 8000)
 
 

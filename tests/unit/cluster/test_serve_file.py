@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.deploy import check_unchanged, kept_plans
-from isobatch.cluster.commands.serve import example
+from isobatch.cluster.commands.serve import example, fronts_of
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.applications import beside
 from isobatch.cluster.serving.serve_file import (
@@ -175,6 +175,16 @@ def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
 
 
+def test_controllers_need_the_key_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    files = ("--plan", DEMO / "plan.json", "--profile", DEMO / "profile.json")
+    ran("serve", "demo", *files, "--out", out := tmp_path / "serve.yaml")
+    for target, options in ((Path("demo"), files), (out, ())):
+        ran("serve", target, *options, "--api-key-variable", "KEY", "--out", again := tmp_path / "again.yaml")
+        keys = [each["args"]["api_key_variable"] for each in yaml.safe_load(again.read_text())["applications"]]
+        assert keys == ["KEY", "KEY"]
+
+
 @pytest.mark.parametrize("free", [True, False])
 def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
     monkeypatch.setattr("isobatch.cluster.serving.ports.is_free", lambda *_: free)
@@ -229,14 +239,18 @@ def test_a_file_with_applications_of_other_programs_only_is_served(
     monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda content, *_: served.append(content))
     ran("serve", written(tmp_path, {"applications": [theirs := {"name": "theirs", "import_path": "theirs:app"}]}))
     assert served[0]["applications"] == [theirs]
+    for option in (("--slo-ms", 5), ("--grpc-port", 9000), ("--profile", DEMO / "profile.json")):
+        with pytest.raises(UserError, match=f"{option[0]} is for applications of isobatch, and the file has none"):
+            ran("serve", tmp_path / "serve.yaml", *option)
 
 
 def test_a_profile_that_no_plan_was_made_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.cluster.commands.serve.run", lambda *_: None)
     files = ("--profile", DEMO / "profile.json", "--plan", DEMO / "plan.json")
     ran("serve", "demo", *files)
-    with pytest.raises(UserError, match=r"--profile .*/profile.json is for a plan: give --plan too"):
-        ran("serve", "demo", *files[:2])
+    for out in ((), ("--out", "serve.yaml")):
+        with pytest.raises(UserError, match=r"--profile .*/profile.json is for a plan: give --plan too"):
+            ran("serve", "demo", *files[:2], *out)
 
 
 def written(folder: Path, content: str | dict[str, Any]) -> Path:
@@ -401,6 +415,9 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
     content = {"applications": [a("first", "/1"), a("second", "/2", grpc_port=8001)]}
     assert grpc_addresses(with_grpc(content, None, None, lambda *_: True)) == [("127.0.0.1", 8001)]
     assert len(grpc_addresses(with_grpc(content, None, 8002, lambda *_: True))) == 2
+    everywhere = with_grpc(content, "0.0.0.0", 8002, lambda *_: True)
+    assert grpc_addresses(everywhere) == [("0.0.0.0", 8002), ("0.0.0.0", 8001)]
+    assert grpc_addresses(with_grpc(content, None, 0, lambda *_: True)) == []
     with pytest.raises(UserError, match="grpc_port = 8001: two applications"):
         with_grpc(content, None, 8001, lambda *_: True)
 
@@ -456,6 +473,16 @@ def body_for(folder: Path, config: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(config))
     request = example(serve_file(folder, {}))
     return None if request is None else json.loads(request[1])["inputs"]
+
+
+def test_each_application_is_asked_with_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    texts = a("texts", "/texts", DECODER, model="llm-demo", api_key_variable="KEY")
+    content = {"applications": [a("open", "/"), texts]}
+    assert fronts_of("http://h:1", content) == {
+        "open": ("http://h:1", {}), "texts": ("http://h:1/texts", {"X-API-Key": "secret"}),
+    }  # fmt: skip
+    assert example(content)[0::2] == ("/texts/v1/completions", "KEY")
 
 
 def test_the_demo_is_asked_about_a_digit() -> None:

@@ -229,6 +229,8 @@ def test_what_was_measured_at_once_is_kept_where_more_cannot_be(error: BaseExcep
     [
         (("--kind", "cpu/2"), "--kind cpu/2 is a shared device: name the device, and measure it with --together"),
         (("--links", "--kind", "cpu/2"), "--kind cpu/2 is a shared device"),
+        (("--kind", "a,b"), "--kind 'a,b': --devices of isobatch plan could not name it"),
+        (("--kind", "RTX"), "--kind 'RTX': --devices of isobatch plan could not name it: give small letters"),
         (("--devices", "v100/2"), "v100/2: no times of shared devices are published: measure them with --together"),
         (("--links", "--together", "2"), "--together is not read by --links"),
     ],

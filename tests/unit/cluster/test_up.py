@@ -149,6 +149,8 @@ def test_what_cannot_be_done_is_one_sentence(here: Path) -> None:
     assert "must be above 0" in str(run("--slo-ms", "0").exception)
     assert "no such file" in str(run("--data", "nowhere.csv").exception)
     assert "unknown device kind 'v1000'" in str(run("--devices", "v1000=1", "--out", "new").exception)
+    other = str(run("--devices", "cpu=1,t4=1", "--out", "new").exception)
+    assert other.startswith("--devices t4: up measures this machine's cpu: for others use isobatch profile there")
     assert not Path("new").exists(), "it prepares first"
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")

@@ -160,8 +160,10 @@ def test_the_summary_of_a_plan_has_simulated_latencies_that_of_full_launches_and
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
     assert summary(plan) == f"{blocks}; not simulated; full launches all the way: 950 ms"
-    played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 0.481, 0.99)))
-    times = "as simulated: p50 120 ms, p99 481 ms, 99.0 % in time"
+    rare = replace(plan, promise=replace(promise, goodput_per_s=0.04))
+    assert "; 0.04/s by" in summary(rare)
+    played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 1.481, 0.99)))
+    times = "as simulated: p50 120 ms, p99 1,481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
     terms = DecodingTerms("off", prompt_rows=64, kv_megabytes=100, ttft_s=0.5, tpot_s=0.05)
     texts = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)

@@ -201,6 +201,8 @@ def test_the_servers_slo_holds_if_none_is_given(serve: Serve, load: Load, capsys
         served.slo_ms, served.deadlines = slo_ms, set()
         assert load(served.url, *options) == 0
         assert (f"within {within} ms" in capsys.readouterr().out, served.deadlines) == (True, {within})
+    served.slo_ms, served.deadlines = 36e5, set()
+    assert (load(served.url), served.deadlines) == (0, {"3600000"})
 
 
 def test_answers_are_waited_for_as_long_as_they_may_take(

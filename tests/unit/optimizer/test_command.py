@@ -134,6 +134,7 @@ def test_where_the_longest_texts_take_longer_than_the_slo_that_is_the_reason(
             ["--in-time", "0.9", "--no-simulation"],
             "--in-time is for plans that are simulated: leave it out with --no-simulation",
         ),
+        (["--in-time", "0.9", "--rate", "5"], "--in-time is for plans that are simulated: only the most goodput"),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--out", "."], "cannot write .: it is a directory: name a file in it"),
@@ -147,6 +148,21 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
     monkeypatch.setattr("isobatch.cluster.commands.plan_search.plan_result", lambda *_: pytest.fail("it searches"))
     with pytest.raises(UserError, match=sentence):
         run(profile, *options)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--in-time", "that are simulated: only the most goodput within an SLO is"),
+        ("--slack", "with a deadline: give --slo-ms"),
+    ],
+)
+def test_what_is_for_a_deadline_is_refused_without_one(profile: Path, option: str, sentence: str) -> None:
+    asked = ("plan", "--profile", profile, "--devices", "v100=1", option, "0.5")
+    with pytest.raises(UserError, match=f"{option} is for plans {sentence}"):
+        ran(*asked)
+    with pytest.raises(UserError, match="the fastest plan needs"):
+        ran(*asked, "--slo-ms", "0.1")
 
 
 def test_what_is_read_is_not_replaced(profile: Path, tmp_path: Path) -> None:

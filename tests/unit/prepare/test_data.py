@@ -290,6 +290,8 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
     ("name", "columns", "channels", "message"),
     [
         ("a.npz", Columns(), None, "the network reads texts, not images"),
+        ("a.npz", Columns(label="y"), GREY, "the arrays 'images' and 'labels' are read: leave out --image-column and"),
+        ("a.npz", Columns(image="x"), GREY, "the arrays 'images' and 'labels' are read: leave out --image-column and"),
         ("a.csv", Columns(image="image"), None, "the network reads texts, not images"),
         ("a.csv", Columns(text="text"), GREY, "the network reads images: name their column with --image-column"),
     ],

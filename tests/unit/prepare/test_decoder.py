@@ -33,6 +33,7 @@ from isobatch.deployments.prepare.decoder import (
     threshold,
 )
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import load_text_profile
 from tests.helpers.commands import done
 from tests.helpers.tiny_decoders import VOCABULARY, decoder, plainly, t5
 
@@ -211,7 +212,9 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     assert (out / "model.safetensors").exists()
     monkeypatch.setattr(launch_prices, "SETTINGS", launch_prices.SETTINGS[:8])  # those of few residents
     options = ("--timing-s", 0.1, "--device", "cpu", "--dtype", "float32", "--out", tmp_path / "profile.json")
-    done("profile", out, *options)
+    done("profile", out, *options, "--kind", "t4", "--devices", "t4,l4,l4")
+    tables = load_text_profile(tmp_path / "profile.json").tables
+    assert [(table.kind, table.estimated) for table in tables] == [("t4", False), ("l4", True)]
     assert caplog.text.count("made for bfloat16; in float32 inputs leave at other ramps") == 1
     warn_of_ramp_dtype(out, "bfloat16", "bfloat16")
     assert caplog.text.count("inputs leave at other ramps") == 1

@@ -59,6 +59,8 @@ def test_one_label_is_a_list_of_one_and_no_label_is_no_labels(tmp_path: Path) ->
     path = tmp_path / "b.csv"
     path.write_text("text\na\n")
     assert labels_of(list(rows(path, FLAGS)), path, LabelNames(NAMES), LABELS) is None
+    with pytest.raises(UserError, match="has no column of labels, which --labels gives names: see --label-column"):
+        labels_of(list(rows(path, FLAGS)), path, LabelNames(NAMES, {"other": NAMES[0]}), LABELS)
     path.write_text(HEADER + "a,1,0,0,0\n")
     assert taken(path, FLAGS) == "b.csv: text from 'text', labels from 4 columns of 0 and 1"
 

@@ -118,9 +118,9 @@ def test_cuts_that_were_asked_for_are_kept() -> None:
 
 
 def test_what_playing_does_not_tell_is_not_played() -> None:
-    assert not why_not_simulated(FAST, TIGHT)
+    assert not why_not_simulated(TIGHT)
     for limit in ({"goal": "latency"}, {"goodput_per_s": 10.0}, {"cost_per_hour": 100.0}, {"slo_s": None}):
-        assert why_not_simulated(FAST, replace(TIGHT, **limit)).endswith("without another limit")  # type: ignore[arg-type]
+        assert why_not_simulated(replace(TIGHT, **limit)).endswith("without another limit")  # type: ignore[arg-type]
 
 
 def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:

@@ -94,7 +94,7 @@ def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, t
     other = {"application": "y", "goal": "cost", "grow_to": {"a100": 1}}  # of which this profile has no table
     for arguments in (other, {"application": "x"}):
         content["applications"].append({"name": arguments["application"], "import_path": path, "args": arguments})
-    rehearse_inputs(load(100.0, 3.6, replan=True, out=tmp_path / "s.png"), content)
+    rehearse_inputs(load(100.0, 3.6, replan=True, out=tmp_path / "s.png"), content["applications"][0], content)
     assert (tmp_path / "s.png").exists()
 
 
@@ -121,6 +121,16 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
         ran("simulate", "--config", serve_file, "--rate", "100", *options)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_one_of_several_applications_must_be_named(tmp_path: Path) -> None:
+    shop = "{name: shop, import_path: 'isobatch.deployments.app:build'}"
+    decoder = "import_path: 'isobatch.deployments.decoding.app:build', args: {model: llm-demo}"
+    several = f"{shop}, {{name: texts, route_prefix: /texts, {decoder}}}"
+    for applications, names in ((several, "shop, texts"), ("{import_path: 'theirs:app'}", "none of isobatch")):
+        (file := tmp_path / "serve.yaml").write_text(f"applications: [{applications}]")
+        with pytest.raises(UserError, match=f"the Serve file has {names}: --application names the one to simulate"):
+            ran("simulate", "--config", file, "--rate", "5")
 
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
