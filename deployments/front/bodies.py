@@ -30,6 +30,7 @@ ENCODINGS = {b"gzip", b"x-gzip", b"deflate"}
 MOST_DIMENSIONS = 8  # dimensions of a tensor
 LONGEST_NAME = 1024  # characters of a name or an id
 MOST_NAMED = 64  # names in a list of a request, such as its outputs
+_CLOSED = "the connection closed before the whole body had arrived"
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. HAProxy refuses longer ones, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 20
@@ -170,9 +171,12 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
 async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> bytes:
     body = bytearray()
     while True:
-        message = await receive()
+        try:
+            message = await receive()
+        except Exception as error:  # Serve's own proxy has given the request up
+            raise RefusedError(400, _CLOSED) from error
         if message["type"] == "http.disconnect":
-            raise RefusedError(400, "the connection closed before the whole body had arrived")
+            raise RefusedError(400, _CLOSED)
         part = message.get("body", b"")
         body += part
         if len(body) > max_bytes:

@@ -231,6 +231,14 @@ async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPat
     assert error.value.status == 408
 
 
+async def test_a_body_that_the_proxy_gives_up_is_a_closed_connection() -> None:
+    async def fails() -> dict[str, Any]:
+        raise RuntimeError("the task was cancelled")
+
+    with pytest.raises(RefusedError, match="the connection closed before the whole body had arrived"):
+        await bodies.body_of({}, fails, 100)
+
+
 async def test_where_too_many_bodies_arrive_the_slowest_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "ARRIVING", arriving := bodies.ArrivingBodies())
     arriving.places = lambda: 2 * 10
