@@ -23,6 +23,10 @@ STARTING = "starting"
 # ... and a file with this name once the server stops.
 STOPPING = "stopping"
 READY = "ready"  # the state in between, without a file
+# The requests of a backend that Serve's own proxy holds at once while no front runs. Each takes it milliseconds of a
+# core, which the next front needs to start.
+HELD = 8
+_BACKUP = f"maxconn {HELD} backup"
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -62,7 +66,7 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
     backends, as_json = _backends(config), "content-type application/json"
     status, sentence = ("404", "404") if backends and state != STOPPING else ("503", state)
     uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, (condition, _) in edits.further.items()]
-    backup = {READY: r"\g<0>", STARTING: r"\1 disabled\n", STOPPING: ""}[state]
+    backup = {READY: r"\1\n", STARTING: r"\1 disabled\n", STOPPING: ""}[state].replace(r"\1", rf"\1 {_BACKUP}")
     for pattern, replacement in (
         (rf"( *bind +)[*]?:({'|'.join(edits.ports)})$", r"\g<1>127.0.0.1:\2"),
         (r" *errorfile .*\n", ""),
@@ -74,7 +78,7 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
         (r"defaults\n", rf"\g<0>{_text(edits.defaults)}"),
         (r"frontend http_frontend\n", rf"\g<0>{_text(edits.frontend)}"),
         (r" *use_backend (\S+) if is_\1$", rf"{_text(uses)}\g<0>"),
-        (r"( *server .* backup)\n", backup),
+        (r"( *server .*) backup\n", backup),
     ):
         config = re.sub(f"^{pattern}", replacement, config, flags=re.MULTILINE)
 
@@ -107,7 +111,7 @@ def _with_more(name: str, lines: Sequence[str], edits: Edits) -> str:
 
 def _tracking(backend: str, _: str, server: str, address: str, *options: str) -> str:
     """A server that is up while the same server in another backend is up."""
-    kept = {"check": f"track {backend}/{server}", "backup": "backup", "disabled": "disabled"}
+    kept = {"check": f"track {backend}/{server}", "backup": _BACKUP, "disabled": "disabled"}
     return " ".join(["server", server, address, *(kept[each] for each in options if each in kept)])
 
 

@@ -14,6 +14,7 @@ from select import select
 import pytest
 
 from isobatch.cluster.serving.haproxy import HEALTH_WITHIN_S, REQUEST_S, RETRY_S, ready, stopping, write_script
+from isobatch.cluster.serving.haproxy_edits import HELD
 from isobatch.deployments.front.headers import sent_s_by, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
@@ -34,6 +35,7 @@ from tests.helpers.haproxy_clients import (
     ANSWER,
     NODE,
     WHOLE,
+    Crowd,
     allow,
     answering,
     asked,
@@ -265,6 +267,20 @@ def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> N
         assert b"this server starts" in body
         ready(tmp_path)
         assert asked(port, "/app/predict")[0] == 404, "Serve's proxy has answered"
+
+
+def test_while_no_front_runs_few_requests_wait_in_serves_own_proxy(tmp_path: Path) -> None:
+    """It takes milliseconds of a core for each, which the next front needs to start."""
+    with socket.create_server(("127.0.0.1", 0)) as serve, ExitStack() as stack:
+        serve.settimeout(5)
+        clients = Crowd(serve, stack.enter_context(haproxy(tmp_path, front=serve.getsockname()[1])), stack)
+        end(tmp_path)
+        asking = [clients.ask() for _ in range(HELD + 8)]
+        held = [clients.arrived() for _ in range(HELD)]
+        refused = [each for each in asking if select([each], [], [], 0.3)[0]]
+        assert [each.recv(4096)[:12] for each in refused] == [b"HTTP/1.1 503"] * 8
+        for connection, _ in held:
+            connection.sendall(ANSWER)
 
 
 def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None:
