@@ -88,7 +88,7 @@ def test_each_result_is_kept_and_only_what_changed_is_made_again(here: Path, mon
     monkeypatch.setattr(command, "plan_classifier", lambda _: SimpleNamespace(hurried=False))
     Path("my-bert/config.json").write_text(Path("my-bert/config.json").read_text() + "\n")
     assert steps("--slo-ms", "1500") == ["made"] * 3
-    monkeypatch.setattr(command, "this_machine", lambda: "another")
+    monkeypatch.setattr(command, "this_machine", lambda: "t4=1")
     assert steps("--slo-ms", "1500") == ["before", "made", "made"]
     served = serve_file(Path("my-bert-up"), {})["applications"]
     assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]
