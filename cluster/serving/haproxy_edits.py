@@ -23,9 +23,9 @@ STARTING = "starting"
 # ... and a file with this name once the server stops.
 STOPPING = "stopping"
 READY = "ready"  # the state in between, without a file
-# The requests of a backend that Serve's own proxy holds at once while no front runs. Each takes it milliseconds of a
-# core, which the next front needs to start.
-HELD = 8
+# The requests of a backend that Serve's own proxy holds at once while HAProxy knows no front. Each costs it
+# milliseconds of a core, which the next front needs to start.
+HELD = 64
 _BACKUP = f"maxconn {HELD} backup"
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
