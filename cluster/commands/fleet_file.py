@@ -10,18 +10,8 @@ from isobatch.deployments.config import checked
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.profiles.errors import UserError, read_yaml
 
-OF_PLANS = (
-    "plan",
-    "profile",
-    "devices",
-    "model",
-    "slo_ms",
-    "rate_per_s",
-    "max_batch",
-    "replan",
-)  # fields that `args:` must not have
-
-
+# Fields that `args:` must not have.
+OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s", "max_batch", "replan")
 ARBITER_NAME = "fleet"
 
 

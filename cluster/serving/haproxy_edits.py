@@ -66,7 +66,7 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
     backends, as_json = _backends(config), "content-type application/json"
     status, sentence = ("404", "404") if backends and state != STOPPING else ("503", state)
     uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, (condition, _) in edits.further.items()]
-    backup = {READY: r"\1\n", STARTING: r"\1 disabled\n", STOPPING: ""}[state].replace(r"\1", rf"\1 {_BACKUP}")
+    backup = {READY: rf"\1 {_BACKUP}\n", STARTING: rf"\1 {_BACKUP} disabled\n", STOPPING: ""}[state]
     for pattern, replacement in (
         (rf"( *bind +)[*]?:({'|'.join(edits.ports)})$", r"\g<1>127.0.0.1:\2"),
         (r" *errorfile .*\n", ""),

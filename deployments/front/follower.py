@@ -180,7 +180,10 @@ class Follower:
         moving = asyncio.create_task(self._moved.wait())
         await asyncio.wait((joining, moving), return_when=asyncio.FIRST_COMPLETED)
         moving.cancel()
-        joining.cancel() if self._moved.is_set() else joining.result()
+        if self._moved.is_set():
+            joining.cancel()
+        else:
+            joining.result()
 
     async def _try_to_join(self, graph: Graph, within_s: float) -> None:
         """Reach the replicas of a plan, and have those that it uses run full batches of it."""
