@@ -17,7 +17,7 @@ from pathlib import Path
 from shutil import copyfile
 
 from isobatch.cluster.serving import haproxy_edits
-from isobatch.cluster.serving.haproxy_edits import EDITED, EDITS, READY, STARTING, STOPPING, Edits
+from isobatch.cluster.serving.haproxy_edits import EDITED, EDITS, HELD, READY, STARTING, STOPPING, Edits
 from isobatch.deployments.front.headers import DEADLINE_HEADER, KERNEL_FILE, LONGEST_MS, OPEN_PATHS, trusted_proxies
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -151,10 +151,10 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
         backend=[f"timeout queue {QUEUED_MS}", *deadlines, no_front, crowded],
         aside=["http-reuse always", *deadlines, no_front],
         further={
-            QUESTIONS: ("METH_GET !{ req.body_len gt 0 }", QUESTIONS_MS),
-            FEW_LONG: (f"unfinished {asks_little(QUEUED)}", QUEUED_MS),
-            LONG: ("unfinished", QUEUED_MS),
-            FEW: (asks_little(QUEUED), QUEUED_MS),
+            QUESTIONS: ("METH_GET !{ req.body_len gt 0 }", QUESTIONS_MS, HELD),
+            FEW_LONG: (f"unfinished {asks_little(QUEUED)}", QUEUED_MS, QUEUED),
+            LONG: ("unfinished", QUEUED_MS, HELD),
+            FEW: (asks_little(QUEUED), QUEUED_MS, QUEUED),
         },
     )
 

@@ -23,10 +23,9 @@ STARTING = "starting"
 # ... and a file with this name once the server stops.
 STOPPING = "stopping"
 READY = "ready"  # the state in between, without a file
-# The requests of a backend that Serve's own proxy holds at once while HAProxy knows no front. Each costs it
-# milliseconds of a core, which the next front needs to start.
-HELD = 64
-_BACKUP = f"maxconn {HELD} backup"
+# The requests of a backend that Serve's own proxy holds at once while HAProxy knows no front, unless `further` says
+# another number. Each costs it milliseconds of a core, which the next front needs to start.
+HELD = 8
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -42,8 +41,9 @@ class Edits(NamedTuple):
     frontend: Sequence[str]
     backend: Sequence[str]  # of each application
     aside: Sequence[str]  # for its further backends, which have the same servers and reserved connections
-    # By the end of the name of each further backend: the condition of its requests, and how long they wait for a place.
-    further: Mapping[str, tuple[str, int]]
+    # By the end of the name of each further backend: the condition of its requests, how long they wait for a place, and
+    # how many Serve's own proxy holds.
+    further: Mapping[str, tuple[str, int, int]]
 
 
 def main(folder: Path, arguments: Sequence[str]) -> None:
@@ -65,8 +65,8 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
     """Ray's configuration with our lines. `state` names the sentence for requests that no front can take."""
     backends, as_json = _backends(config), "content-type application/json"
     status, sentence = ("404", "404") if backends and state != STOPPING else ("503", state)
-    uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, (condition, _) in edits.further.items()]
-    backup = {READY: rf"\1 {_BACKUP}\n", STARTING: rf"\1 {_BACKUP} disabled\n", STOPPING: ""}[state]
+    uses = [rf"use_backend \1:{end} if is_\1 {condition}" for end, (condition, *_) in edits.further.items()]
+    backup = {READY: rf"\1 {_backup(HELD)}\n", STARTING: rf"\1 {_backup(HELD)} disabled\n", STOPPING: ""}[state]
     for pattern, replacement in (
         (rf"( *bind +)[*]?:({'|'.join(edits.ports)})$", r"\g<1>127.0.0.1:\2"),
         (r" *errorfile .*\n", ""),
@@ -104,14 +104,19 @@ def _with_more(name: str, lines: Sequence[str], edits: Edits) -> str:
     servers.sort(key=lambda words: words[2].rpartition(":")[0] not in edits.near)
     others = [line.strip() for line in lines if line.split()[:1] != ["server"]]
     sections = {name: [*edits.backend, *others, *map(" ".join, servers)]}
-    for end, (_, wait_ms) in edits.further.items():
-        sections[f"{name}:{end}"] = [*edits.aside, f"timeout queue {wait_ms}", *(_tracking(name, *e) for e in servers)]
+    for end, (_, wait_ms, held) in edits.further.items():
+        tracking = [_tracking(name, held, *words) for words in servers]
+        sections[f"{name}:{end}"] = [*edits.aside, f"timeout queue {wait_ms}", *tracking]
     return "".join(f"backend {each}\n{_text(rules)}" for each, rules in sections.items())
 
 
-def _tracking(backend: str, _: str, server: str, address: str, *options: str) -> str:
+def _backup(held: int) -> str:
+    return f"maxconn {held} backup"
+
+
+def _tracking(backend: str, held: int, _: str, server: str, address: str, *options: str) -> str:
     """A server that is up while the same server in another backend is up."""
-    kept = {"check": f"track {backend}/{server}", "backup": _BACKUP, "disabled": "disabled"}
+    kept = {"check": f"track {backend}/{server}", "backup": _backup(held), "disabled": "disabled"}
     return " ".join(["server", server, address, *(kept[each] for each in options if each in kept)])
 
 

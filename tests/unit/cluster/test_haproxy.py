@@ -22,6 +22,7 @@ from isobatch.deployments.front.proxy import (
     LONG,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
+    QUEUED,
     SLO_MAP,
     SLOW,
     Refusals,
@@ -270,17 +271,21 @@ def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> N
 
 
 def test_while_no_front_runs_few_requests_wait_in_serves_own_proxy(tmp_path: Path) -> None:
-    """It takes milliseconds of a core for each, which the next front needs to start."""
+    """It takes milliseconds of a core for each, which the next front needs to start. Of a client that asks much it holds
+    fewer than of clients that ask little."""
     with socket.create_server(("127.0.0.1", 0)) as serve, ExitStack() as stack:
         serve.settimeout(5)
         clients = Crowd(serve, stack.enter_context(haproxy(tmp_path, front=serve.getsockname()[1])), stack)
         end(tmp_path)
-        asking = [clients.ask(source=f"127.0.0.{2 + number % 9}") for number in range(HELD + 8)]
-        held = [clients.arrived()[0] for _ in range(HELD)]
-        assert eventually(lambda: ended(asking) == 8)
+        few = [clients.ask(source=f"127.0.0.{2 + number % 9}") for number in range(QUEUED + 8)]
+        held = [clients.arrived()[0] for _ in range(QUEUED)]
+        assert eventually(lambda: ended(few) == 8)
+        much = [clients.ask() for _ in range(QUEUED + HELD + 8)]
+        held += [clients.arrived()[0] for _ in range(HELD)]
+        assert eventually(lambda: ended(much) == QUEUED + 8)
         for connection in held:
             connection.sendall(ANSWER)
-        assert eventually(lambda: ended(asking) == HELD + 8)
+        assert eventually(lambda: ended([*few, *much]) == len([*few, *much]))
 
 
 def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None:
