@@ -271,8 +271,9 @@ def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> N
 
 
 def test_while_no_front_runs_few_requests_wait_in_serves_own_proxy(tmp_path: Path) -> None:
-    """It takes milliseconds of a core for each, which the next front needs to start. Of a client that asks much it holds
-    fewer than of clients that ask little."""
+    """It takes milliseconds of a core for each, which the next front needs to start. Of clients that ask much, it holds
+    fewer.
+    """
     with socket.create_server(("127.0.0.1", 0)) as serve, ExitStack() as stack:
         serve.settimeout(5)
         clients = Crowd(serve, stack.enter_context(haproxy(tmp_path, front=serve.getsockname()[1])), stack)
