@@ -19,7 +19,7 @@ from isobatch.deployments.cluster_checks import check_cluster
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.deployer import Deployer
 from isobatch.deployments.deployer.fleet import delete_leftovers
-from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
+from isobatch.deployments.deployer.steps import DEPLOYER, FRONT, NETWORK
 from isobatch.deployments.front import router, shortcut
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import limit_http
@@ -28,14 +28,22 @@ from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.follower import Follower
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.in_process import InProcess
+from isobatch.deployments.front.in_process import InProcess, NamedState
 from isobatch.deployments.front.predict import Predict
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.front.stats import export
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.named import CanaryTerms
 from isobatch.deployments.planning import has_room_beside
-from isobatch.deployments.ray_facts import application_name, cluster_state, drained_s, free_resources, labelled, nodes
+from isobatch.deployments.ray_facts import (
+    application_name,
+    ask_all,
+    cluster_state,
+    drained_s,
+    free_resources,
+    labelled,
+    nodes,
+)
 from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from isobatch.deployments.resources import declared, devices_of_a_node, requested_amounts
@@ -48,7 +56,8 @@ class Front:
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         join_serves_log()
-        network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config)
+        ask_all = _ask_fronts if config.replicas > 1 else None
+        network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config, ask_all)
         self._config, self._network = config, network
         self._service = Service(config, time.perf_counter, network, self._opened)
         self._canary = _canary(config.canary, self._service) if config.canary else None
@@ -80,8 +89,17 @@ class Front:
             return await predict.computed(headers, body)
         return None
 
+    async def state(self) -> NamedState:
+        """The state of this front for another one, which answers /stats."""
+        assert isinstance(self._network, InProcess), "This is a bug: the deployer asks the fronts of a plan."
+        return self._network.state()
+
     async def reached(self) -> None:
         """Returns once requests are answered: Serve calls no method before."""
+
+
+async def _ask_fronts() -> list[NamedState]:
+    return await ask_all(serve.get_deployment_handle(NETWORK, application_name()), Front.state.__name__)
 
 
 def _canary(terms: CanaryTerms, service: Service) -> Canary:
@@ -95,7 +113,7 @@ def _canary(terms: CanaryTerms, service: Service) -> Canary:
 
     async def reach() -> None:
         nonlocal front
-        front = await asyncio.to_thread(serve.get_deployment_handle, FRONT, terms.application)
+        front = await asyncio.to_thread(serve.get_app_handle, terms.application)
         await front.reached.remote()
 
     return Canary(terms, ask, reach)
@@ -115,10 +133,10 @@ def build(config: AppConfig) -> Application:
     check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
     has_gpu = config.device.startswith("cuda") and not deployer
-    options = {"num_cpus": config.cpus_per_front, "num_gpus": int(has_gpu)}
+    options = {"num_cpus": 1, "num_gpus": int(has_gpu)}
     front = serve.deployment(
-        name=FRONT,
-        num_replicas=config.front_replicas,
+        name=NETWORK if config.replicas > 1 else FRONT,
+        num_replicas=config.fronts,
         # If there is room, a new front starts beside the one that it replaces, which answers until then. Serve rounds
         # one percent up to one replica.
         max_surge_percent=int(has_room_beside(config, requested_amounts(options), nodes(), free_resources())),

@@ -131,9 +131,7 @@ class AppConfig(ServedConfig):
     """An early-exit network behind HTTP. Every field has a default: without any, the built-in demo is served."""
 
     loader: named.ImportPath = Field(
-        named.LOADER,
-        description="Function (directory, device=, dtype=) that returns a new SplitModel: copies (`replicas`) compute "
-        "on threads of their own.",
+        named.LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel."
     )
     devices: named.DeclaredDevices | None = Field(
         None,
@@ -161,8 +159,7 @@ class AppConfig(ServedConfig):
     replicas: int = Field(
         1,
         ge=1,
-        description="Without a plan, on CPUs: copies of the network in the front's process that compute at once, each "
-        "on one CPU.",
+        description="Without a plan: the processes that answer requests, each with a whole network on a CPU or a GPU.",
     )
     standby: dict[named.WholeKind, PositiveInt] = Field(
         {},
@@ -280,11 +277,9 @@ class AppConfig(ServedConfig):
         if "ramp_budget" in self.model_fields_set and not (self.answers == "early" and self.devices):
             raise ValueError("ramp_budget is for answers: early with devices:, where the plan is made at the start")
         if self.front_replicas > 1 and not self.planned:
-            raise ValueError("front_replicas needs a plan or devices: without them, each would hold a whole network")
+            raise ValueError("front_replicas needs a plan or devices: without them, write replicas")
         if self.replicas > 1 and self.planned:
             raise ValueError("replicas is for serving without a plan: a plan has its own number of them")
-        if self.replicas > 1 and self.device != "cpu":
-            raise ValueError(f"replicas is for device: cpu, not for {self.device}: for several GPUs make a plan")
         if self.rate_per_s and not self.devices:
             raise ValueError("rate_per_s needs devices: it is a goal for the plan that is made for them")
         return self
@@ -305,12 +300,12 @@ class AppConfig(ServedConfig):
     @property
     def max_inside_all(self) -> int:
         """Inputs that may be inside, all fronts together: `max_inside`, or its default."""
-        return self.max_inside or INSIDE_A_FRONT * self.front_replicas
+        return self.max_inside or INSIDE_A_FRONT * self.fronts
 
     @property
     def most_inputs(self) -> int:
         """The most inputs in one request. A request with more than may be inside a front could never be admitted."""
-        return min(self.max_inputs, ceil(self.max_inside_all / self.front_replicas))
+        return min(self.max_inputs, ceil(self.max_inside_all / self.fronts))
 
     @property
     def early_budget(self) -> float | None:
@@ -357,13 +352,13 @@ class AppConfig(ServedConfig):
         return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
 
     @property
-    def front_cpus(self) -> int:
-        return self.front_replicas * self.cpus_per_front
+    def fronts(self) -> int:
+        """The number of fronts. Without a plan, each of them is a replica of the network, too."""
+        return self.front_replicas if self.planned else self.replicas
 
     @property
-    def cpus_per_front(self) -> int:
-        """The CPUs that Ray reserves for one front: without a plan one for each copy of the network that computes."""
-        return 1 if self.backend == named.VIRTUAL else self.replicas
+    def front_cpus(self) -> int:
+        return self.fronts
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         plan = read_plan(local(self.plan)) if self.plan and not plan else plan

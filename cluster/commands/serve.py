@@ -71,8 +71,7 @@ def serve(
     max_batch: Annotated[int | None, "The largest batch without a plan; by default the file's, or 32."] = None,
     replicas: Annotated[
         int | None,
-        "Without a plan: copies of a classifier in one process, one CPU each, or replicas of a decoder; by default the "
-        "file's, or 1.",
+        "Without a plan: replicas of the whole network, one CPU or GPU each; by default the file's, or 1.",
     ] = None,
     api_key_variable: Annotated[str | None, "Environment variable with the key that requests must send."] = None,
     plan: Annotated[
@@ -110,8 +109,7 @@ def serve(
     overrides = files | {name: value for name, value in fields.items() if value is not None}
     # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = serve_file(target, overrides)
-    has_copies = (replicas or 1) > 1 and classifiers(content)  # in one process, which is for CPUs
-    is_decided = device or out or has_copies or not _is_model(target) or "plan" in served(content)[0]["args"]
+    is_decided = device or out or not _is_model(target) or "plan" in served(content)[0]["args"]
     if not is_decided and gpus_here():
         content = serve_file(target, overrides | {"device": "cuda"})
     content["http_options"] |= {name: value for name, value in (("host", host), ("port", port)) if value}

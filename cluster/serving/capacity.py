@@ -92,7 +92,7 @@ def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]
     for config in map(config_of, served(content)):
         if not config.plan:
             check_here(config.device, count_gpus)
-            _check_copies(config, cpus, "this machine")
+            _check_whole(config, {"CPU": cpus, "GPU": count_gpus() if config.device != "cpu" else 0}, "machine")
             continue
         amounts = _amounts(config)
         _check_enough(config.plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
@@ -104,8 +104,9 @@ def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]
 def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]:
     """The CPUs and GPUs of an application with its fronts. `plan`: its plan, if it was made already."""
     groups = config.replica_groups(plan)
-    if not groups:  # the front computes the network
-        return {"CPU": max(1.0, config.front_cpus), "GPU": float(config.device.startswith("cuda"))}
+    if not groups:  # each front computes the network
+        fronts = max(1.0, config.front_cpus)
+        return {"CPU": fronts, "GPU": fronts * config.device.startswith("cuda")}
     amounts = {name: sum(count * needs.get(name, 0.0) for _, count, needs in groups) for name in _COUNTED}
     return amounts | {"CPU": config.front_cpus + amounts["CPU"]}
 
@@ -179,8 +180,9 @@ def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]
         raise UserError(f"{config.plan or 'the plan'} runs on {missing[0]}; this {owner}: plan for these devices")
     if config.device != "cpu" and not config.plan and not has.get("GPU"):
         raise no_gpu(config.device, f"this {owner}")
-    _check_copies(config, max((node.get("CPU", 0) for node in nodes), default=0), "the largest node")
     needs, title = _amounts(config, plan), config.plan or ("the plan" if plan else "the network")
+    if not groups:
+        _check_whole(config, has, "Ray")
     for name, amount in needs.items() if groups else ():
         _check_enough(title, name, amount, has.get(name, 0), owner)
     for kind, count, each in groups:
@@ -198,11 +200,12 @@ def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequ
         )
 
 
-def _check_copies(config: ServedConfig, cpus: float, owner: str) -> None:
-    needed = config.cpus_per_front if isinstance(config, AppConfig) else 1
-    if needed > max(1, cpus):
-        needs = f"replicas: {needed} needs {needed} CPUs of one node"
-        raise UserError(f"{needs}; {owner} has {cpus:g}: take fewer replicas")
+def _check_whole(config: ServedConfig, has: Mapping[str, float], owner: str) -> None:
+    """Raise UserError if there are too few CPUs or GPUs for replicas without a plan."""
+    for name, amount in _amounts(config).items():
+        if amount > max(1.0, available := has.get(name, 0)):
+            needs = f"replicas: {amount:g} needs {amount:g} {name}s"
+            raise UserError(f"{needs}; this {owner} has {available:g}: take fewer")
 
 
 def _check_enough(plan: str, name: str, amount: float, available: float, owner_has: str) -> None:

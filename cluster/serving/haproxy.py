@@ -18,6 +18,7 @@ from shutil import copyfile
 
 from isobatch.cluster.serving import haproxy_edits
 from isobatch.cluster.serving.haproxy_edits import EDITED, EDITS, HELD, READY, STARTING, STOPPING, Edits
+from isobatch.deployments.deployer.steps import NETWORK
 from isobatch.deployments.front.headers import DEADLINE_HEADER, KERNEL_FILE, LONGEST_MS, OPEN_PATHS, trusted_proxies
 from isobatch.deployments.front.proxy import (
     CUT_MS,
@@ -149,6 +150,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             f"http-after-response set-header Retry-After %[rand({RETRY_S}),add(1)] if {{ status 503 }} !says_when",
         ],
         backend=[f"timeout queue {QUEUED_MS}", *deadlines, no_front, crowded],
+        spread=NETWORK,
         aside=["http-reuse always", *deadlines, no_front],
         further={
             QUESTIONS: ("METH_GET !{ req.body_len gt 0 }", QUESTIONS_MS, HELD),

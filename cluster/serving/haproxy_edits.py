@@ -40,6 +40,7 @@ class Edits(NamedTuple):
     defaults: Sequence[str]
     frontend: Sequence[str]
     backend: Sequence[str]  # of each application
+    spread: str  # the deployment among whose fronts HAProxy shares requests
     aside: Sequence[str]  # for its further backends, which have the same servers and reserved connections
     # By the end of the name of each further backend: the condition of its requests, how long they wait for a place, and
     # how many Serve's own proxy holds.
@@ -103,10 +104,12 @@ def _with_more(name: str, lines: Sequence[str], edits: Edits) -> str:
     servers = [words for line in lines if (words := line.split())[:1] == ["server"]]
     servers.sort(key=lambda words: words[2].rpartition(":")[0] not in edits.near)
     others = [line.strip() for line in lines if line.split()[:1] != ["server"]]
-    sections = {name: [*edits.backend, *others, *map(" ".join, servers)]}
+    is_spread = any(words[1].rpartition("-")[0].endswith(f"-{edits.spread}") for words in servers)
+    balance = ["balance leastconn"] if is_spread else []
+    sections = {name: [*edits.backend, *balance, *others, *map(" ".join, servers)]}
     for end, (_, wait_ms, held) in edits.further.items():
-        tracking = [_tracking(name, held, *words) for words in servers]
-        sections[f"{name}:{end}"] = [*edits.aside, f"timeout queue {wait_ms}", *tracking]
+        rules = [*edits.aside, *balance, f"timeout queue {wait_ms}"]
+        sections[f"{name}:{end}"] = [*rules, *(_tracking(name, held, *words) for words in servers)]
     return "".join(f"backend {each}\n{_text(rules)}" for each, rules in sections.items())
 
 

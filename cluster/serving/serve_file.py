@@ -14,6 +14,7 @@ from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder
+from isobatch.deployments.deployer.steps import DEPLOYER, FRONT, NETWORK
 from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
@@ -30,7 +31,7 @@ APPLICATION = "isobatch.deployments.app:build"
 CONTROLLER = "isobatch.cluster.controller.app:build"
 ARBITER = "isobatch.cluster.controller.app:arbiter"
 DECODER = "isobatch.deployments.decoding.app:build"
-REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
+REACHED = (FRONT, NETWORK, DEPLOYER)  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
 LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001  # the default, if it is free
@@ -371,7 +372,7 @@ def _check_deployments(deployments: Any) -> None:
     if not (isinstance(deployments, list) and all(isinstance(entry, dict) for entry in deployments)):
         raise UserError("deployments: must be a list, as in [{name: front, ray_actor_options: {num_cpus: 0.5}}]")
     if any(entry.get("name") not in REACHED for entry in deployments):
-        raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: set the options of replicas in args:")
+        raise UserError(f"deployments: reaches {', '.join(REACHED)} only: set the options of replicas in args:")
 
 
 def _check_import_path(application: dict[str, Any]) -> None:

@@ -10,6 +10,9 @@ from typing import Protocol
 from isobatch.optimizer.plan import Plan
 
 FRONT = "front"  # the name of the fronts' Serve deployment; a decoder's fronts also change its replicas' plan
+# Its name if there are several fronts without a plan, each with the whole network: HAProxy shares requests among them,
+# while it fills the fronts of a plan one after another.
+NETWORK = "network"
 DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need
 COUNT_EVERY_S = 1.0  # between two checks that Ray has the devices

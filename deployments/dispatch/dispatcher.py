@@ -316,9 +316,9 @@ class Dispatcher:
         """Replicas that have been too slow for some time."""
         return sorted({name for group in self._groups.values() for name in group.benched(now_s)})
 
-    def replicas(self) -> dict[str, int]:
-        """The number of replicas in each group. Inputs wait for a group that has none."""
-        return {name: len(group.members) for name, group in self._groups.items()}
+    def replicas(self) -> dict[str, list[str]]:
+        """The replicas in each group. Inputs wait for a group that has none."""
+        return {name: [*group.members] for name, group in self._groups.items()}
 
     def needed_s(self, now_s: float, left_s: float, weight: int = 1) -> float:
         """The time that inputs of this weight need to be admitted now, if they have about `left_s`.

@@ -1,21 +1,21 @@
-"""Runs the network in the front's own process, without a plan: each copy of it computes one batch at a time."""
+"""Runs the network in the front's own process, without a plan and one batch at a time."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
+from uuid import uuid4
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.messages import FrontState
-from isobatch.deployments.replica.loading import load_front_model
+from isobatch.deployments.front.stats import state_of
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
-from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel, edges_of
 
+NamedState = tuple[str, FrontState]
 _GROUP = "here"
 # The planned time of a launch: nothing was measured, so late inputs are dropped when batches form, not at admission.
 _UNKNOWN_S = 0.0
@@ -39,28 +39,29 @@ class RunningNetwork(Protocol):
 
 
 class InProcess:
+    """`ask_all`: the states of all fronts of the application, by their names."""
+
     plan = promised_per_s = None
 
-    def __init__(self, config: AppConfig) -> None:
-        self._config = config
+    def __init__(self, config: AppConfig, ask_all: Callable[[], Awaitable[list[NamedState]]] | None = None) -> None:
+        self._config, self._ask_all = config, ask_all
+        self._name = uuid4().hex  # also of its replica of the network
 
     async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver:
         config = self._config
         ramps = frozenset(model.ramp_blocks if config.exits else ())
         times = (_UNKNOWN_S,) * config.max_batch
         stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
-        # No batch waits at a busy thread, so that it can still merge with inputs that arrive meanwhile.
-        # A launch that fails is the fault of its inputs, as all copies are alike: none is benched.
-        limits = replace(config.limits(1 / config.front_replicas), ahead=0, probe_every_s=0.0)
-        networks = [model]
-        for _ in range(1, config.replicas):
-            networks.append(await asyncio.to_thread(load_front_model, config, str(config.folder)))
-        if len({id(each) for each in networks}) < len(networks):
-            each = f"replicas: {config.replicas} needs a network of its own for each thread"
-            raise UserError(f"loader {config.loader}: it returned the same network twice: {each}")
-        replicas = {f"{_GROUP}-{number}": SplitReplica(each) for number, each in enumerate(networks)}
-        dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: list(replicas)}, limits)
-        return Driver(dispatcher, LocalWorkers(replicas), clock)
+        # No batch waits at the busy thread, so that it can still merge with inputs that arrive meanwhile.
+        # A launch that fails is the fault of its inputs, as there is no other replica: it is never benched.
+        limits = replace(config.limits(1 / config.fronts), share=1.0, ahead=0, probe_every_s=0.0)
+        dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: [self._name]}, limits)
+        self._driver = Driver(dispatcher, LocalWorkers({self._name: SplitReplica(model)}), clock)
+        return self._driver
+
+    def state(self) -> NamedState:
+        return self._name, state_of(self._driver)
 
     async def others(self) -> list[FrontState]:
-        return []
+        states = await self._ask_all() if self._ask_all else []
+        return [state for name, state in states if name != self._name]

@@ -44,7 +44,7 @@ class FrontState:
     route: Route
     inside: int  # admitted inputs that have no answer yet
     waiting: dict[tuple[str, int], int]  # inputs that wait, by group and next block
-    replicas: dict[str, int]  # the number of replicas, by group
+    replicas: dict[str, list[str]]  # by group
     usage: Usage
     busy_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # see `Counts.busy_s`
     parked: bool = False  # the application has no replicas until its next input
@@ -52,4 +52,4 @@ class FrontState:
     @property
     def missing(self) -> list[str]:
         """Groups without a replica. A parked application is ready: its next input starts replicas."""
-        return [group for group, count in self.replicas.items() if not count and not self.parked]
+        return [group for group, replicas in self.replicas.items() if not replicas and not self.parked]

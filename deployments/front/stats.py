@@ -125,7 +125,7 @@ def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[s
         "room": stage.room,
         "ramps": sorted(stage.ramps),
         "group": stage.group,
-        "replicas": fronts[0].replicas.get(stage.group, 0),
+        "replicas": len({replica for front in fronts for replica in front.replicas.get(stage.group, ())}),
         "launches": counts.launches[key].number,
         "fill": round(counts.launches[key].fill, 3),
         "waiting": sum(front.waiting.get(key, 0) for front in fronts),
@@ -191,8 +191,8 @@ class FrontSeries:
         for stage in route.all_stages:
             inputs = waiting.get((stage.group, stage.start), 0)
             series.set("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
-        for group, count in driver.dispatcher.replicas().items():
-            series.set("isobatch_replicas", count, group=group)
+        for group, replicas in driver.dispatcher.replicas().items():
+            series.set("isobatch_replicas", len(replicas), group=group)
         series.set("isobatch_parked", float(driver.dispatcher.parked))
         self._update_agreement(counts, route)
 

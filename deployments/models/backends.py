@@ -9,7 +9,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -158,14 +158,6 @@ def compute_with(threads: int) -> None:
 
     torch.set_num_threads(threads)
     keep_freed_memory()
-
-
-@cache  # once a process, not once a copy
-def share_threads(copies: int) -> None:
-    """Divide the threads of torch, and of sessions that are made from now on, among copies that compute at once."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // copies))
 
 
 def keep_freed_memory() -> None:

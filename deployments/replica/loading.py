@@ -97,11 +97,9 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
         return _virtual(config, None)
     if config.planned:
         return _made(config, directory, "cpu", "float32")
-    from isobatch.deployments.models.backends import block_ranges, keep_freed_memory, make_ready, share_threads
+    from isobatch.deployments.models.backends import block_ranges, keep_freed_memory, make_ready
 
     keep_freed_memory()
-    if config.replicas > 1:
-        share_threads(config.replicas)
     dtype = named_dtype(config) or _usual_dtype(directory, config.device)
     model = _load(config, directory, config.device, dtype)
     make_ready(model, directory, [*block_ranges(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])

@@ -186,16 +186,20 @@ def test_cuda_where_there_is_no_gpu_is_refused_before_ray_starts_and_after(tmp_p
     check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
 
 
-def test_copies_of_a_network_without_a_plan_need_a_processor_each_of_one_node(tmp_path: Path) -> None:
-    copies = {"model": str(tmp_path), "replicas": 3}
-    served = {"applications": [{"name": "a", "import_path": APPLICATION, "args": copies}]}
-    sentence = "replicas: 3 needs 3 CPUs of one node; {} has 2: take fewer replicas"
-    with pytest.raises(UserError, match=sentence.format("this machine")):
-        check_machine(served, 2, lambda: 0)
-    check_machine(served, 3, lambda: 0)
-    with pytest.raises(UserError, match=sentence.format("the largest node")):
-        check_capacity(served, [{"CPU": 2.0}, {"CPU": 2.0}])
-    check_capacity(served, [{"CPU": 1.0}, {"CPU": 3.0}])
+def test_replicas_of_a_network_without_a_plan_need_a_processor_or_gpu_each(tmp_path: Path) -> None:
+    def served(device: str) -> dict[str, Any]:
+        args = {"model": str(tmp_path), "replicas": 3, "device": device}
+        return {"applications": [{"name": "a", "import_path": APPLICATION, "args": args}]}
+
+    with pytest.raises(UserError, match="replicas: 3 needs 3 CPUs; this machine has 2: take fewer"):
+        check_machine(served("cpu"), 2, lambda: 0)
+    check_machine(served("cpu"), 3, lambda: 0)
+    with pytest.raises(UserError, match="replicas: 3 needs 3 GPUs; this machine has 2: take fewer"):
+        check_machine(served("cuda"), 3, lambda: 2)
+    check_machine(served("cuda"), 3, lambda: 3)
+    with pytest.raises(UserError, match="replicas: 3 needs 3 CPUs; this Ray has 2: take fewer"):
+        check_capacity(served("cpu"), [{"CPU": 1.0}, {"CPU": 1.0}])
+    check_capacity(served("cpu"), [{"CPU": 1.0}, {"CPU": 2.0}])
 
 
 def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_path: Path) -> None:

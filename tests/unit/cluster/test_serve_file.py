@@ -300,7 +300,7 @@ CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, 
         (one() + "\nhttp_options: {host: ''}", "http_options: host = '': "),
         (one(name="[x]"), r"applications: name = \['x'\]: Input should be a valid string"),
         (one(rout_prefix="/a"), "'rout_prefix'; is 'route_prefix' meant"),
-        (one(deployments="[{name: split}]"), "reaches front and"),
+        (one(deployments="[{name: split}]"), "reaches front, network, deployer only"),
         (one(deployments="{front: 1}"), "deployments: must be a list"),
         (one(args="{model: /nowhere}"), "'/nowhere': no such"),
         (one(args='{plan: "a\\0b"}'), "is not a path"),
@@ -532,7 +532,7 @@ def test_options_of_the_command_override_the_file_and_the_plan(tmp_path: Path) -
     for options in ((), ("--replicas", 2)):
         ran("serve", model, *options, "--out", out)
         planned.append("plan" in served(serve_file(out, {}))[0]["args"])
-    assert planned == [True, False], "copies are for serving without the plan in the folder"
+    assert planned == [True, False], "replicas are for serving without the plan in the folder"
 
 
 def test_a_model_without_a_plan_is_computed_on_a_gpu_if_there_is_one(
@@ -548,4 +548,4 @@ def test_a_model_without_a_plan_is_computed_on_a_gpu_if_there_is_one(
     for options in ((model,), (model, "--device", "cpu"), (model, "--replicas", 2), (model, *files), ()):
         ran("serve", *options, "--grpc-port", 0)
     devices = [content["applications"][0]["args"].get("device") for content in served]
-    assert devices == ["cuda", "cpu", None, None, None]
+    assert devices == ["cuda", "cpu", "cuda", None, None]

@@ -229,7 +229,9 @@ def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1
         counts.input_left(block, seconds, in_time=True)
         counts.answers_known([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
         counts.outcomes["answered"] += 1
-    return FrontState(counts, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
+    return FrontState(
+        counts, ROUTE, inside, {("back", 2): inside}, {"front": ["f1", "f2"], "back": ["b"] * back}, Usage(1.0, 50.0)
+    )
 
 
 def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
