@@ -1,7 +1,7 @@
 """Claim: with real compute, isobatch answers more inputs in time than other servers of the same network.
 
 Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, and with the same exits inside a
-call; the first two on one worker and on two. isobatch serves it in one process, with two copies in one process, and on
+call; the first two on one worker and on two. isobatch serves it in one process, in two processes without a plan, and on
 two replicas by a plan; each with exits, and in full as a control. All use ONNX Runtime with one thread a worker and
 batches of at most 32, on the same cores as the load. The best number of clients counts for each, and apart from that
 the best rate of random arrivals: clients that wait for their answers come back together, which fills the batches of a
@@ -37,8 +37,6 @@ from experiments.shared.real_network import SURVIVAL, checkpoint, texts
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.deployments.demo import demo_directory
-from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.profiles.errors import UserError
 
 SLO_MS = 200.0
@@ -60,8 +58,8 @@ console = Console(stderr=True)
 class Peer:
     """A way to serve a network.
 
-    `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork. `copies`:
-    of ours, the workers are copies in one process, not replicas of a plan.
+    `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork. `whole`:
+    of ours, each worker computes the whole network, without a plan.
     """
 
     name: str
@@ -70,7 +68,7 @@ class Peer:
     workers: int = 1
     exits: str = ""
     headers: str = ""
-    copies: bool = False
+    whole: bool = False
 
     @property
     def ours(self) -> bool:
@@ -88,7 +86,7 @@ WITH_EXITS = tuple(replace(peer, name=f"{peer.name}_exits", exits=ONNX) for peer
 PEERS = (*FULL, *WITH_EXITS)
 OURS = (
     Peer("isobatch", "ray"),
-    Peer("isobatch_2_copies", "ray", workers=2, copies=True),
+    Peer("isobatch_2_whole", "ray", workers=2, whole=True),
     Peer("isobatch_2", "ray", workers=2),
 )
 OURS_FULL = tuple(replace(own, name=f"{own.name}_full", headers="X-Full: 1\r\n") for own in OURS)
@@ -97,15 +95,14 @@ PROFILED_S = 30  # seconds of timing, by which the plan for two replicas is made
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """A network, inputs for it, and other inputs for its profile, in a column of this name."""
+    """A network, texts for it, and other texts for its profile."""
 
     name: str
     folder: str
-    inputs: Sequence[Any]
-    recorded: Sequence[Any]
-    column: str
+    inputs: Sequence[str]
+    recorded: Sequence[str]
 
-    def body(self, value: Any, listed: bool) -> bytes:
+    def body(self, value: str, listed: bool) -> bytes:
         return json.dumps({"inputs": [value] if listed else value}).encode()
 
     def bodies(self, listed: bool) -> list[bytes]:
@@ -113,14 +110,12 @@ class PeerWorkload:
 
 
 def workloads() -> Iterator[PeerWorkload]:
-    """The demo, a BERT of MiniLM's shape with random weights, and MiniLM on SST-2 if its weights are at hand."""
-    digits = [digit.tolist() for digit in demo_inputs(2 * INPUTS)]
-    yield PeerWorkload("demo", str(demo_directory()), digits[:INPUTS], digits[INPUTS:], "image")
+    """A BERT of MiniLM's shape with random weights, and MiniLM on SST-2 if its weights are at hand."""
     random = str(checkpoint(SURVIVAL[:MINILM_BLOCKS], MINILM_WIDTH))
-    yield PeerWorkload("random", random, texts(INPUTS), texts(INPUTS, seed=1), "text")
+    yield PeerWorkload("random", random, texts(INPUTS), texts(INPUTS, seed=1))
     try:
         sentences = minilm.sentences("test", 2 * INPUTS)[0]
-        yield PeerWorkload("minilm", str(minilm.prepared()), sentences[:INPUTS], sentences[INPUTS:], "text")
+        yield PeerWorkload("minilm", str(minilm.prepared()), sentences[:INPUTS], sentences[INPUTS:])
     except UserError as error:
         console.print(f"[bold red]minilm IS NOT MEASURED[/] ({error}): it needs {minilm.NEEDS}", soft_wrap=True)
 
@@ -134,7 +129,7 @@ class PeerRound:
 
 
 def measure(rounds: int = 2, seconds: int = 4, only: str = "") -> dict[str, float]:
-    """`rounds` of `seconds` for every number of clients; `only` one workload (demo, random, minilm)."""
+    """`rounds` of `seconds` for every number of clients; `only` one workload (random, minilm)."""
     there = [peer for peer in PEERS if has(peer)]
     missing = [peer for peer in PEERS if peer not in there]
     _tell_missing(missing)
@@ -222,7 +217,7 @@ def over_best(goodput: Mapping[str, float]) -> dict[str, float]:
 def _plan(workload: PeerWorkload, folder: Path) -> None:
     """Write the profile of this machine, with the exits of other inputs, and the plan for two replicas."""
     data, profile = folder / "inputs.jsonl", folder / "profile.json"
-    data.write_text("".join(json.dumps({workload.column: each}) + "\n" for each in workload.recorded))
+    data.write_text("".join(json.dumps({"text": each}) + "\n" for each in workload.recorded))
     profile.unlink(missing_ok=True)
     run_isobatch(
         "profile", workload.folder, "--data", data, "--out", profile, "--backend", "onnx", "--dtype", "float32",
@@ -245,7 +240,7 @@ def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) ->
 
 def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
     fields = {"model": workload.folder, "backend": "onnx", "dtype": "float32", "slo_ms": SLO_MS}
-    if system.workers == 1 or system.copies:
+    if system.workers == 1 or system.whole:
         return serve_file_of(folder, {**fields, "max_batch": BATCH, "replicas": system.workers})
     files = {name: str(folder / f"{name}.json") for name in ("plan", "profile")}
     return serve_file_of(folder, {**fields, **files, "cpus_per_replica": 0})
