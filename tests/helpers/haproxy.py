@@ -12,6 +12,7 @@ from experiments.shared.machine import free_port
 from isobatch.cluster.serving import haproxy as haproxy_module
 from isobatch.cluster.serving.haproxy import ready, write_script
 from isobatch.cluster.serving.ports import is_free
+from isobatch.deployments.deployer.steps import FRONT
 from isobatch.deployments.front.proxy import QUESTIONS_MS, QUEUED, QUEUED_MS, REQUEST_S
 
 CONFIGURATION = """global
@@ -50,11 +51,11 @@ def haproxy(
     front: int | None = None, queued_ms: int = QUEUED_MS, queued: int = QUEUED, starts: bool = False,
     questions_ms: int = QUESTIONS_MS,
     fronts: Sequence[int] = (), prefix: str = "/app/", connections: int = haproxy_module.MAX_CONNECTIONS,
-    log: int = 514, far: Sequence[str] = (),
+    log: int = 514, far: Sequence[str] = (), deployment: str = FRONT,
 ) -> Iterator[int]:  # fmt: skip
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told.
 
-    `fronts`: the ports of several fronts, whose health is checked. `log`: the port to which logs are sent.
+    `fronts`: the ports of several fronts of `deployment`, whose health is checked. `log`: the port to which logs go.
     `far`: the addresses of further fronts, at the port of the first, which are listed before it.
     """
     port = free_port()
@@ -66,7 +67,7 @@ def haproxy(
     if not starts:
         ready(folder)
     front = front or free_port()
-    lines = [f"    server front-{each} 127.0.0.1:{each} check" for each in fronts]
+    lines = [f"    server app-{deployment}-{each} 127.0.0.1:{each} check" for each in fronts]
     distant = [f"    server far-{number} {address}:{front}" for number, address in enumerate(far)]
     servers = "\n".join([CHECKS, *distant, *lines] if fronts else [*distant, f"    server front 127.0.0.1:{front}"])
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node

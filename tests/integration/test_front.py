@@ -19,13 +19,15 @@ UNPLANNED: dict[str, Any] = {
         "max_inputs": 50,
         "max_body_bytes": 100_000,
         "drain_s": 1.0,
+        "replicas": 2,
     },
+    "deployments": [{"name": "network", "ray_actor_options": {"num_cpus": 0.5}}],  # room for two
 }
 
 
 @pytest.fixture
 def unplanned(deployed: Put) -> str:
-    """The address of a front that computes all by itself."""
+    """The address of two fronts, each of which computes all by itself."""
     return deployed(UNPLANNED)
 
 
@@ -43,6 +45,16 @@ def test_where_no_plan_keeps_the_slo_the_start_says_so_and_without_a_plan_no_spl
     base = deployed(UNPLANNED)
     assert eventually(lambda: not fleets())
     assert predict(base, [[3, 7]])[0]["label"] == 7
+
+
+@pytest.mark.beside("graph", last=3)
+def test_either_of_two_fronts_without_a_plan_knows_what_both_have_answered(unplanned: str) -> None:
+    before = ask(unplanned, "GET", "/stats")[1]["requests"]["answered"]
+    for number in range(1, 5):
+        assert predict(unplanned, [[3, 7]])[0]["label"] == 7
+        stats = ask(unplanned, "GET", "/stats")[1]
+        assert stats["requests"]["answered"] - before == number
+        assert (stats["splits"][0]["replicas"], len(stats["fronts"])) == (2, 2)
 
 
 @pytest.mark.beside("graph", last=3)

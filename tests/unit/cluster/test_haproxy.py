@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from select import select
 
@@ -15,6 +16,7 @@ import pytest
 
 from isobatch.cluster.serving.haproxy import HEALTH_WITHIN_S, REQUEST_S, RETRY_S, ready, stopping, write_script
 from isobatch.cluster.serving.haproxy_edits import HELD
+from isobatch.deployments.deployer.steps import FRONT, NETWORK
 from isobatch.deployments.front.headers import sent_s_by, waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
@@ -354,6 +356,27 @@ def test_a_front_that_hangs_is_passed_over_within_two_seconds(tmp_path: Path) ->
         assert eventually(lambda: is_answered(port))
         assert time.monotonic() - began_s < 5, "two seconds, and the rest for a machine that is busy"
         assert [asked(port, said=WHOLE)[0] for _ in range(5)] == [200] * 5, "nothing reaches the front that hangs"
+
+
+@pytest.mark.parametrize(("deployment", "shared"), [(FRONT, False), (NETWORK, True)])
+def test_requests_fill_the_fronts_of_a_plan_and_are_shared_among_whole_networks(
+    tmp_path: Path, deployment: str, shared: bool
+) -> None:
+    answered = [0, 0]
+
+    def answer(front: int, length: int) -> int:
+        answered[front] += length > 0  # a health check has no body
+        return 200
+
+    with (
+        answering(partial(answer, 0)) as one,
+        answering(partial(answer, 1)) as other,
+        haproxy(tmp_path, fronts=[one, other], deployment=deployment) as port,
+    ):
+        assert eventually(lambda: is_answered(port))
+        answered[:] = 0, 0
+        assert [asked(port, said=WHOLE)[0] for _ in range(8)] == [200] * 8
+    assert sorted(answered) == ([4, 4] if shared else [0, 8])
 
 
 def is_answered(port: int) -> bool:

@@ -73,7 +73,7 @@ def test_the_first_front_of_a_node_also_limits_those_of_other_nodes(tmp_path: Pa
             allow(tmp_path, front, places)
         rows = csv.DictReader(haproxy_reply(orders, "show stat -1 4 -1").removeprefix("# ").splitlines())
         limits = {row["svname"]: row["slim"] for row in rows if row["pxname"] == "app"}
-    assert limits == {f"front-{one}": "7", f"front-{two}": "9", "far-0": "7", "fallback": str(HELD)}
+    assert limits == {f"app-front-{one}": "7", f"app-front-{two}": "9", "far-0": "7", "fallback": str(HELD)}
 
 
 def test_fronts_of_other_nodes_get_only_what_exceeds_the_limit(tmp_path: Path) -> None:
