@@ -181,8 +181,7 @@ def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]
     if config.device != "cpu" and not config.plan and not has.get("GPU"):
         raise no_gpu(config.device, f"this {owner}")
     needs, title = _amounts(config, plan), config.plan or ("the plan" if plan else "the network")
-    if not groups:
-        _check_whole(config, has, "Ray")
+    _check_whole(config, has, "Ray")
     for name, amount in needs.items() if groups else ():
         _check_enough(title, name, amount, has.get(name, 0), owner)
     for kind, count, each in groups:
@@ -201,8 +200,9 @@ def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequ
 
 
 def _check_whole(config: ServedConfig, has: Mapping[str, float], owner: str) -> None:
-    """Raise UserError if there are too few CPUs or GPUs for replicas without a plan."""
-    for name, amount in _amounts(config).items():
+    """Raise UserError if there are too few CPUs or GPUs for replicas of a whole classifier."""
+    whole = isinstance(config, AppConfig) and not config.planned
+    for name, amount in _amounts(config).items() if whole else ():
         if amount > max(1.0, available := has.get(name, 0)):
             needs = f"replicas: {amount:g} needs {amount:g} {name}s"
             raise UserError(f"{needs}; this {owner} has {available:g}: take fewer")

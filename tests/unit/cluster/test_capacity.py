@@ -202,6 +202,12 @@ def test_replicas_of_a_network_without_a_plan_need_a_processor_or_gpu_each(tmp_p
     check_capacity(served("cpu"), [{"CPU": 1.0}, {"CPU": 2.0}])
 
 
+def test_fronts_of_a_plan_that_is_made_at_the_start_are_no_replicas(tmp_path: Path) -> None:
+    devices = content(tmp_path, "cpu", 1, devices={"a100": 3}, backend="virtual", front_replicas=3)
+    del devices["applications"][0]["args"]["plan"]
+    check_machine(devices, 2, lambda: 0)
+
+
 def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_path: Path) -> None:
     told = planned_decoder(tmp_path, "h100")
     with pytest.raises(UserError, match=r"plan.json needs 1 GPUs; this machine has none: plan for its processors"):
