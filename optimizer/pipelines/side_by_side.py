@@ -11,7 +11,7 @@ A ceiling (pipelines/ceiling.py) bounds the sum for any number of pipelines, als
 sets need not be planned at all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product

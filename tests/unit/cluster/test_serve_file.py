@@ -355,6 +355,14 @@ def test_a_path_that_is_not_there_or_of_another_kind_is_named() -> None:
         serve_file(Path("llm-demo"), {"profile": str(DEMO / "profile.json")})
 
 
+@pytest.mark.parametrize(("option", "value"), [("--max-batch", 8), ("--slo-ms", 50), ("--backend", "onnx")])
+def test_an_option_of_classifiers_is_refused_for_a_decoder(tmp_path: Path, option: str, value: object) -> None:
+    with pytest.raises(
+        UserError, match=f"^{option} is for classifiers, and the application isobatch is a decoder: its own"
+    ):
+        ran("serve", "llm-demo", option, value, "--out", tmp_path / "serve.yaml")
+
+
 def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
