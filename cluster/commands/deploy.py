@@ -1,6 +1,7 @@
 """What a cluster needs: `isobatch deploy`, `environment`, `kubernetes` and `dashboards`."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shutil import copy
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from isobatch.profiles.files import write_whole
 LONGEST_PATH_BYTES = 29  # bytes: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
 OTHERS_RIGHTS = 0o077  # the rights of other users in a folder's mode
 PATIENCE_S = 600.0  # the default of --patience-s
+ANSWERS_WITHIN_S = 10.0  # how long a front may take to say its plan
 PLAN_KEPT = "its plan or profile has new content, but the plan of before runs on: give the new file another name"
 HTTP_KEPT = "http_options of the file are ignored: Serve reads them only when it starts, and listens on {host}:{port}"
 DASHBOARDS = Path(__file__).parents[1] / "grafana"
@@ -105,7 +107,7 @@ def check_unchanged(deployed: Sequence[dict[str, Any]], running: Sequence[dict[s
 
 def kept_plans(content: dict[str, Any]) -> Iterator[str]:
     """The applications that keep a plan of changed files: Serve restarts nothing while `args:` are the same."""
-    from isobatch.cluster.serving.serve_file import classifiers, name_of
+    from isobatch.cluster.serving.serve_file import classifiers, decoders, name_of
     from isobatch.deployments.config import AppConfig, checked
     from isobatch.deployments.graph import plan_hash
     from isobatch.deployments.ray_facts import stored_plan
@@ -114,6 +116,23 @@ def kept_plans(content: dict[str, Any]) -> Iterator[str]:
         config, running = checked(AppConfig, application["args"]), stored_plan(name_of(application))
         if config.planned and running and running.origin != plan_hash(config):
             yield name_of(application)
+    for application in decoders(content):
+        if (plan := application["args"].get("plan")) and _keeps_another(name_of(application), plan):
+            yield name_of(application)
+
+
+def _keeps_another(decoder: str, plan: str) -> bool:
+    """Whether a running decoder began with another plan than this file has now. False if it does not answer."""
+    from ray import serve
+
+    from isobatch.deployments.deployer.steps import FRONT
+    from isobatch.deployments.sources import local
+    from isobatch.optimizer.plan import read_plan
+
+    with suppress(Exception):
+        first = serve.get_deployment_handle(FRONT, decoder).first.remote().result(timeout_s=ANSWERS_WITHIN_S)
+        return bool(first != read_plan(local(plan)))
+    return False
 
 
 def environment(

@@ -108,7 +108,15 @@ def _problems(plan: "Plan", profile: Profile, one_machine: bool) -> "tuple[Probl
 
 
 def _table(all_steps: "list[MechanismStep]") -> "object":
-    table = Table("mechanism", "goodput", "change", "of this plan", title="the best plan with each mechanism")
+    from isobatch.cluster.simulator.sustained import IN_TIME_SHARE
+
+    table = Table(
+        "mechanism",
+        "goodput",
+        "change",
+        "of this plan",
+        title=f"the best plan with each mechanism, {IN_TIME_SHARE:.0%} in time",
+    )
     last_per_s, before = all_steps[-1].goodput_per_s, None
     for each in all_steps:
         if not each.goodput_per_s:

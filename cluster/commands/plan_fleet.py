@@ -44,6 +44,7 @@ HANDOVER_S = 1.0  # until a standby replica is used
 LOOK_EVERY_S = 1.0  # with standby or parking, so that lent devices return soon
 DIVISIONS = 3  # at most; each knows the goodput of the plans of the previous division
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
+NO_TIME = 0.0  # in place of --seconds, after Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,16 @@ class Planned:
             return replace(self, result=None)
         with LivePlan(self.options.seconds) as live:
             result = searched(self.options, here, self.profile, self.application.objective, live)
-        return replace(self, result=result)
+        return replace(self, result=replace(result, hurried=live.stopped))
+
+    @property
+    def hurried(self) -> bool:
+        return self.options.seconds == NO_TIME or bool(self.result and self.result.hurried)
+
+    @property
+    def in_a_hurry(self) -> Self:
+        """The same without time for more than a first plan."""
+        return replace(self, options=replace(self.options, seconds=NO_TIME))
 
     @property
     def plan(self) -> Plan | None:
@@ -194,6 +204,8 @@ def _shared_or_not(
                 error = caught
             if value and live.is_over():
                 break
+    if live.stopped:
+        best = [each.in_a_hurry for each in best[0]], best[1]
     if error and not value:
         measured = len(choices) > 1
         hint = "" if measured else "; devices are shared once that is measured (isobatch profile --together 2)"
@@ -241,9 +253,7 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
             if not short:
                 raise
             break  # the error below names the shortfall
-        applications = [
-            each.planned_on(devices, counts) for each, counts in zip(applications, division.parts, strict=True)
-        ]
+        applications = _planned_on(applications, devices, division)
         short = [each for each in applications if each.goodput_per_s < each.application.needed_per_s(goal) * (1 - SAME)]
         if not short:
             return PlannedFleet(goal, devices, applications, division)
@@ -259,6 +269,15 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
         f"{name} needs {needed_per_s:.6g} per second, its plan sustains {sustained_per_s:.6g}, as simulated: "
         f"{needed_per_s - sustained_per_s:.6g} are missing"
     )
+
+
+def _planned_on(applications: Sequence[Planned], devices: Sequence[Device], division: Division) -> list[Planned]:
+    """Plan each application on its part; after Ctrl-C in one search, the other searches end with a first plan."""
+    planned = list[Planned]()
+    for each, counts in zip(applications, division.parts, strict=True):
+        hurried = any(one.hurried for one in (*applications, *planned))
+        planned.append((each.in_a_hurry if hurried else each).planned_on(devices, counts))
+    return planned
 
 
 def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> None:

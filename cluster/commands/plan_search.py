@@ -109,7 +109,8 @@ class LivePlan:
 
     def better(self, plan: Plan, rate_per_s: float, tried: int) -> None:
         """A plan that sustains more in the simulator than all before."""
-        self._best = f"{number_text(rate_per_s)} per second, as simulated: {_splits(plan)}; {tried} other plans tried"
+        others = f"{tried} other plan{'s' * (tried != 1)} tried"
+        self._best = f"{number_text(rate_per_s)} per second, as simulated: {_splits(plan)}; {others}"
         self._show()
 
     def __rich__(self) -> str:

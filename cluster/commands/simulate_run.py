@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 NO_INPUTS = "nothing comes in so short a time: give more --hours, or a higher --rate"
+PINNED = "its args: have a plan without replan: true, which a controller would keep; here the plan may change"
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
@@ -139,6 +140,7 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", application: dict[st
     if options.trace_text:
         console.print(options.trace_text, highlight=False)
     if options.replan:
+        _print_pinned(console, [application])
         controller = _controller_of(name_of(application), content)
         alone = controller.model_copy(update={"shared": {}})  # no arbiter gives it other devices
         world, problem = controlled_world(app_config, alone, world)
@@ -165,6 +167,7 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
     console, decisions = Console(soft_wrap=True, markup=False), list[FleetDecision]()
     changes_s = dict[str, list[float]]()
     if options.replan:
+        _print_pinned(console, [each for each in classifiers(content) if name_of(each) in members])
         with bar("simulated seconds", options.seconds) as progress:
             fleet = replan_fleet(members, options.seconds, Arbiter(config), seed=options.seed, progress=progress)
         reports, decisions = {name: each.report for name, each in fleet.applications.items()}, fleet.moves
@@ -179,6 +182,12 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
         picture = options.out.with_stem(f"{options.out.stem}-{name}")
         _draw(report, members[name].world.slo_s, picture, changes_s.get(name, ()))
         console.print(f"drawn in {picture}")
+
+
+def _print_pinned(console: Console, applications: Sequence[dict[str, Any]]) -> None:
+    for each in applications:
+        if checked(AppConfig, each["args"]).pinned:
+            console.print(f"{name_of(each)}: {PINNED}", highlight=False)
 
 
 def _draw(report: Report, slo_s: float, picture: Path, changes_s: Sequence[float]) -> None:

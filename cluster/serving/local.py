@@ -113,6 +113,7 @@ RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 NAME_CHARACTERS = 64  # of a claimed address: names of sockets have at most 108 bytes
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
@@ -185,13 +186,28 @@ def claimed(addresses: Iterable[tuple[str, int]]) -> Iterator[None]:
     with ExitStack() as held:
         for host, port in addresses:
             claim = held.enter_context(socket.socket(socket.AF_UNIX))
-            try:
-                # A name that ends with this process.
-                claim.bind(f"\0isobatch {port} {_number_of(host)}"[:NAME_CHARACTERS])
-            except OSError as error:
+            if _is_taken(claim, f"@isobatch {port} ", _number_of(host)):
                 reason = f"another 'isobatch serve' that starts or stops now has port {port} of {host}"
-                raise UserError(f"{reason}: wait until it is ready or has ended, or take another port") from error
+                raise UserError(f"{reason}: wait until it is ready or has ended, or take another port")
         yield
+
+
+def _is_taken(claim: socket.socket, prefix: str, number: str) -> bool:
+    """Take the name of this address, which ends with this process. True if another process has it or one that overlaps.
+
+    The name is taken first, so that of two processes that come at once at least one sees the other.
+    """
+    name, others = f"{prefix}{number}"[:NAME_CHARACTERS], set[str]()
+    try:
+        claim.bind(name.replace("@", "\0", 1))
+    except OSError:
+        return True
+    with contextlib.suppress(OSError):  # where /proc lacks it, equal addresses are still refused
+        names = (
+            f"@{line.partition('@')[2]}" for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()
+        )
+        others = {each.removeprefix(prefix) for each in names if each.startswith(prefix) and each != name}
+    return bool(others) if number in EVERYWHERE else not others.isdisjoint(EVERYWHERE)
 
 
 def _number_of(host: str) -> str:

@@ -92,6 +92,8 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
         raise UserError(f"{several}: write it into the file (isobatch simulate: or name one with --application)")
     for application in served(content):
         added = overrides if name in (None, name_of(application)) else {}
+        if added and application in decoders(content):
+            _check_for_decoders(name_of(application), added)
         application["args"] = (application.get("args") or {}) | added
         application["args"] = _checked(application, root)
     check_apart(content)
@@ -107,6 +109,14 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
     if content.get("target_capacity") is not None:
         raise UserError("target_capacity has no effect on the replicas of plans: use devices: and rate_per_s: instead")
     return content
+
+
+def _check_for_decoders(name: str, overrides: Mapping[str, Any]) -> None:
+    """Raise UserError for an option of a command that a decoder does not have."""
+    if other := next((each for each in overrides if each not in DecoderConfig.model_fields), None):
+        option = f"--{other.replace('_', '-')}"
+        own = "its own limits, as max_residents and ttft_ms, are args: of a Serve file"
+        raise UserError(f"{option} is for classifiers, and the application {name} is a decoder: {own}")
 
 
 def _content(target: str | Path | None, overrides: dict[str, Any]) -> tuple[ServeFile, Path, dict[str, Any]]:

@@ -110,7 +110,7 @@ class SimulatedChoice:
     @property
     def comparison(self) -> str:
         """The plan beside the others that were simulated, as text."""
-        after = f" after {self.tried} other plans" if self.tried else ""
+        after = f" after {self.tried} other plan{'s' * (self.tried > 1)}" if self.tried else ""
         if self.simpler:
             return f"the simplest within {LEAST_GAIN:.0%} of the best{after}"
         return f"{max(0.0, self.gain):+.1%}{after}" if after else "no other was promising"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from math import ceil, inf
+from math import ceil, inf, prod
+from operator import gt
 from typing import TypeVar
 
 import numpy as np
@@ -51,6 +52,7 @@ FRONT_BUSY = 0.5
 MOST_GAIN = 1.2  # a fleet may sustain more than its devices one by one: the largest multiple that is tried
 # Devices of one kind that sustain this multiple of a rate one by one surely sustain the rate together.
 SURELY = 2.0
+MOST_COUNTS = 200_000  # numbers of devices of each kind that are compared
 BETTER = 1.01  # another way is better if it sustains this multiple
 FOR_EVER_S = 1e9
 PROMISE_SEED = 1  # the best of several plans is partly best by chance, so other random texts make the promise
@@ -295,16 +297,21 @@ def cheapest_kept(
         if result := kept(counts):
             best, possible = result, [each for each in possible if cost(each) < cost(counts)]
         else:
-            possible = [each for each in possible if any(np.greater(each, counts))]
+            possible = [each for each in possible if any(map(gt, each, counts))]
         at = 2 * at + 1 if best is None else len(possible) // 2
     return best
 
 
 def _possible_counts(bests: Sequence[_BestOfKind], texts_per_s: float) -> Iterator[tuple[int, ...]]:
-    """All counts of devices of each kind that could sustain a rate at the least cost: a fleet may have many more."""
+    """Counts of devices of each kind that could sustain a rate at the least cost: a fleet may have many more.
+
+    Where they would be too many, those of all kinds but the last come in steps, and the last kind fills the rest.
+    """
     *others, last = bests
     *ranges, most = (min(best.count, ceil(SURELY * texts_per_s / best.texts_per_s)) + 1 for best in bests)
-    for counts in product(*map(range, ranges)):
+    times = max(1.0, most * prod(ranges) / MOST_COUNTS) ** (1 / max(1, len(ranges)))
+    steps = ({*range(0, each, ceil(times)), each - 1} for each in ranges)
+    for counts in product(*map(sorted, steps)):
         rest = texts_per_s - sum(count * best.most_per_s for count, best in zip(counts, others, strict=True))
         for count in range(max(0, ceil(rest / last.most_per_s)), most):
             yield *counts, count

@@ -96,7 +96,7 @@ class DecoderIngress:
         order = emptiest_first(texts, [shares.get(group.kind, 1.0) for group in self._groups])
         return written_by_any((self._groups[place] for place in order), request, span.traceparent if span else "")
 
-    # Called by the controller, with the names of a deployer's methods
+    # Called by the controller, with the names of a deployer's methods, and `first` by isobatch deploy
 
     async def config(self) -> DecoderConfig:
         return self._lead.config
@@ -107,6 +107,10 @@ class DecoderIngress:
 
     async def plan(self) -> Plan:
         return self._lead.plan()
+
+    async def first(self) -> Plan | None:
+        """The plan of the user's file, as it was at the start."""
+        return self._first
 
     async def counted(self) -> dict[str, Observed]:
         return {replica_name(): self._front.meter.observed(self._shape.num_blocks)}

@@ -29,6 +29,7 @@ from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device
 
 Kinds = frozenset[int]
 Pipelines = tuple[Plan, ...]  # on devices of their own
@@ -46,11 +47,35 @@ def side_by_side(
     """
     assert known is None or not objective.goodput_per_s
     known = {} if known is None else known
+    if objective.cost_per_hour is not None:
+        facts, objective = _in_whole_devices(facts, objective, objective.cost_per_hour)
+        if not facts.devices:
+            return None
     if len(facts.devices) == 1:
         return by_itself(facts.devices[0], facts, objective, gap, effort, known)
     if objective.aim.adds_up and objective.cost_per_hour is None:
         return _most_goodput(facts, objective, gap, effort, known)
     return _any_goal(facts, objective, gap, effort)
+
+
+def _in_whole_devices(facts: Problem, objective: Objective, dollars: float) -> tuple[Problem, Objective]:
+    """The devices of each kind that the limit pays, and as the limit the most that whole devices can cost.
+
+    Bounds count parts of devices, so that they would spend the rest, too.
+    """
+    paid, spends, devices = dollars * (1 + SAME), np.zeros(1), list[Device]()
+    for each in facts.devices:
+        price = each.price_per_hour
+        count = each.count if price * each.count <= paid else int(paid / price)
+        if count:
+            devices.append(replace(each, count=count))
+        if price and len(spends) * (count + 1) <= MOST_PARTS:
+            spends = np.unique(np.add.outer(spends, price * np.arange(count + 1)))
+            spends = spends[spends <= paid]
+        elif price:
+            spends = np.array([dollars])
+    spent = min(dollars, float(spends.max()) * (1 + SAME))
+    return facts.with_devices(devices), replace(objective, cost_per_hour=spent)
 
 
 def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:

@@ -50,6 +50,7 @@ def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple
     assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
     words = ran("explain", plan, "--profile", profile)
     assert "What would bring more" in words
+    assert "99% in time" in words
     assert re.search(r"one more v100: \+[45]\d%", words)
     assert (tmp_path / "plan-steps.png").exists()
 

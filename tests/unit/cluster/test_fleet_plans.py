@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -369,3 +370,18 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
     assert (before["v100"], after.devices()["v100"]) == (1, 2)
     with pytest.raises(UserError, match=r"^queries needs 6500 per second, its plan sustains \d+.* as simulated: "):
         plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 6500}])
+
+
+def test_ctrl_c_in_one_search_ends_all_and_keeps_the_best_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_s = list[float | None]()
+
+    def interrupted(*asked: Any) -> Any:
+        left_s.append(asked[-1].left_s)
+        if len(left_s) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return searched(*asked)
+
+    monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", interrupted)
+    plan(*FAST, applications=TWO)
+    assert left_s == [None, 0.0]
+    assert read_plan(folder / "reviews-plan.json").devices() != read_plan(folder / "queries-plan.json").devices()

@@ -128,6 +128,19 @@ def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
         assert is_claimed("127.0.0.1", 8003)
 
 
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+def test_a_server_on_all_addresses_shares_its_port_with_none_that_starts_at_once(everywhere: str) -> None:
+    for first, second in ((everywhere, "127.0.0.79"), ("127.0.0.79", everywhere)):
+        with claimed([(first, 8004)]):
+            with (
+                pytest.raises(UserError, match=f"another .*serve. .* port 8004 of {second}"),
+                claimed([(second, 8004)]),
+            ):
+                pass
+            assert not is_claimed(second, 8005)
+        assert not is_claimed(second, 8004)
+
+
 def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     host = "127.0.0.78"
     with held_ports(1, host) as (port,):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from isobatch.deployments.models.checkpoint import check_index
 from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.named import VIRTUAL, built_in, demo_folder
 from isobatch.deployments.ray_facts import StoredPlan
-from isobatch.optimizer.plan import read_plan
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from isobatch.profiles.errors import MOST_YAML_BYTES, UserError, read_model
 from isobatch.profiles.files import load, save
 from isobatch.profiles.promise import RULES
@@ -224,6 +225,28 @@ def test_a_plan_that_stays_though_its_file_has_new_content_is_named(
     assert list(kept_plans({"applications": without_plan})) == []
 
 
+def test_a_decoder_that_keeps_its_plan_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve
+
+    def plan_of(residents: int) -> Plan:
+        terms = DecodingTerms("off", 64, 8, 1.0, 0.1)
+        return Plan((Placement("cpu", 1, (Split(0, 8, residents),)),), decoding=terms)
+
+    def front_with(first: Plan | None) -> SimpleNamespace:
+        answer = SimpleNamespace(result=lambda timeout_s: first)
+        return SimpleNamespace(first=SimpleNamespace(remote=lambda: answer))
+
+    fronts = dict[str, SimpleNamespace]()
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda deployment, application: fronts[application])
+    (path := tmp_path / "plan.json").write_text(plan_of(4).to_json())
+    content = {"applications": [{"name": "texts", "import_path": DECODER, "args": {"model": "x", "plan": str(path)}}]}
+    assert list(kept_plans(content)) == [], "it does not answer"
+    fronts["texts"] = front_with(plan_of(8))
+    assert list(kept_plans(content)) == ["texts"]
+    fronts["texts"] = front_with(plan_of(4))
+    assert list(kept_plans(content)) == []
+
+
 def test_a_deploy_that_another_one_replaced_meanwhile_fails() -> None:
     shop, plain = {"name": "shop", "args": {"slo_ms": 100}}, {"name": "plain"}
     check_unchanged([shop, plain], [shop, plain | {"args": {}}, {"name": "other", "args": {"slo_ms": 7}}])
@@ -353,6 +376,14 @@ def test_a_path_that_is_not_there_or_of_another_kind_is_named() -> None:
         serve_file(Path("/nowhere/at/all"), {})
     with pytest.raises(UserError, match="is not a profile of a decoder"):
         serve_file(Path("llm-demo"), {"profile": str(DEMO / "profile.json")})
+
+
+@pytest.mark.parametrize(("option", "value"), [("--max-batch", 8), ("--slo-ms", 50), ("--backend", "onnx")])
+def test_an_option_of_classifiers_is_refused_for_a_decoder(tmp_path: Path, option: str, value: object) -> None:
+    with pytest.raises(
+        UserError, match=f"^{option} is for classifiers, and the application isobatch is a decoder: its own"
+    ):
+        ran("serve", "llm-demo", option, value, "--out", tmp_path / "serve.yaml")
 
 
 def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(

@@ -134,6 +134,12 @@ def test_the_gap_of_one_pipeline_counts_several_that_would_be_cheaper() -> None:
         assert side_by_side(facts, Objective(goal=goal)).promise.gap == 0
 
 
+@pytest.mark.parametrize("dollars", [0.5, 0.9])
+def test_the_gap_under_a_budget_counts_whole_devices(dollars: float) -> None:
+    plan = side_by_side(fast_and_slow(), Objective(cost_per_hour=dollars))
+    assert plan.promise.gap < 1e-6
+
+
 @pytest.mark.parametrize(
     "objective",
     [

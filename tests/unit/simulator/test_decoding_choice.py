@@ -157,6 +157,8 @@ def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
     clouds_profile = replace(profile, tables=(*profile.tables, replace(profile.tables[1], kind="p100")))
     goal = replace(LOOSE, texts_per_s=0.8 * slow)
     assert choose_plan(clouds_profile, clouds, goal).plan.devices() == {"t4": 1}, "in the time for a few devices"
+    many = choose_plan(clouds_profile, clouds, replace(LOOSE, texts_per_s=150 * slow)).plan
+    assert many.promise.cost_per_hour < 1.1 * 150 * SLOW.price_per_hour
     with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
         choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 

@@ -89,6 +89,15 @@ def test_without_a_plan_or_tokens_there_is_nothing_to_simulate(config: AppConfig
         run(world_of(config), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_plan_that_a_controller_would_keep_is_named(
+    serve_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pinned: bool
+) -> None:
+    content = serve_files.serve_file(serve_file, {"replan": not pinned})
+    rehearse_inputs(load(100.0, 3.6, replan=True, out=tmp_path / "s.png"), content["applications"][0], content)
+    assert ("a plan without replan: true" in capsys.readouterr().out) == pinned
+
+
 def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, tmp_path: Path) -> None:
     path, content = "isobatch.cluster.controller.app:build", serve_files.serve_file(serve_file, {})
     other = {"application": "y", "goal": "cost", "grow_to": {"a100": 1}}  # of which this profile has no table
