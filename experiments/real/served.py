@@ -53,7 +53,6 @@ class Nearly:
     fill: float  # the least of all splits except the last
     replica_idle_share: float  # of the replica, between launches
     wall_over_processor: float  # of launches, without waiting for a core
-    waited_share: float  # of the time of launches, while the core computed for another process
     in_time_at_90_percent: float
 
 
@@ -172,7 +171,6 @@ class ServedNetwork:
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
             (busy_s - spent.waited_s) / spent.processor_s,
-            spent.waited_s / busy_s,
             summary(record, self.server.slo_ms).good_share,
         )
 
