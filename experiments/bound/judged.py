@@ -52,13 +52,12 @@ def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
     gains = [plan.neighbour_gain for plan in plans if plan.neighbour_gain is not None]
     return {
         "problems": len(found),
-        "planned": len(plans),
         "promise_error_p90": float(np.quantile(errors, 0.9)),
         "promise_error_max": float(errors.max()),
         "beaten_by_baseline": sum(plan.beaten_by != "" for plan in plans),
         "plan_s_p50": float(np.quantile([plan.seconds for plan in plans], 0.5)),
         "plan_s_max": max(plan.seconds for plan in plans),
-        **({"neighbours": len(gains), "best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
+        **({"best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
         **dict(_hindsight_figures(plans)),
         **dict(_oracle_figures(plans)),
     }
@@ -78,9 +77,7 @@ def _oracle_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
     """The share of the upper bound that plans sustain, by the restriction that costs most."""
     for why in sorted({plan.limited_by for plan in plans}):
         shares = [plan.share_of_oracle for plan in plans if plan.limited_by == why]
-        name = why.split(",")[0].replace(" ", "_")
-        yield f"share_of_oracle_where_{name}", float(np.mean(shares))
-        yield f"problems_where_{name}", len(shares)
+        yield f"share_of_oracle_where_{why.split(',')[0].replace(' ', '_')}", float(np.mean(shares))
 
 
 def _read(kept: Sequence[Any] | None) -> JudgedPlan | None:

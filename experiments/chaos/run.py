@@ -123,16 +123,14 @@ def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0, beside: int = 
 
 
 def _live(only: str, strike: Callable[[Live, dict[str, Fault]], Coroutine[Any, Any, T]], neighbour: bool = False) -> T:
-    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder), neighbour=neighbour) as (here, more):
+    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder), neighbour) as (here, more):
         chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
             return asyncio.run(strike(here, chosen))
 
 
 @contextmanager
-def application_on_two_nodes(
-    folder: Path, fronts: int = 2, neighbour: bool = False
-) -> Iterator[tuple[Live, dict[str, Fault]]]:
+def application_on_two_nodes(folder: Path, neighbour: bool) -> Iterator[tuple[Live, dict[str, Fault]]]:
     """The application, and the faults that end its second node and then add another, or deploy it anew."""
     total = DEVICES[FAST] + neighbour * ITS_DEVICES[FAST]
     with bare() as here, ExitStack() as nodes:
@@ -143,7 +141,7 @@ def application_on_two_nodes(
         slos_ms = count(SLO_MS)  # each deployment differs from the one before, so that fronts are started
 
         def deploy() -> None:
-            here.deploy(application(START, PROFILE, folder, slo_ms=next(slos_ms), front_replicas=fronts), *beside)
+            here.deploy(application(START, PROFILE, folder, slo_ms=next(slos_ms), front_replicas=2), *beside)
 
         async def deployed(here: Live, chance: random.Random) -> None:
             await asyncio.to_thread(deploy)
@@ -225,10 +223,10 @@ async def struck_beside_a_neighbour(
 
 async def struck_under_load(
     here: Live, faults: dict[str, Fault], rounds: int, heal: Callable[[Live], Awaitable[None]] = restored,
-    round_s: float = ROUND_S, seed: int = 7, fresh: bool = False,
+    round_s: float = ROUND_S, fresh: bool = False,
 ) -> list[Round]:  # fmt: skip
     """Cause each fault once, then random faults, under load; `heal` repairs each fault."""
-    chance = random.Random(seed)
+    chance = random.Random(7)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
     await load(here.url).at(arrivals("uniform", offered_per_s(), BEFORE_S, 0))  # warms up
     requests, struck = load(here.url, fresh), list[Struck]()
@@ -283,11 +281,4 @@ def table(rounds: list[Round]) -> Table:
 def figures_of(rounds: list[Round]) -> dict[str, float]:
     figures = {"faults": float(len(rounds))}
     figures |= {name: float(sum(getattr(each, name) for each in rounds)) for name in COUNTS}
-    figures["worst_recovery_s"] = max(each.recovery_s for each in rounds)
-    for each in rounds:
-        name = each.what.replace(" ", "_").replace("'", "")
-        for figure in ("recovery_s", "broken", "lost"):
-            before = figures.get(f"{name}_{figure}", 0.0)
-            now = float(getattr(each, figure))
-            figures[f"{name}_{figure}"] = max(before, now) if figure == "recovery_s" else before + now
-    return figures
+    return figures | {"worst_recovery_s": max(each.recovery_s for each in rounds)}

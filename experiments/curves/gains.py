@@ -10,7 +10,7 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 
-KINDS, BACKENDS = ("v100", "a100", "l4", "t4"), ("onnx", "torch", "tensorrt")
+KINDS, BACKENDS = ("a100", "l4", "t4"), ("onnx", "torch")
 MOST = Objective(slo_s=0.1, max_batch=16)
 GAP = 0.001
 

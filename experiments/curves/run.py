@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.curves.fit import errors, expected_s, fit, key_of, shape_of
 from experiments.curves.gains import gains
 from experiments.curves.published import Published, published
-from isobatch.profiles.curves import BACKENDS, curve_of, fitted, interval
+from isobatch.profiles.curves import BACKENDS, curve_of, interval
 
 Errors = dict[str, list[float]]  # by backend
 
@@ -25,20 +25,21 @@ def measure() -> dict[str, float]:
         each: missed_by["other_networks"][each] + missed_by["other_devices"][each] for each in BACKENDS
     }
     table = Table("framework", *missed_by, title="held-out error: median, p95")
-    figures = {"rows": float(sum(len(series.seconds) for series in published())), "curves": float(len(fitted()))}
-    for backend in (*BACKENDS, ""):
-        cells = []
-        for name, by_backend in missed_by.items():
-            missed = by_backend[backend] if backend else [error for each in by_backend.values() for error in each]
-            if missed:
-                of = f"_{backend}" if backend else ""
-                figures[f"{name}_error_median{of}"] = median = float(np.median(missed))
-                figures[f"{name}_error_p95{of}"] = p95 = float(np.quantile(missed, 0.95))
-            cells.append(f"{median:.0%}, {p95:.0%}" if missed else "-")
-        table.add_row(backend or "all", *cells)
+    everything = {name: [error for each in of.values() for error in each] for name, of in missed_by.items()}
+    for backend in BACKENDS:
+        table.add_row(backend, *(_median_and_p95(of[backend]) for of in missed_by.values()))
+    table.add_row("all", *map(_median_and_p95, everything.values()))
     Console(stderr=True).print(table)
-    inside = list(_inside_intervals())
-    return figures | {"unseen_devices_inside_interval": float(np.mean(inside))} | gains()
+    return {
+        **{f"{name}_error_median": float(np.median(missed)) for name, missed in everything.items()},
+        "held_out_error_p95": float(np.quantile(everything["held_out"], 0.95)),
+        "unseen_devices_inside_interval": float(np.mean(list(_inside_intervals()))),
+        **gains(),
+    }
+
+
+def _median_and_p95(missed: list[float]) -> str:
+    return f"{np.median(missed):.0%}, {np.quantile(missed, 0.95):.0%}" if missed else "-"
 
 
 def _by_backend(missed_by: Iterator[tuple[Published, list[float]]]) -> Errors:

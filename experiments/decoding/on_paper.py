@@ -49,9 +49,9 @@ def settings() -> list[DecoderSetting]:
     texts of WMT and SAMSum, and for BoolQ 150 tokens and one token of output."""
     t5, llama = _t5_small(), _llama_8b()
     return [
-        DecoderSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 8, 2, 0.3, 8, 48)),
-        DecoderSetting("kv_binds", _corner(LaunchSize(read=1e-6), 8, 2, 0.3, 400, 48)),
-        DecoderSetting("drex", _corner(LaunchSize(blocks=1e-3), 8, 4, 0.8, 8, 48)),
+        DecoderSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 2, 0.3, 8)),
+        DecoderSetting("kv_binds", _corner(LaunchSize(read=1e-6), 2, 0.3, 400)),
+        DecoderSetting("drex", _corner(LaunchSize(blocks=1e-3), 4, 0.8, 8)),
         DecoderSetting("e3_t5_wmt", _published(t5, 8, 2, 0.3, 30, 30)),
         DecoderSetting("e3_t5_samsum", _published(t5, 8, 2, 0.3, 150, 30)),
         DecoderSetting("e3_llama", _published(llama, 32, 25, 0.5, 150, 1)),
@@ -113,11 +113,9 @@ def _room(setting: DecoderSetting) -> int:
     return max(1, int(1.1 * RESIDENTS * (workload.prompt + workload.output) * setting.facts.position_bytes / 2**20))
 
 
-def _corner(
-    price_s: LaunchSize, num_blocks: int, cut: int, survival: float, prompt: int, output: int
-) -> DecoderProfile:
+def _corner(price_s: LaunchSize, cut: int, survival: float, prompt: int) -> DecoderProfile:
     table = DecodingTable(KIND, price_s, "a corner of the arithmetic", 4096, 10**9)
-    return DecoderProfile("paper", num_blocks, 1024, (table,), _workload(cut, survival, prompt, output))
+    return DecoderProfile("paper", 8, 1024, (table,), _workload(cut, survival, prompt, output=48))
 
 
 def _published(config: Any, num_blocks: int, cut: int, survival: float, prompt: int, output: int) -> DecoderProfile:

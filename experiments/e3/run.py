@@ -92,7 +92,7 @@ def _keep(figure: E3Figure, code: str, rows: Rows) -> None:
 
 
 def _gains(figure: E3Figure, rows: Rows) -> Iterator[tuple[str, float]]:
-    """The largest and the smallest gain over each system on the axis, and the best share of the bound."""
+    """The largest and the smallest gain over each system on the axis."""
     for backend in BACKENDS:
         here = [row for row in rows if row["backend"] == backend]
         for system in dict.fromkeys(row["system"] for row in here if row["system"] != OURS):
@@ -100,5 +100,3 @@ def _gains(figure: E3Figure, rows: Rows) -> Iterator[tuple[str, float]]:
             name = f"{figure.name}_{backend}_over_{system.replace(' ', '_')}"
             yield name, max(gains, default=0.0)
             yield f"{name}_least", min(gains, default=0.0)
-        if shares := [row["share"] for row in here if row["system"] == OURS and row["share"] is not None]:
-            yield f"{figure.name}_{backend}_share_of_bound", max(shares)

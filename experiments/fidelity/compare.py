@@ -92,10 +92,5 @@ def _simulated(report: Report) -> RunFigures:
 
 
 def errors(rows: Sequence[ComparedCase]) -> dict[str, float]:
-    """The largest and the median error of all cases, and the largest spread between runs of one case."""
-    result = {}
-    for name in COMPARED:
-        short, all_ = name.partition("_")[0], [abs(row.error(name)) for row in rows]
-        result[f"{short}_error_max"], result[f"{short}_error_median"] = max(all_), median(all_)
-        result[f"{short}_spread_max"] = max(row.spread(name) for row in rows)
-    return result
+    """The largest error of all cases."""
+    return {f"{name.partition('_')[0]}_error_max": max(abs(row.error(name)) for row in rows) for name in COMPARED}

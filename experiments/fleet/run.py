@@ -6,9 +6,8 @@ and the best division of the devices for these mean loads, but no arbiter. `flui
 arithmetic, with devices that move at once. Other parts compare decisions and divisions with all divisions, time the
 planner, and move a device live.
 
-A neighbour of a flooded application must keep the answers of its own devices (`flooded_neighbour_kept`);
-`flooded_neighbour_kept_of_calm` includes devices that it borrows in a calm hour. The figures of a part are kept when it
-ends, so that an interrupted run continues with the next part.
+A neighbour of a flooded application must keep the answers of its own devices (`flooded_neighbour_kept`). The figures
+of a part are kept when it ends, so that an interrupted run continues with the next part.
 """
 
 import subprocess
@@ -45,11 +44,10 @@ console = Console(stderr=True, width=140)
 
 @dataclass(frozen=True)
 class FleetRun:
-    """The answers in time, and the inputs, of each application; the decisions that moved devices."""
+    """The answers in time, and the inputs, of each application; the arbiter's decisions and their time."""
 
     good: Mapping[str, int]
     arrived: Mapping[str, int]
-    moves: int
     decisions: int
     decide_s: float
 
@@ -90,30 +88,22 @@ def _shared(load: FleetLoad) -> Figures:
         "in_time_divided": sum(divided.good.values()) / sum(divided.arrived.values()),
         "in_time_shared": sum(shared.good.values()) / sum(shared.arrived.values()),
         "worst_application": min(gains.values()),
-        "moves": shared.moves,
         "s_per_division": shared.decide_s / max(1, shared.decisions),
     }
     named = {f"{name}_{load.percent}": value for name, value in figures.items()}
-    return named | (_flooded(load, divided, shared) if load.percent == FLOOD_PERCENT else {})
+    return named | (_flooded(load, divided) if load.percent == FLOOD_PERCENT else {})
 
 
-def _flooded(load: FleetLoad, divided: FleetRun, calm: FleetRun) -> Figures:
-    """The least share of its own devices' answers, and of a calm hour's, that a neighbour of a flood keeps."""
+def _flooded(load: FleetLoad, divided: FleetRun) -> Figures:
+    """The least share of its own devices' answers that a neighbour of a flood keeps."""
     flooded = played_fleet(replace(load, flooded=FLOOD, times=FLOOD_TIMES), arbitrated=True)
-
-    def kept(control: FleetRun) -> list[float]:
-        return [flooded.good[name] / max(1, control.good[name]) for name in APPLICATIONS if name != FLOOD]
-
-    return {
-        "flooded_neighbour_kept": min(kept(divided)),
-        "flooded_neighbours_kept_mean": float(np.mean(kept(divided))),
-        "flooded_neighbour_kept_of_calm": min(kept(calm)),
-    }
+    kept = [flooded.good[name] / max(1, divided.good[name]) for name in APPLICATIONS if name != FLOOD]
+    return {"flooded_neighbour_kept": min(kept)}
 
 
 def _brute(problems: int) -> Figures:
     wrong = sum(not agrees(seed) for seed in track(range(problems), "against all divisions"))
-    return {"brute_force_problems": problems, "brute_force_mismatches": wrong}
+    return {"brute_force_mismatches": wrong}
 
 
 def _plans() -> Figures:
@@ -126,7 +116,7 @@ def _plans() -> Figures:
             figures |= {f"s_{goal}_{name}": seconds, f"gap_{goal}_{name}": division.gap}
     seeds = track(range(FLEETS), "against all divisions")
     wrong = sum(not divides_best(seed, goal) for seed in seeds for goal in GOALS)
-    return figures | {"divisions_problems": FLEETS * len(GOALS), "divisions_mismatches": wrong}
+    return figures | {"divisions_mismatches": wrong}
 
 
 def _move() -> Figures:
@@ -148,7 +138,7 @@ def played_fleet(load: FleetLoad, arbitrated: bool) -> FleetRun:
     good, arrived = ({name: getattr(each, field) for name, each in reports.items()} for field in ("good", "arrived"))
     for decision in fleet.moves:
         console.print(f"{load}, {decision.at_s:.0f} s: {decision.why}")
-    return FleetRun(good, arrived, len(fleet.moves), len(fleet.decisions), fleet.decide_s)
+    return FleetRun(good, arrived, len(fleet.decisions), fleet.decide_s)
 
 
 def _progress(load: FleetLoad) -> Callable[[float], None]:

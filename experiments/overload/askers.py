@@ -30,12 +30,12 @@ def http_asker(url: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker
     return Asker(lambda: LoadGenerator(url, bodies, AT_ONCE, f"X-Deadline-Ms: {slo_ms:g}\r\n"))
 
 
-def grpc_asker(target: str, model: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker:
+def grpc_asker(target: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker:
     """Every request has the SLO as its deadline, in gRPC's own header."""
     request = message("ModelInferRequest")
     messages = [
         request(
-            model_name=model,
+            model_name="demo",
             inputs=[{"name": "inputs", "datatype": "FP32", "shape": each.shape}],
             raw_input_contents=[each.astype("<f4").tobytes()],
         ).SerializeToString()

@@ -14,8 +14,7 @@ not count.
 import asyncio
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import fmean
@@ -57,20 +56,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Flooded:
-    """The outcome of one run. `generator_cores`, `server_cores`: processor time per second; HAProxy is the server's.
+    """The outcome of one run.
 
     `late` and `refusal_p99_ms` count from the client's view, `*_by_server` without the client's own delay.
     """
 
-    offered_per_s: float
     good_per_s: float
     late: int
     late_by_server: int
     lost: int
     refusal_p99_ms: float
     refusal_p99_ms_by_server: float
-    generator_cores: float
-    server_cores: float
 
 
 def measure(seconds: int = 10, fronts: int = 2, only: str = "") -> dict[str, float]:
@@ -116,8 +112,8 @@ def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, pr
             http_asker(f"http://127.0.0.1:{refusing[0]}/predict", list(digits), SLO_MS),
         )
     return Target(
-        grpc_asker(f"127.0.0.1:{grpc_port}", "demo", list(digits), SLO_MS),
-        grpc_asker(f"127.0.0.1:{refusing[1]}", "demo", list(digits), SLO_MS),
+        grpc_asker(f"127.0.0.1:{grpc_port}", list(digits), SLO_MS),
+        grpc_asker(f"127.0.0.1:{refusing[1]}", list(digits), SLO_MS),
     )
 
 
@@ -134,26 +130,18 @@ def _flooded(name: str, target: Target, start_per_s: float, seconds: float) -> d
             console.print(
                 f"{name} {flood}: good {one.good_per_s:.1f}/s of {best_per_s:.1f}/s, {other.good_per_s:.1f}/s beside "
                 f"the decoy; late {one.late}, surely by it {one.late_by_server}, lost {one.lost}, "
-                f"refusals p99 {one.refusal_p99_ms:.0f} ms, at least {one.refusal_p99_ms_by_server:.0f} ms, "
-                f"generator {one.generator_cores:.2f} cores, server {one.server_cores:.2f}"
+                f"refusals p99 {one.refusal_p99_ms:.0f} ms, at least {one.refusal_p99_ms_by_server:.0f} ms"
             )
         floods += seen
-        good_per_s, beside_per_s = _mean(seen, "good_per_s"), _mean(beside, "good_per_s")
+        good_per_s, beside_per_s = (fmean(each.good_per_s for each in runs) for runs in (seen, beside))
         figures |= {
             f"goodput_share_{flood}_{name}": good_per_s / best_per_s,
             f"goodput_beside_share_{flood}_{name}": good_per_s / beside_per_s if beside_per_s else 0.0,
-            f"generator_cores_{flood}_{name}": _mean(seen, "generator_cores"),
-            f"server_cores_{flood}_{name}": _mean(seen, "server_cores"),
-            f"offered_share_{flood}_{name}": _mean(seen, "offered_per_s") / offered_per_s,
         }
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
     figures |= {f"{figure}_{name}": sum(getattr(each, figure) for each in floods) for figure in COUNTED}
     figures |= {f"{figure}_{name}": max(getattr(each, figure) for each in floods) for figure in REFUSALS}
     return figures
-
-
-def _mean(runs: Sequence[Flooded], figure: str) -> float:
-    return fmean(getattr(each, figure) for each in runs)
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:
@@ -198,9 +186,7 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
         record = await target.server.at(_poisson(rate, seconds))
         return record, await flood
 
-    cores = _Cores()
-    record, _ = run_noting_polls(both())
-    return _seen(record, cores)
+    return _seen(run_noting_polls(both())[0])
 
 
 def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float:
@@ -213,22 +199,7 @@ def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float
 
 
 def _run(server: Asker, due_s: Floats) -> Flooded:
-    cores = _Cores()
-    record = run_noting_polls(server.at(due_s))
-    return _seen(record, cores)
-
-
-class _Cores:
-    """The processor time per second of this process and of the server, since this object was made."""
-
-    def __init__(self) -> None:
-        self._server_s = servers.processor_s()
-        self._began_s, self._own_s = time.perf_counter(), time.process_time()
-
-    def taken(self) -> tuple[float, float]:
-        seconds = time.perf_counter() - self._began_s
-        own_s = time.process_time() - self._own_s
-        return own_s / seconds, (servers.processor_s() - self._server_s) / seconds
+    return _seen(run_noting_polls(server.at(due_s)))
 
 
 def _poisson(rate_per_s: float, seconds: float, seed: int = 1) -> Floats:
@@ -239,8 +210,7 @@ def _good(record: LoadRecord) -> Any:
     return (record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)
 
 
-def _seen(record: LoadRecord, cores: _Cores) -> Flooded:
-    generator_cores, server_cores = cores.taken()
+def _seen(record: LoadRecord) -> Flooded:
     end_s = float(record.due_s.max())
     counted = (record.ended_s >= EDGE_S) & (record.ended_s <= end_s)
     least_s, read_s = record.absent_s - record.sent_s, record.ended_s - record.sent_s
@@ -248,15 +218,12 @@ def _seen(record: LoadRecord, cores: _Cores) -> Flooded:
     refused = np.isin(record.status, (429, 503))
     known = np.isin(record.status, (200, 429, 503, 504))
     return Flooded(
-        offered_per_s=float(np.isfinite(record.sent_s).sum()) / max(end_s, float(np.nanmax(record.sent_s))),
         good_per_s=float((_good(record) & counted).sum()) / (end_s - EDGE_S),
         late=int((answered & (read_s > slo_s)).sum()),
         late_by_server=int((answered & (least_s > slo_s)).sum()),
         lost=int((~known).sum()),
         refusal_p99_ms=_p99_ms(read_s[refused]),
         refusal_p99_ms_by_server=_p99_ms(least_s[refused]),
-        generator_cores=generator_cores,
-        server_cores=server_cores,
     )
 
 

@@ -101,11 +101,8 @@ class PeerWorkload:
     inputs: Sequence[str]
     recorded: Sequence[str]
 
-    def body(self, value: str, listed: bool) -> bytes:
-        return json.dumps({"inputs": [value] if listed else value}).encode()
-
     def bodies(self, listed: bool) -> list[bytes]:
-        return [self.body(value, listed) for value in self.inputs]
+        return [json.dumps({"inputs": [value] if listed else value}).encode() for value in self.inputs]
 
 
 def workloads() -> Iterator[PeerWorkload]:

@@ -5,7 +5,7 @@ halves if it would break the bound. Candidates are judged on the answers of the 
 3.2; the code of its artifact is not used.)
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,15 +18,8 @@ FIRST, LEAST = 0.1, 0.01  # steps, as shares of the range of thresholds
 LOOKED_AT = 200  # inputs of a window of the day; each 16 may change thresholds
 
 
-class Drawn(Protocol):
-    """Inputs with a share of misfits (see `audited.Fit`)."""
-
-    @property
-    def table(self) -> ExitTable: ...
-
-    def drawn(self, shares: Floats, random: np.random.Generator) -> Indices: ...
-
-    def disagreement(self, chosen: Indices, misfits: float) -> float: ...
+if TYPE_CHECKING:
+    from experiments.promise.audited import Fit
 
 
 def tuned(table: ExitTable) -> Indices:
@@ -56,7 +49,7 @@ def _judged(table: ExitTable, chosen: Indices) -> tuple[float, float]:
     return float((table.answers(places) != table.labels[-1]).mean()), float(table.costs[places].mean())
 
 
-def greedy(fit: Drawn, shares: Floats) -> tuple[list[float], float]:
+def greedy(fit: "Fit", shares: Floats) -> tuple[list[float], float]:
     """The mean disagreement in each window of a day, and the mean depth of inputs."""
     random, chosen, windows, depths = np.random.default_rng(0), fit.table.strictest, list[float](), list[float]()
     for share in shares:

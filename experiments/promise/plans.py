@@ -19,7 +19,7 @@ from isobatch.optimizer.tuning import Tuned, tuned
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.evidence import Evidence
-from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.files import Profile, load
 from isobatch.profiles.losses import Indices
 
@@ -52,25 +52,19 @@ def plans(name: str, recording: str) -> dict[str, float]:
 
 
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
-    """The goodput with thresholds for the plan over that with those of `isobatch prepare`, and the largest loss.
+    """The goodput with thresholds for the plan over that with those of `isobatch prepare`.
 
-    Also the largest error of the survival behind a ramp that plans expect: of plans with thresholds for their ramps,
-    and of plans that close some of the ramps of `isobatch prepare`.
+    Also the largest error of the survival behind a ramp that these plans expect.
     """
-    facts, gains, losses = fleet_of(name).facts(), list[float](), list[float]()
-    offs, offs_closed = [0.0], [0.0]
+    facts, gains, offs = fleet_of(name).facts(), list[float](), [0.0]
     for max_batch in BATCHES:
         objective = Objective(slo_s=SLO_S, max_batch=max_batch)
         result = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
         gains.append(_gain(result, facts, objective, evidence, others.known) if result else 1.0)
-        losses.append(outcome(others.known, result.chosen if result else evidence.prepared, evidence.metric).lost.mean)
         if result:
             offs.append(_off(result.plan, result.chosen, evidence, others.known))
-            offs_closed.append(_off(result.before, evidence.prepared, evidence, others.known))
     yield "plan_thresholds_gain", geometric_mean(gains)
-    yield "plan_thresholds_most_lost", max(losses)
     yield "survivors_off", max(offs)
-    yield "survivors_off_closed", max(offs_closed)
 
 
 def _off(plan: Plan, chosen: Indices, evidence: Evidence, others: ExitTable) -> float:

@@ -12,7 +12,7 @@ from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline
 from experiments.shared.live import NAME
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.cluster.load.generator import BROKEN, WRONG, LoadGenerator, LoadRecord
+from isobatch.cluster.load.generator import WRONG, LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, arrivals
 from isobatch.optimizer.plan import Plan
 
@@ -76,17 +76,12 @@ class Kind:
     share: float
     p99_ms: float  # of the requests that were due around these changes
 
-    def figures(self) -> dict[str, float]:
-        name = self.what.replace(" ", "_")
-        result = {"s": self.seconds, "min_goodput_share": self.share, "p99_ms": self.p99_ms}
-        return {f"{name}_{what}": value for what, value in result.items()}
-
 
 def kinds(record: LoadRecord, changes: Sequence[Change]) -> list[Kind]:
     times = timeline(record, SLO_MS)
-    steady = _steady(times, changes)
+    steady_per_s = float(times.outside(*(change.stretch for change in changes)).mean())
     return [
-        _kind(record, times, steady, [change for change in changes if change.what == what])
+        _kind(record, times, steady_per_s, [change for change in changes if change.what == what])
         for what in dict.fromkeys(change.what for change in changes)
     ]
 
@@ -103,23 +98,13 @@ def _kind(record: LoadRecord, times: Timeline, steady_per_s: float, same: Sequen
 
 def figures(record: LoadRecord, changes: Sequence[Change]) -> dict[str, float]:
     """The figures of each kind of change; changes that must free devices first are a kind of their own."""
-    result, times = kinds(record, changes), timeline(record, SLO_MS)
-    steady = _steady(times, changes)
-    calm = times.outside(*(change.stretch for change in changes))
-    gently = [kind for kind in result if kind.what != NO_ROOM]
+    result = kinds(record, changes)
     return {
         "changes": float(len(changes)),
         "failed": float((~np.isin(record.status, (200, WRONG))).sum()),
-        "unanswered": float((record.status == BROKEN).sum()),
         "wrong": float((record.status == WRONG).sum()),
-        "requests": float(len(record.status)),
-        "steady_goodput_per_s": steady,
-        "min_goodput_share": min(kind.share for kind in gently),
-        "min_goodput_share_between_changes": float(calm.min()) / steady,
-        "p99_ms": max(kind.p99_ms for kind in gently),
-        "slo_ms": SLO_MS,
-        "missing_s": max(kind.missing_s for kind in result),
-        **{name: value for kind in result for name, value in kind.figures().items()},
+        "min_goodput_share": min(kind.share for kind in result if kind.what != NO_ROOM),
+        **{f"{kind.what.replace(' ', '_')}_min_goodput_share": kind.share for kind in result},
     }
 
 
@@ -130,10 +115,6 @@ def table(result: Sequence[Kind]) -> Table:
         numbers = (f"{kind.seconds:.2f}", f"{kind.worst_s:.2f}", f"{kind.missing_s:.1f}")
         rows.add_row(kind.what, str(kind.times), *numbers, f"{kind.share:.0%}", f"{kind.p99_ms:.0f}")
     return rows
-
-
-def _steady(times: Timeline, changes: Sequence[Change]) -> float:
-    return float(times.outside(*(change.stretch for change in changes)).mean())
 
 
 def _p99_ms(record: LoadRecord, stretches: Sequence[tuple[float, float]]) -> float:

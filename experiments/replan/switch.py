@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments.replan.mixes import SUITE
 from experiments.shared.gains import baseline_plan
-from experiments.shared.live import NAME, Live, answer_at, application, controller
+from experiments.shared.live import NAME, Live, application, controller
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -52,8 +52,6 @@ class Switch:
     controlled_per_s: Sequence[float]
     staying_per_s: Mapping[str, Sequence[float]]
     changes_s: Sequence[float]
-    cpu_share: float
-    effort: Mapping[str, float]
 
     @property
     def phase_s(self) -> int:
@@ -120,17 +118,14 @@ async def _staying(here: Live) -> dict[str, list[float]]:
 
 
 async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]], phase_s: int) -> Switch:
-    (process,) = here.processes("controller").values()
-    cpu_s, began_s = _cpu_s(process), time.time()
+    began_s = time.time()
     console.print(f"with the controller: {phase_s * len(SHARES)} s")
     due_s = [number * phase_s + _arrivals(easy, phase_s) for number, easy in enumerate(SHARES)]
     bodies = [_bodies(easy, len(each)) for easy, each in zip(SHARES, due_s, strict=True)]
     record = await _load(here, [*chain(*bodies)]).at(np.concatenate(due_s), patience_s=SLO_MS / 1e3)
-    share = (_cpu_s(process) - cpu_s) / (time.time() - began_s)
     controlled = _good(record, phase_s * len(SHARES)).tolist()
     changes_s = [event.at_s - began_s for event in _decisions(folder, began_s)]
-    status = await asyncio.to_thread(answer_at, f"{here.base}/controller/status")
-    return Switch(controlled, staying, changes_s, share, status["effort"])
+    return Switch(controlled, staying, changes_s)
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
@@ -172,31 +167,12 @@ def _good(record: LoadRecord, seconds: float) -> NDArray[np.int64]:
     return counts
 
 
-def _cpu_s(process: int) -> float:
-    """The processor time of a process (Linux)."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100.0
-
-
 def figures(switch: Switch) -> dict[str, float]:
-    """The figures of a switch; gains count in the last windows of each mix."""
+    """The least goodput over that of the best plan, in the last windows of each mix but the first."""
     phase, settled_s = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
-    ours = [
-        float(np.mean(switch.controlled_per_s[n * phase + settled_s : (n + 1) * phase])) for n in range(len(SHARES))
-    ]
-    shares = [mine / known for mine, known in zip(ours, switch.staying_per_s["best plan"], strict=True)]
-    return {
-        "adapt_share_after_2_windows": min(shares[1:]),
-        "adapt_changes": float(len(switch.changes_s)),
-        **{
-            f"adapt_over_{name.replace(' ', '_')}_{easy:.0%}_easy".replace("%", "_percent"): mine / theirs
-            for name in ("first plan", "early exit", "no exits")
-            for easy, mine, theirs in zip(SHARES, ours, switch.staying_per_s[name], strict=True)
-        },
-        "controller_cpu_share": switch.cpu_share,
-        "controller_ms_per_window": switch.effort["ms_per_window"],
-        "controller_ms_per_look": switch.effort["ms_per_look"],
-    }
+    ours = [np.mean(switch.controlled_per_s[n * phase + settled_s : (n + 1) * phase]) for n in range(len(SHARES))]
+    shares = [float(mine / known) for mine, known in zip(ours, switch.staying_per_s["best plan"], strict=True)]
+    return {"adapt_share_after_2_windows": min(shares[1:])}
 
 
 def draw(switch: Switch, path: Path) -> None:

@@ -60,6 +60,5 @@ def _promises() -> dict[str, float]:
         with served(chosen, facts, SLO_MS) as url:
             measures.under(url, promised / 2, 2.0, SLO_MS)  # warms up
             kept = summary(measures.under(url, promised, 2 * SECONDS, SLO_MS), SLO_MS)
-            figures[f"promised_per_s_{name}"] = promised
             figures[f"goodput_share_{name}"] = kept.goodput_per_s / promised
     return figures

@@ -79,7 +79,7 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> I
 def running(command: Sequence[str], ready: str) -> Iterator[None]:
     """Run the program until the block ends, then end it and all processes that it started."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-    mark = f"{os.getpid()}-{uuid4().hex}"
+    mark = uuid4().hex
     ours = {"RAY_worker_niceness": SETTINGS["RAY_worker_niceness"], MARK: mark}
     with TemporaryFile("a+") as log:  # the program appends to it while it is read here
         process = subprocess.Popen(
@@ -118,20 +118,9 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
     process.wait()
 
 
-def processor_s() -> float:
-    """The processor time of the servers that run now, with all that they started, in seconds."""
-    ticks = 0
-    for process in _marked(f"{os.getpid()}-"):
-        with contextlib.suppress(OSError):  # it has ended
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _marked(mark: str) -> Iterator[int]:
-    """Processes with a mark that begins with `mark`, on Linux: the program started them, perhaps as other sessions."""
+    """Processes with this mark, on Linux: the program started them, perhaps as other sessions."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            wanted = f"{MARK}={mark}".encode()
-            if any(each.startswith(wanted) for each in environment.read_bytes().split(b"\0")):
+            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
                 yield int(environment.parent.name)

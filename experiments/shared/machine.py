@@ -16,32 +16,32 @@ CPUINFO = Path("/proc/cpuinfo")
 FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnni": "avx512_vnni", "avx2": "avx2"}
 
 
-def processor(cpuinfo: Path = CPUINFO) -> str:
+def processor() -> str:
     """The processor's model on Linux, with the numbers that tell generations of one name apart; elsewhere its
     architecture.
     """
     with suppress(OSError):
-        parts = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        parts = (line.partition(":") for line in CPUINFO.read_text().splitlines())
         facts = {name.strip(): value.strip() for name, _, value in parts}
         if "model name" in facts:
             return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
     return platform.machine()
 
 
-def processor_flags(cpuinfo: Path = CPUINFO) -> list[str]:
+def processor_flags() -> list[str]:
     """The processor's flags that make large launches cheap."""
-    has = _words(cpuinfo)
+    has = _words()
     return [name for name, flag in FLAGS.items() if flag in has]
 
 
-def computes_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
+def computes_bfloat16() -> bool:
     """Whether this processor has instructions for bfloat16, which otherwise takes ten times as long as float32."""
-    return not _words(cpuinfo).isdisjoint(("avx512_bf16", "amx_bf16"))
+    return not _words().isdisjoint(("avx512_bf16", "amx_bf16"))
 
 
-def _words(cpuinfo: Path) -> set[str]:
+def _words() -> set[str]:
     with suppress(OSError):
-        return set(cpuinfo.read_text().split())
+        return set(CPUINFO.read_text().split())
     return set()
 
 

@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -113,12 +113,8 @@ def page(text: str, kept: Kept) -> str:
     return before + BEGIN + "\n".join(summary(kept)) + "\n" + END + after
 
 
-def ages() -> str:
+def ages() -> Iterator[str]:
     """A table of each claim's date and machine, and of changes to its code since."""
-    return "\n".join(_ages())
-
-
-def _ages() -> Iterator[str]:
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
         kept = json.loads(path.read_text())
@@ -140,11 +136,11 @@ def _changes(claim: str, kept: dict[str, str]) -> tuple[int, int] | None:
     return changes(marks, code_of(claim)) if marks else None
 
 
-def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
+def stale() -> list[tuple[float, str]]:
     """The claims without figures or with changed code, and their seconds (infinite: unknown), the shortest first."""
     result = []
     for claim in (path.parent.name for path in EXPERIMENTS.glob("*/run.py")):
-        path = results / f"{claim}.json"
+        path = RESULTS / f"{claim}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
         counts = _changes(claim, kept)
         if counts is None or counts[0]:
@@ -152,17 +148,12 @@ def stale(results: Path = RESULTS) -> list[tuple[float, str]]:
     return sorted(result)
 
 
-def measure_stale(
-    budget_s: float,
-    claims: Sequence[tuple[float, str]],
-    measure: Callable[[str, float], bool],
-    clock: Callable[[], float] = time.monotonic,
-) -> list[str]:
-    """Measure these claims while the budget lasts, and return the others. `measure` gets a claim and its seconds."""
-    until_s, left = clock() + budget_s, []
-    for seconds, claim in claims:
-        rest_s = until_s - clock()
-        if (seconds if math.isfinite(seconds) else 0.0) >= rest_s or not measure(claim, rest_s):
+def measure_stale(budget_s: float) -> list[str]:
+    """Measure stale claims while the budget lasts, and return the others."""
+    until_s, left = time.monotonic() + budget_s, []
+    for seconds, claim in stale():
+        rest_s = until_s - time.monotonic()
+        if (seconds if math.isfinite(seconds) else 0.0) >= rest_s or not _measure(claim, rest_s):
             left.append(claim)
     return left
 
@@ -179,12 +170,12 @@ def _measure(claim: str, within_s: float) -> bool:
 
 def write() -> None:
     kept = shown()
-    FIGURES.write_text(f"{figures(kept)}\n{ages()}")
+    FIGURES.write_text("\n".join([figures(kept), *ages()]))
     PAGE.write_text(page(PAGE.read_text(), kept))
 
 
 if __name__ == "__main__":
     if minutes := float(" ".join(sys.argv[1:]) or 0):
-        print("not measured: " + (", ".join(measure_stale(60 * minutes, stale(), _measure)) or "nothing"))
+        print("not measured: " + (", ".join(measure_stale(60 * minutes)) or "nothing"))
     write()
-    print(ages())
+    print("\n".join(ages()))

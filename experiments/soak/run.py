@@ -145,9 +145,7 @@ class Soak:
         traffic, lives = self.traffic, self.lives()
         result = {"minutes": self._now_s / 60, "requests": traffic.requests, "faults": self._faults}
         result |= {name: traffic.outcomes[name] for name in OUTCOMES} | {"resent": traffic.resent}
-        result["longest_repeated_s"] = traffic.repeated_s
         result |= {"plan_changes": self._changes, "processes": len(lives)}
-        result |= {f"requests_{kind.replace(' ', '_')}": count for kind, count in traffic.kinds.items()}
         result["growing"] = sum(life.memory.grows for life in lives)
         result["growing_much"] = sum(life.memory.grows_by(MUCH_MIB_PER_H) for life in lives)
         result["handles_growing"] = sum(life.handles.grows for life in lives)

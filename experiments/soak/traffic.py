@@ -60,8 +60,7 @@ class Traffic:
         self, http: tuple[str, int], grpc_port: int, hard_share: Callable[[], float], most_per_s: float = inf
     ) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.kinds: Counter[str] = Counter()
-        self.resent, self.repeated_s = 0, 0.0  # the longest time for which a request was repeated
+        self.resent = 0
         self.surprises: list[str] = []  # the first wrong, failed and lost requests
         self._place, self._hard_share = http, hard_share
         self._grpc, self._most_per_s = f"{http[0]}:{grpc_port}", most_per_s
@@ -91,7 +90,6 @@ class Traffic:
                 status, answer = await self._until_answered(ask, drawn.what)
                 outcome = drawn.outcome(status, answer)
                 self.outcomes[outcome] += 1
-                self.kinds[drawn.kind] += 1
                 if outcome in ("wrong", "failed", "lost") and len(self.surprises) < 20:
                     self.surprises.append(f"{outcome}, {drawn.kind}: {status} {answer!r:.200}")
                 pause_s = max(again_s - loop.time(), PAUSE_S if outcome == "refused" else 0.0)
@@ -102,13 +100,12 @@ class Traffic:
     async def _until_answered(self, ask: Callable[[bytes], Any], what: bytes) -> tuple[int, Any]:
         """Repeat the request if its connection breaks, as HTTP clients do, since a dead process cannot answer."""
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        until_s = loop.time() + AGAIN_S
         while True:
             status, answer = await ask(what)
-            if status not in (BROKEN, 502) or loop.time() > began_s + AGAIN_S:
+            if status not in (BROKEN, 502) or loop.time() > until_s:
                 return status, answer
             self.resent += 1
-            self.repeated_s = max(self.repeated_s, loop.time() - began_s)
             await asyncio.sleep(PAUSE_S)
 
     def _next(self, chance: random.Random) -> SoakRequest:

@@ -1,7 +1,7 @@
 """The time of a launch on the paper's V100, by the layout of its texts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from isobatch.cluster.simulator.event_loop import Departure, LaunchSchedule
@@ -68,14 +68,11 @@ class OneDevice:
     """The one device of a run: every launch answers all its texts."""
 
     engine: Engine
-    busy_s: float = 0.0
-    _free_s: float = field(default=0.0)
+    _free_s: float = 0.0
 
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         starts_s = max(now_s, self._free_s)
-        took_s = self.engine(launch.weights)
-        self.busy_s += took_s
-        self._free_s = starts_s + took_s
+        self._free_s = starts_s + self.engine(launch.weights)
         last = Departure(self._free_s, launch.stop, range(len(launch.places)))
         return LaunchSchedule(starts_s, self._free_s, (), last, {})
 

@@ -40,6 +40,7 @@ WIDE = 100  # the paper's other variance
 ROWS = 64  # rows of a batch
 PATIENCE_S = (1.0, 4.0)  # from a text's arrival to its deadline, uniform; the paper does not state it
 RATES = (100, 150, 200, 250, 300, 350, 400, 450, 500, 600, 800)
+SLOTS = (2, 4, 5, 8, 10)  # of a row
 OVERLOADS = (1.5, 2.0, 3.0)  # over our highest rate of texts in time
 
 
@@ -159,10 +160,10 @@ def played(system: System, rate: float, duration_s: float, variance: float = VAR
 
 
 def measure(duration_s: int = 30) -> dict[str, float]:
-    names = [name for name in SYSTEMS if "isobatch's" not in name]
-    most = {name: _most(SYSTEMS[name], duration_s, VARIANCE) for name in names}
-    varied = {name: _most(SYSTEMS[name], duration_s, WIDE) for name in names if "first come" in name}
-    figures = _ratios(most, varied) | _slots()
+    most = {name: _most(SYSTEMS[name], duration_s, VARIANCE) for name in SYSTEMS if "isobatch's" not in name}
+    rows, by_length = (_most(SYSTEMS[f"{each}, first come"], duration_s, WIDE) for each in ("rows", "sorted by length"))
+    figures = _ratios(most) | _slots()
+    figures["rows_over_sorted_by_length_first_come_variance_100"] = rows[0] / by_length[0]
     figures |= _adopt(duration_s, VARIANCE) | _adopt(duration_s, WIDE, "_variance_100")
     _print_most(most)
     return figures
@@ -174,24 +175,22 @@ def _most(system: System, duration_s: int, variance: float) -> tuple[float, floa
     return max(run.launched_per_s for run in runs), max(run.utility_per_s for run in runs)
 
 
-def _ratios(most: Mapping[str, tuple[float, float]], varied: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def _ratios(most: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     figures = {}
     for order, name in (("das", "DAS"), ("first_come", "first come")):
         rows = most[f"rows, {name}"]
         for other in ("padded to the longest", "padded to 100", "sorted by length"):
             figures[f"rows_over_{other.replace(' ', '_')}_{order}"] = rows[0] / most[f"{other}, {name}"][0]
     for other in ("padded to the longest", "sorted by length"):
-        apart = varied["rows, first come"][0] / varied[f"{other}, first come"][0]
-        figures[f"rows_over_{other.replace(' ', '_')}_first_come_variance_100"] = apart
         figures[f"isobatch_over_{other.replace(' ', '_')}_das"] = most["isobatch"][0] / most[f"{other}, DAS"][0]
     figures["utility_das_over_shortest_first"] = most["rows, DAS"][1] / most["rows, shortest first"][1]
     return figures
 
 
-def _slots(length: int = 400, slots: Sequence[int] = (2, 4, 5, 8, 10)) -> dict[str, float]:
-    """The largest gain of slots in rows, by the attention that they save."""
+def _slots() -> dict[str, float]:
+    """The largest gain of slots in rows of 400 tokens, by the attention that they save."""
     return {
-        f"slots_speedup_{rows}_rows": max(seconds(rows, length) / seconds(rows * cut, length // cut) for cut in slots)
+        f"slots_speedup_{rows}_rows": max(seconds(rows, 400) / seconds(rows * cut, 400 // cut) for cut in SLOTS)
         for rows in (10, 32)
     }
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from isobatch.deployments.dispatch.batching import Queue, QueueOrder, StageQueues, Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
-from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import Limits, Place, Refusal
 from isobatch.deployments.dispatch.queue_orders import fitting
 from isobatch.deployments.dispatch.route import Route
@@ -44,10 +43,9 @@ class OrderedDispatcher(Dispatcher):
         launch_s: float = 0.0,
     ) -> None:
         super().__init__(route, groups, replace(limits, queue_order=order))
-        (lane,) = self._lanes
-        self._lane: Lane = lane
-        stage = lane.stages[0]
-        stage.shared[0, 0] = lane.entry = _DroppingQueue(stage, launch_s)
+        (self._lane,) = self._lanes
+        stage = self._lane.stages[0]
+        stage.shared[0, 0] = self._lane.entry = _DroppingQueue(stage, launch_s)
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
