@@ -60,6 +60,18 @@ def sampled(groups: Floats, shares: Floats, arrived: Floats, inputs: int, seed: 
 @cache
 def elasticbert(exits: int, patience: int) -> Floats:
     """Where each group leaves when `patience` agreements in a row are enough: groups x exits, from 50,000 reviews."""
+    left, changes = _elasticbert(exits, patience)
+    return _shares([np.bincount(left[changes == group], minlength=exits) for group in range(3)])
+
+
+def elasticbert_survival(exits: int, patience: int) -> tuple[float, ...]:
+    """The share of the 50,000 reviews that is still inside before each exit."""
+    left, _ = _elasticbert(exits, patience)
+    return tuple(float((left >= exit_).mean()) for exit_ in range(exits))
+
+
+def _elasticbert(exits: int, patience: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The exit at which each review leaves, and how often its answer changes from exit to exit (2: more than once)."""
     table = np.loadtxt(data(f"exits/elasticbert/imdb_{exits}exits.tsv"), int, delimiter="\t", skiprows=1)
     agrees = table[:, 1:exits] == table[:, : exits - 1]
     runs = np.zeros(len(table), int)
@@ -67,8 +79,7 @@ def elasticbert(exits: int, patience: int) -> Floats:
     for exit_, agree in enumerate(agrees.T, start=1):
         runs = np.where(agree, runs + 1, 0)
         left = np.where((runs >= patience) & (left == exits - 1), exit_, left)
-    changes = np.minimum((~agrees).sum(axis=1), 2)  # how often the answer changes from exit to exit; 2: more than once
-    return _shares([np.bincount(left[changes == group], minlength=exits) for group in range(3)])
+    return left, np.minimum((~agrees).sum(axis=1), 2)
 
 
 def demo() -> Floats:

@@ -18,21 +18,26 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNetwork, systems
 from experiments.real.turns import Sustained, chain_s, in_turns
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare, in_own_process
-from experiments.shared.real_network import DTYPE, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
-# Other SLOs, and two replicas.
+SIX_LAYERS = 6
+PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
+# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2),
+    "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
+    "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
@@ -95,13 +100,22 @@ def _parts(
             own = rounds if dtype == first.dtype else few
             yield from _rounds("live", replace(case, dtype=dtype), own, turns, seconds)
     for name in OTHERS:
-        if name in wanted:
-            yield from _rounds(name, OTHERS[name](first), few, turns, seconds)
+        if name in wanted and (other := _other(name, first)):
+            yield from _rounds(name, other, few, turns, seconds)
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     for number in range(few if "peers" in wanted else 0):
         measured = partial(peers.figures, first, number, turns, seconds)
         yield RealPart(f"peers {first.dtype}, round {number + 1}", f"_{first.dtype}", measured)
+
+
+def _other(name: str, case: RealCase) -> RealCase | None:
+    """None: its recorded exits are not at hand; they are not part of the project."""
+    try:
+        return OTHERS[name](case)
+    except UserError as error:
+        console.print(f"[bold red]{name} IS NOT MEASURED[/]: {error}", soft_wrap=True)
+        return None
 
 
 def _rounds(name: str, case: RealCase, rounds: int, turns: int, seconds: float) -> Iterator[RealPart]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
 from experiments.shared.rate_search import LEAD_S, run_passes
-from experiments.shared.real_network import CPU_SIZE, KIND, RealSize, checkpoint, profiled_texts
+from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -58,16 +58,17 @@ class Nearly:
 
 @dataclass(frozen=True)
 class RealCase:
-    """A precision and size of the network to serve, and its SLO."""
+    """A network to serve, and its SLO. `survival`: the share of inputs that enter each block."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
+    survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
 
     @property
     def checkpoint(self) -> Path:
-        return checkpoint(width=self.size.width)
+        return checkpoint(self.survival, self.size.width)
 
     @property
     def backend(self) -> str:
@@ -77,9 +78,8 @@ class RealCase:
 def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZE.largest) -> list[PlannedSystem]:
     """The plan of `isobatch plan`, early exit in one split, and no exits; each is the best one in simulation."""
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
-    there = fleet(f"{known.kinds[0]}={count}")
-    facts = problem(known, there, links_between(there), length=known.length, exits=known.exits_of(known.length))
-    result = [_chosen_system(facts, objective)]
+    facts = facts_of(known, f"{known.kinds[0]}={count}")
+    result = [chosen_system(CONSTANT, facts, objective)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
@@ -89,13 +89,19 @@ def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZ
     return result
 
 
-def _chosen_system(facts: Problem, objective: Objective) -> PlannedSystem:
+def facts_of(known: Profile, devices: str) -> Problem:
+    """`devices`: as KIND=COUNT."""
+    there = fleet(devices)
+    return problem(known, there, links_between(there), length=known.length, exits=known.exits_of(known.length))
+
+
+def chosen_system(name: str, facts: Problem, objective: Objective) -> PlannedSystem:
     """The plan of `isobatch plan` for these devices."""
     first = plan_for_its_ramps(facts, objective, lambda given: side_by_side(given, objective))
     assert first, "This is a bug: one replica is enough for some plan."
     planned, own = first
     chosen = best_simulated(planned, own, objective, lambda asked, within: side_by_side(asked.given, within))
-    return PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s)
+    return PlannedSystem(name, chosen.plan, chosen.after_per_s)
 
 
 @dataclass(frozen=True)
