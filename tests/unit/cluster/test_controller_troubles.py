@@ -204,6 +204,23 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     assert app.running == first
 
 
+class Poisoned(Fluid):
+    """A fifth of the inputs fail under any plan."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        seen = await super().observe(devices)
+        return replace(seen, in_time=seen.in_time - seen.in_time // 5, excused=seen.in_time // 5)
+
+
+def test_inputs_that_fail_do_not_speak_against_a_new_plan():
+    problem = question(MEDIUM)
+    app = Poisoned(problem, batches(first_plan(problem), 4))
+    app.rate = lambda at_s: 200.0
+    events = run(app, control_loop(app), 1200)
+    assert [event.what for event in moves(events)] == ["rolled out"]
+    assert "failed or were abandoned" in events[-1].why
+
+
 def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     """The devices of the plan before do not start again: windows go on, and what is learned in them decides."""
     app = improvable()
