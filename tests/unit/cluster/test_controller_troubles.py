@@ -306,6 +306,23 @@ def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
     return app, loop, before
 
 
+def test_ramps_are_not_opened_for_a_look_where_every_input_asks_for_the_whole_network():
+    app = improvable()
+    app.full = lambda at_s: 1.0
+    events = run(app, control_loop(app), 1700)
+    assert len(events) > 9
+    assert not any("all ramps open" in event.why for event in events)
+
+
+def test_a_look_in_which_no_input_comes_changes_no_expectation():
+    app, loop, _ = opened_for_a_look()
+    app.rate, before = lambda at_s: 0.0, loop.controller.known.estimate.survival
+    run(app, loop, 30)
+    (event,) = (each for each in loop.controller.record.events.all if each.what == "looked")
+    assert event.why == "no input that may leave at a ramp came while all were open"
+    assert loop.controller.known.estimate.survival == before
+
+
 def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
     app, loop, few = opened_for_a_look()
     app.now_s += 2
