@@ -246,7 +246,7 @@ class ControlLoop:
             log.warning("the previous plan runs again: %s", error)
             await self._failed(step, str(error), error.blameless)
         except Exception as error:  # the deployer has ended, for instance: the next look sees which plan runs
-            await self._failed(step, f"{type(error).__name__}: {error}", blameless=True)
+            await self._failed(step, f"{type(error).__name__}: {error}", blameless=True, tried=False)
             raise
         else:
             await self._call(self.controller.rolled_out, step, self.clock() - begun_s, self.clock())

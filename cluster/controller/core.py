@@ -216,12 +216,14 @@ class Controller:
         """Learn from the look with all ramps open, and close them again."""
         if not (began := self.exploring) or self.window.parked:  # the application wakes with a newly chosen plan
             return None
-        before = self.known.estimate.survival
-        self.known.estimate.add_exploration(observed, self.ramps)
-        self.window.looks.pop()  # the estimate has counted this look
-        self.exploring, self._explorations.explored_s, self._devices_changed = None, now_s, True
-        off = max(abs(was - now) for was, now in zip(before, self.known.estimate.survival, strict=True))
-        why = f"{observed.answered} inputs with all ramps open show: the expected survival was off by up to {off:.0%}"
+        self.exploring, self._explorations.explored_s = None, now_s
+        why = "no input that may leave at a ramp came while all were open"
+        if observed.answered:
+            before, self._devices_changed = self.known.estimate.survival, True
+            self.known.estimate.add_exploration(observed, self.ramps)
+            self.window.looks.pop()  # the estimate has counted this look
+            off = max(abs(was - now) for was, now in zip(before, self.known.estimate.survival, strict=True))
+            why = f"{observed.answered} inputs with all ramps open: the expected survival was off by up to {off:.0%}"
         event = replace(self._event(now_s), number=began.number, what="looked", why=why, before=began.before)
         self.record.add(event)
         return NextStep(began.before, event)
@@ -376,7 +378,8 @@ class Controller:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         short = shortfall(self.running, snapshot.running.goodput_per_s, self.known.corrections, self.record.kept_share)
         event = replace(event, why="; ".join(filter(None, (reason + verdict.why, short))), gain_promised=verdict.gain)
-        stays_closed = decide.is_idle(observed) or verdict.must or forced
+        sees_nothing = observed.seconds > 0 and not observed.answered  # all ask for the full network, for instance
+        stays_closed = sees_nothing or verdict.must or forced
         if not stays_closed and self._should_explore(verdict, snapshot.cost_model, now_s):
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)

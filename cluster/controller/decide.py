@@ -334,7 +334,7 @@ class Trial:
         """
         if self.observed is None or self.observed.arrivals < TRIAL_ARRIVALS:
             return None
-        arrivals, achieved = self.observed.arrivals_per_s, self.observed.goodput_per_s
+        arrivals, achieved = self.observed.answerable / self.observed.seconds, self.observed.goodput_per_s
         sustained = self.kept_share * sustained_per_s(self.before)
         answerable = arrivals if self.observed.launches else min(1.0, self.kept_share) * arrivals
         expected = min(answerable, sustained)

@@ -212,8 +212,9 @@ class PromiseKeeper:
         return self._change("tightened", why, plan, facts)
 
     def _relaxed_under_load(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
-        missed = seen.refused + sum(seen.unfinished) + max(0, seen.answered - seen.in_time)  # not those under way
-        is_overloaded = min(missed, seen.arrivals - seen.in_time) > (1 - OVERLOADED) * seen.arrivals
+        ended = max(0, sum(seen.unfinished) - seen.excused)
+        missed = seen.refused + ended + max(0, seen.answered - seen.in_time)  # not those under way
+        is_overloaded = min(missed, seen.answerable - seen.in_time) > (1 - OVERLOADED) * seen.arrivals
         self._overloaded_looks = self._overloaded_looks + 1 if is_overloaded else 0
         if self.relaxed or self._overloaded_looks < 2 or self.evidence is None:
             return None
@@ -227,7 +228,7 @@ class PromiseKeeper:
     def _may_recover(self, seen: Observed, plan: Plan, facts: Problem, full_share: float, kept_share: float) -> bool:
         """Whether the plan would also sustain the arrivals with the thresholds from before the overload."""
         evidence = self.evidence
-        if evidence is None or seen.in_time < RECOVERED * seen.arrivals:
+        if evidence is None or seen.in_time < RECOVERED * seen.answerable:
             return False
         former = replace(plan, thresholds=self._thresholds(plan, facts, relaxed=False))
         now, then = (evidence.survival(self._chosen(each)) for each in (plan, former))

@@ -278,7 +278,7 @@ class TrackRecord:
             seconds = sum(look.seconds for look in full)
             share = sum(look.in_time for look in full) / seconds / sustained_per_s
             share = kept_before + seconds / (seconds + HISTORY_WEIGHT_S) * (share - kept_before)
-        elif total.in_time >= NEARLY_ALL * total.arrivals:
+        elif total.in_time >= NEARLY_ALL * total.answerable:
             loaded_s = total.seconds * (total.goodput_per_s >= LOADED_SHARE * kept_before * sustained_per_s)
             believed = kept_before + loaded_s / (loaded_s + FORGET_S) * (1 - kept_before)
             share = max(kept_before, believed, total.goodput_per_s / sustained_per_s)

@@ -1,5 +1,7 @@
 """Sentences that several decisions share: rates and times with units, arrivals, why a plan falls short."""
 
+from dataclasses import replace
+
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan, milliseconds, rate
@@ -15,7 +17,7 @@ LOST = 0.97  # a smaller kept share is named as a cause
 
 def nearly_all_in_time(observed: Observed) -> bool:
     """Whether so few inputs were late or refused that a plan of more goodput would gain nothing."""
-    return observed.arrivals - observed.in_time <= max(UNDER_WAY, (1 - NEARLY_ALL) * observed.arrivals)
+    return observed.answerable - observed.in_time <= max(UNDER_WAY, (1 - NEARLY_ALL) * observed.arrivals)
 
 
 def arrivals_text(observed: Observed) -> str:
@@ -25,9 +27,10 @@ def arrivals_text(observed: Observed) -> str:
     """
     if not observed.arrivals:
         return "no input arrived"
-    if nearly_all_in_time(observed):
+    if nearly_all_in_time(replace(observed, excused=0)):
         return f"{rate(observed.arrivals_per_s)} arrived and were answered in time"
-    return f"{rate(observed.arrivals_per_s)} arrived and {rate(observed.goodput_per_s)} were answered in time"
+    excused = f", {observed.excused:,} failed or were abandoned" if observed.excused else ""
+    return f"{rate(observed.arrivals_per_s)} arrived and {rate(observed.goodput_per_s)} were answered in time{excused}"
 
 
 def promised_per_s(plan: Plan) -> float:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from ray.exceptions import RayError
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
 
 from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
@@ -76,6 +78,7 @@ FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; a late front is dr
 CLEAN_UP_EVERY_S = 10.0  # between two attempts to end leftover replicas
 COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
 NONE_BENCHED: Mapping[str, str] = {}
+UNREACHABLE = (OSError, RayError, RayServeException)  # Ray or Serve did not answer, for which no plan is to blame
 
 
 class Deployer:
@@ -169,7 +172,7 @@ class Deployer:
                 return Undone(str(error), blameless=isinstance(error, BLAMELESS))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
-                return Undone(f"{type(error).__name__}: {error}")
+                return Undone(f"{type(error).__name__}: {error}", blameless=isinstance(error, UNREACHABLE))
             finally:
                 self._rolling_out = False
 

@@ -222,10 +222,10 @@ class Dispatcher:
         Shadows in the launch may be the cause, so its inputs first try again without any audit.
         """
         launch = self._come_back(launch_id, now_s)
-        if fault is not Fault.STATE:
-            launch.runner.home.distrust(launch.runner, now_s)
         tickets, kept = launch.tickets, launch.queue.only_replica is not None
         blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
+        if fault is not Fault.STATE:
+            launch.runner.home.distrust(launch.runner, now_s, blames_shadows)
         again = lost or (fault is Fault.STATE and not blames_shadows) or (fault is Fault.REPLICA and kept)
         for ticket in tickets:
             ticket.reach(launch.ran_to)

@@ -35,6 +35,7 @@ class Replica:
     benched_until_s: float | None = None  # None: it is not benched
     benched_since_s: float = 0.0
     slow_at_s: float = 0.0  # when the last launch came back for which it was benched, or stays so
+    excused: bool = False  # the last launch failed there, perhaps because of an audit
     keeps_inputs: bool = False  # the present plan may make inputs wait whose state only this replica has
 
     @property
@@ -238,6 +239,7 @@ class Group:
         Replicas are compared with each other, not with the plan: where all are slow, the latency table is wrong. The
         last replica that works is never benched, since nothing would run.
         """
+        replica.excused = False
         if not self._has(replica) or expected_s <= 0:
             return
         taken_s = now_s - max(started_s, replica.last_end_s)  # it may have waited for the launch before it
@@ -258,13 +260,15 @@ class Group:
         if strays or replica.benched_until_s is not None:
             self._bench(replica, now_s, strays)
 
-    def distrust(self, replica: Replica, now_s: float) -> None:
-        """Bench a replica on which a launch failed, if the group has others.
+    def distrust(self, replica: Replica, now_s: float, excused: bool = False) -> None:
+        """Bench a replica on which a launch failed, if the group has others. `excused`: an audit may be the cause, so
+        only the second such failure in a row counts.
 
         If no other works, replicas that were benched before are used again, since the last working one may hang.
         """
         replica.last_end_s = now_s  # a launch that waited for the failed one begins now
-        if self._has(replica) and len(self.members) > 1:
+        excused, replica.excused = excused and not replica.excused, excused
+        if self._has(replica) and len(self.members) > 1 and not excused:
             self._bench(replica, now_s, benched=True)
             if not self.working:
                 for other in self._benched - {replica}:

@@ -18,7 +18,7 @@ from isobatch.profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, Pr
 # Counts of inputs, and of their weight, that the controller reads as they are.
 _OBSERVED = (
     "arrivals", "arrived_weight", "refused", "refused_weight", "in_time", "in_time_weight", "full", "full_weight",
-    "certain", "certain_weight",
+    "certain", "certain_weight", "excused", "excused_weight",
 )  # fmt: skip
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000  # answers whose latencies are kept for percentiles
@@ -79,6 +79,7 @@ class Counts:
         self.arrivals = self.arrived_weight = 0
         self.refused = self.refused_weight = 0  # only inputs whose clients wait for as long as the SLO
         self.in_time = self.in_time_weight = 0
+        self.excused = self.excused_weight = 0  # inputs that failed, or whose clients left before their deadline
         self.exits: Counter[int] = Counter()  # by the block after which they left
         self.exit_weights: Counter[int] = Counter()
         # Inputs that asked for the full network: among the arrivals, and among the exits.
@@ -177,6 +178,11 @@ class Counts:
         self._latencies[latency_bin(took_s)] += 1
         self.in_time += in_time
         self.in_time_weight += weight if in_time else 0
+
+    def input_excused(self, weight: int) -> None:
+        """An input got no answer in time, for which no plan is to blame."""
+        self.excused += 1
+        self.excused_weight += weight
 
     def input_unfinished(self, block: int, weight: int) -> None:
         """An input ended before this block (late, abandoned, failed, or answered by an earlier level)."""

@@ -118,6 +118,10 @@ class Driver:
             now_s = self._clock()
             self.lag.add(now_s, now_s - max(reply.since_s for reply in replies))
             return answers
+        except (RefusedError, asyncio.CancelledError) as ended:
+            if not isinstance(ended, RefusedError) or ended.status == 500:
+                self._excuse(tickets)
+            raise
         finally:
             # If the client has gone or one input failed, the other answers are neither needed nor counted.
             for ticket, reply in zip(tickets, replies, strict=True):
@@ -126,6 +130,15 @@ class Driver:
             self._requests -= 1
             if self._drained and not self._requests and not self._drained.done():
                 self._drained.set_result(None)
+
+    def _excuse(self, tickets: Sequence[Ticket]) -> None:
+        """Count the inputs of a request that failed, or whose client left, unless they are answered or late."""
+        now_s = self._clock()
+        for ticket in tickets:
+            answer: asyncio.Future[Answer] = ticket.reply.answer
+            is_answered = answer.done() and not answer.cancelled() and answer.exception() is None
+            if not (is_answered or ticket.is_late(now_s)):
+                self.counts.input_excused(ticket.weight)
 
     def counted(self) -> Counts:
         """The counts, including the requests that proxies have refused."""

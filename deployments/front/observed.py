@@ -61,7 +61,8 @@ class Observed:
     before it, although their clients wait for as long as the SLO. `exits[k]` inputs left after block k and were
     answered. `unfinished[k]` ended before they left (late, abandoned, failed, or answered by an earlier level), and
     stood before block k then. `full` of the arrivals asked for the full network, so they count in neither of these two;
-    `in_time` counts all answers before their deadline.
+    `in_time` counts all answers before their deadline. `excused` of the arrivals failed, or their clients left before
+    the deadline, so no plan is to blame.
 
     `audited[k]` audits of inputs that left after block k have ended, and in `missed[k]` of them the full network
     disagreed. `certain` of the inputs that left after the last block passed no open ramp, so they could not disagree.
@@ -96,6 +97,8 @@ class Observed:
     benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
     certain: int = 0
     certain_weight: int = 0
+    excused: int = 0
+    excused_weight: int = 0
     standby: tuple[StandbyReplica, ...] | None = ()
     parked: bool = False
     holds_inputs: bool = False
@@ -112,6 +115,11 @@ class Observed:
     @property
     def goodput_per_s(self) -> float:
         return self.in_time / self.seconds if self.seconds else 0.0
+
+    @property
+    def answerable(self) -> int:
+        """The arrivals that plans are judged by."""
+        return max(0, self.arrivals - self.excused)
 
     @property
     def arrivals_per_s(self) -> float:
@@ -131,6 +139,7 @@ class Observed:
             texts=self.arrivals,
             refused=round(self.refused_weight / length),
             certain=round(self.certain_weight / length),
+            excused=round(self.excused_weight / length),
         )
 
     @property

@@ -204,6 +204,23 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     assert app.running == first
 
 
+class Poisoned(Fluid):
+    """A fifth of the inputs fail under any plan."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        seen = await super().observe(devices)
+        return replace(seen, in_time=seen.in_time - seen.in_time // 5, excused=seen.in_time // 5)
+
+
+def test_inputs_that_fail_do_not_speak_against_a_new_plan():
+    problem = question(MEDIUM)
+    app = Poisoned(problem, batches(first_plan(problem), 4))
+    app.rate = lambda at_s: 200.0
+    events = run(app, control_loop(app), 1200)
+    assert [event.what for event in moves(events)] == ["rolled out"]
+    assert "failed or were abandoned" in events[-1].why
+
+
 def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     """The devices of the plan before do not start again: windows go on, and what is learned in them decides."""
     app = improvable()
@@ -287,6 +304,23 @@ def opened_for_a_look() -> tuple[Fluid, ControlLoop, Plan]:
         run(app, loop, 30)
         assert app.now_s < 3600
     return app, loop, before
+
+
+def test_ramps_are_not_opened_for_a_look_where_every_input_asks_for_the_whole_network():
+    app = improvable()
+    app.full = lambda at_s: 1.0
+    events = run(app, control_loop(app), 1700)
+    assert len(events) > 9
+    assert not any("all ramps open" in event.why for event in events)
+
+
+def test_a_look_in_which_no_input_comes_changes_no_expectation():
+    app, loop, _ = opened_for_a_look()
+    app.rate, before = lambda at_s: 0.0, loop.controller.known.estimate.survival
+    run(app, loop, 30)
+    (event,) = (each for each in loop.controller.record.events.all if each.what == "looked")
+    assert event.why == "no input that may leave at a ramp came while all were open"
+    assert loop.controller.known.estimate.survival == before
 
 
 def test_what_is_forced_while_ramps_are_open_for_a_look_stays():

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from isobatch.cluster.controller.arbiter import Grant
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.corrections import Corrections
@@ -126,6 +128,24 @@ def test_replicas_of_a_parked_application_that_do_not_start_are_tried_again_late
     granted(loop, Grant(FLEET, ""))
     assert app.wakes_in_s is None
     assert loop.controller.record.wakes_in_s == expected_s, "an attempt that fails takes as long as it takes to give up"
+
+
+def test_a_waking_that_ends_with_the_deployer_is_repeated_with_the_next_grant() -> None:
+    """The inputs that wake the application wait meanwhile."""
+    app, loop = in_fleet()
+    granted(loop, PARKED)
+    rolls_out = app.roll_out
+
+    async def ends(plan: Plan) -> None:
+        app.roll_out = rolls_out
+        raise ConnectionError("the deployer has ended")
+
+    app.roll_out = ends
+    with pytest.raises(ConnectionError):
+        granted(loop, Grant(FLEET, ""))
+    app.now_s += 2.0
+    granted(loop, Grant(FLEET, ""))
+    assert app.wakes_in_s is None
 
 
 def test_where_the_best_plan_does_not_start_a_parked_application_wakes_with_the_one_that_ran_before() -> None:

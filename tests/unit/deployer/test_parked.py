@@ -426,6 +426,27 @@ async def test_a_roll_out_ends_without_blame_when_the_next_deployment_takes_its_
     front.cancel()
 
 
+async def test_a_plan_is_not_to_blame_if_ray_could_not_be_reached(
+    begin: Callable[[AppConfig], Any], replicas: Replicas, config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    graphs, one, blameless = list[Graph](), begin(config), list[bool]()
+    front = asyncio.create_task(followed(one, config, graphs))
+    await until(lambda: graphs)
+    for error in (ConnectionError(), GetTimeoutError(), KeyError()):
+
+        def away(error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(replicas, "states", away)
+        undone = await one.apply(graphs[0].plan)
+        assert isinstance(undone, Undone)
+        blameless.append(undone.blameless)
+    assert blameless == [True, True, False]
+    front.cancel()
+
+
 async def test_replicas_that_are_left_end_though_rays_store_was_away_at_first(
     begin: Callable[[AppConfig], Any], config: AppConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,15 @@ def test_a_failure_with_shadows_counts_against_no_input(fault: Fault) -> None:
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
 
 
+def test_a_launch_that_may_have_failed_because_of_an_audit_leaves_its_replica_in_use() -> None:
+    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0", "a1"]}, AUDITED, lambda: 0.0)
+    dispatcher.admit(0.0, 99.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.failed(launch.id, 0.1, "it broke")
+    dispatcher.admit(0.1, 99.0, Place("x", 0))
+    assert {each.replica for each in dispatcher.tick(0.1)} == {"a0", "a1"}
+
+
 def test_a_shadow_is_launched_alone_after_a_second_though_nothing_else_happens() -> None:
     chances = iter([1.0, 1.0, 0.0])
     dispatcher = Dispatcher(TWO_SPLITS, GROUPS, replace(AUDITED, audit_cost=0.9), lambda: next(chances))

@@ -40,3 +40,15 @@ def test_a_launch_that_waited_for_one_that_failed_is_not_blamed_for_its_time() -
     group.judge(one, 6.0, 1.0, 17.0)
     assert one.slowdown == pytest.approx(1.0)
     assert group.working == 2
+
+
+def test_a_replica_on_which_one_launch_with_audits_fails_after_another_is_benched() -> None:
+    group, working = Group("gpu", Limits()), list[int]()
+    group.follow(["one", "other"])
+    one = group.members["one"]
+    for succeeds in (True, False, False):
+        group.distrust(one, 1.0, excused=True)
+        if succeeds:
+            group.judge(one, 1.0, 1.0, 2.0)
+        working.append(group.working)
+    assert working == [2, 2, 1]

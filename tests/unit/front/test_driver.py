@@ -148,6 +148,28 @@ async def test_a_client_that_goes_away_is_not_computed(monkeypatch: pytest.Monke
         assert sum(sum(toy.sizes) for toy in rig.toys.values()) == 16
 
 
+async def test_inputs_that_fail_or_whose_client_leaves_early_are_excused_and_those_that_are_late_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No other plan would answer them in time."""
+    end = waiting_toys(monkeypatch, lambda batch: True)
+    async with rigged() as rig:
+        busy = asyncio.gather(*(rig.ask(*[[0, 1]] * 4) for _ in range(4)))
+        await asyncio.sleep(0.01)
+        gone = asyncio.ensure_future(rig.ask(*[[3, 1]] * 3))
+        late = asyncio.ensure_future(rig.ask(*[[3, 1]] * 2, within_s=0.1))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        with pytest.raises(RefusedError, match="deadline passed"):
+            await late
+        end.set()
+        await busy
+        assert rig.driver.counts.excused == 3
+        with pytest.raises(RefusedError, match="the network failed"):
+            await rig.ask([3, -1])
+        assert rig.driver.counts.excused == 4
+
+
 async def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     end = waiting_toys(monkeypatch, lambda batch: True)
 
