@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +118,8 @@ def stop_tokens(folder: Path) -> frozenset[int]:
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
 
 
-def grammars_of(folder: Path) -> Grammars:
-    return Grammars(partial(load_tokenizer, folder), decoder_shape(folder).vocabulary, stop_tokens(folder))
+def grammars_of(folder: Path, words: Any) -> Grammars:
+    return Grammars(words, decoder_shape(folder).vocabulary, stop_tokens(folder))
 
 
 def in_its_precision(config: DecoderConfig) -> DecoderConfig:

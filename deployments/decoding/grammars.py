@@ -4,10 +4,9 @@ A ramp and the head choose among the same tokens, so an exit cannot break a sche
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Listed
 from decimal import Decimal
-from functools import cached_property
 from itertools import takewhile
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from isobatch.deployments.decoding.sequences import Sampling
 from isobatch.deployments.transport.device_copies import to_device
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 Written = tuple[int, ...]
 MOST_MATCHERS = 256  # that are kept, each for one text
@@ -78,27 +77,21 @@ def _multiples(schema: object) -> Iterator[int]:
 
 
 class Grammars:
-    """The texts of one process that follow grammars. `load` gives the tokenizer, when the first of them comes."""
+    """The texts of one process that follow grammars. It is made when the process starts, which takes about a second.
 
-    def __init__(self, load: Callable[[], Any], vocabulary: int, stop: Collection[int]) -> None:
-        self._load, self._vocabulary, self._stop = load, vocabulary, sorted(stop)
+    `obstacle`: why this network can follow no grammar; empty: it can.
+    """
+
+    def __init__(self, words: Any, vocabulary: int, stop: Collection[int]) -> None:
+        self._tokenizer: Any = None
+        self.obstacle = "" if stop else "the model has no token that ends a text"
         self._matched: OrderedDict[tuple[str, int], _Matched] = OrderedDict()
-
-    @cached_property
-    def _tokenizer(self) -> "LLTokenizer":
-        from llguidance.hf import from_tokenizer
-
-        return from_tokenizer(self._load(), self._vocabulary, self._stop)
-
-    @property
-    def obstacle(self) -> str:
-        """Why this network can follow no grammar; empty: it can."""
-        if not self._stop:
-            return "the model has no token that ends a text"
         try:
-            return "" if self._tokenizer.vocab_size else "the model's tokenizer has no tokens"
+            from llguidance.hf import from_tokenizer
+
+            self._tokenizer = from_tokenizer(words, vocabulary, sorted(stop))
         except Exception as error:  # llguidance is not installed, or the tokenizer is unlike those that it knows
-            return f"llguidance cannot read the model's tokenizer: {error}"
+            self.obstacle = self.obstacle or f"llguidance cannot read the model's tokenizer: {error}"
 
     def apply(self, logits: Tensor, texts: Listed[tuple[Sampling, Written]]) -> None:
         """Give tokens that break the grammar of a row no probability. `texts`: what was written before each row."""
@@ -127,7 +120,7 @@ class Grammars:
 class _Matched:
     """A matcher, and the tokens that it has read."""
 
-    def __init__(self, tokenizer: "LLTokenizer", grammar: str) -> None:
+    def __init__(self, tokenizer: Any, grammar: str) -> None:
         from llguidance import LLMatcher
 
         self._matcher, self._read = LLMatcher(tokenizer, grammar), Written()
