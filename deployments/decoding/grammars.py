@@ -3,13 +3,14 @@
 A ramp and the head choose among the same tokens, so an exit cannot break a schema.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Listed
 from decimal import Decimal
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import lcm
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -44,18 +45,56 @@ def grammar_of(schema: dict[str, Any]) -> str:
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(problem.split()))
-    if "$ref" in str(schema) and _cannot_begin(grammar):
-        raise ValueError("no JSON follows this schema: its $ref leads to nothing but itself")
+    if "$ref" in str(schema) and "$id" not in str(list(schema.values())) and not _ends(schema):
+        raise ValueError("no JSON ends by this schema: its $ref leads to itself, again and again")
     return grammar
 
 
-def _cannot_begin(grammar: str) -> bool:
-    """Whether no text follows a grammar, which llguidance does not say when it checks a grammar."""
-    from llguidance import LLMatcher, LLTokenizer
+def _ends(schema: dict[str, Any]) -> bool:
+    """Whether a JSON with this schema can be complete, although the schema may lead to itself."""
+    needs, users = dict[int, list[Listed[Any]]](), defaultdict[int, list[int]](list)
+    parts = deque[Any]([schema])
+    while parts:
+        part = parts.popleft()
+        if id(part) not in needs:
+            needs[id(part)] = list(_needs(part, schema))
+            for one in chain(*needs[id(part)]):
+                parts.append(one)
+                users[id(one)].append(id(part))
+    ended, unsure = set[int](), deque(needs)
+    while unsure:
+        each = unsure.popleft()
+        if each not in ended and all(any(id(one) in ended for one in listed) for listed in needs[each]):
+            ended.add(each)
+            unsure += users[each]
+    return id(schema) in ended
 
-    matcher = LLMatcher(LLTokenizer("byte"), grammar)
-    matcher.compute_bitmask()
-    return matcher.is_error()
+
+def _needs(part: Any, schema: dict[str, Any]) -> Iterator[Listed[Any]]:
+    """Lists of schemas: each JSON with this part of a schema contains, or is, a JSON with one schema of each list."""
+    if not isinstance(part, dict) or not part.keys().isdisjoint(("const", "enum")):
+        return
+    if (name := part.get("$ref")) is not None:
+        yield [_referred(name, schema)]
+        return
+    yield from (part[key] for key in ("anyOf", "oneOf") if key in part)
+    yield from ([each] for each in part.get("allOf", ()))
+    if part.get("type") == "object" and "patternProperties" not in part:
+        named, others = part.get("properties", {}), part.get("additionalProperties")
+        yield from ([named.get(each, others)] for each in part.get("required", ()))
+    if part.get("type") == "array":
+        first, others = part.get("prefixItems", []), part.get("items")
+        yield from ([each] for each in [*first, others][: part.get("minItems", 0)])
+
+
+def _referred(name: str, schema: dict[str, Any]) -> Any:
+    """The part of a schema that a reference leads to; None: it leads by an anchor, or to another schema."""
+    place, part = unquote(name.removeprefix(str(schema.get("$id", ""))).removeprefix("#")), schema
+    if place and not place.startswith("/"):
+        return None
+    for key in place.split("/")[1:]:
+        part = part[int(key)] if isinstance(part, list) else part[key.replace("~1", "/").replace("~0", "~")]
+    return part
 
 
 def _multiples(schema: object) -> Iterator[int]:

@@ -143,7 +143,10 @@ ENDLESS: list[dict[str, Any]] = [
     {"allOf": [WITH_A | {"properties": {"a": ITSELF}}]},
     {"type": "array", "items": ITSELF, "minItems": 2},
     {"type": "array", "prefixItems": [{"type": "null"}, ITSELF], "minItems": 2},
-    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}]}, "c": WITH_A | {"properties": {"a": ITSELF}}}},
+    {
+        "$ref": "#/$defs/a~1b",
+        "$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}]}, "c": WITH_A | {"properties": {"a": ITSELF}}},
+    },
 ]
 ENDING: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": ITSELF}},
