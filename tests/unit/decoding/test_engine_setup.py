@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import VirtualClock, virtual_engine
-from isobatch.deployments.decoding.engine_setup import context_of, engine_for, engine_of, splits_and_limits
+from isobatch.deployments.decoding.engine_setup import context_of, engine_for, engine_of, load_decoder, splits_and_limits
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.replica import check_memory
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -22,6 +23,16 @@ EARLY = "verified", "project"
 READS = 2**20  # tokens: their KV is larger than the memory of the default
 WIDE = partial(decoder, max_position_embeddings=READS)
 POSITION_BYTES = 2 * 4 * 12 * 8
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path, name: str) -> None:
+    """transformers would draw them at random, for each replica others."""
+    model = decoder()
+    weights = {each: tensor for each, tensor in model.state_dict().items() if each != name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(UserError, match=f"its weights lack {name}"):
+        load_decoder(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "source"), [(WIDE, ()), (t5, (1,) * 4000)])
