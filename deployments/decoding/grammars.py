@@ -27,6 +27,9 @@ MOST_MATCHERS = 256  # that are kept, each for one text
 MOST_SCHEMA = 2**14  # characters: compiling a schema holds up everyone else's tokens
 # The least common multiple of all numbers in `multipleOf`: llguidance compiles about 50,000 remainders in a second.
 MOST_REMAINDERS = 10_000
+MOST_PATTERNS = 8  # of which a text may have to match several: each makes llguidance's check three times as long
+MOST_NAMED = 32  # patterns of names: llguidance compares each with each other one
+MOST_FUEL = 100_000  # of llguidance, for the expressions of a grammar: with its own limit, seconds pass for a token
 BITS = 32  # of a number of llguidance's masks
 
 
@@ -42,6 +45,11 @@ def grammar_of(schema: dict[str, Any]) -> str:
     if lcm(*_multiples(schema)) > MOST_REMAINDERS:
         reason = f"must have a common multiple of at most {MOST_REMAINDERS:,}, without decimal point and final zeros"
         raise ValueError(f"the numbers in multipleOf {reason}")
+    if (patterns := _together(schema)) > MOST_PATTERNS:
+        reason = f"{MOST_PATTERNS} are allowed where several may be for one text"
+        raise ValueError(f"the schema has {patterns} patterns: {reason}")
+    if (named := sum(_named(part) for part in _parts(schema))) > MOST_NAMED:
+        raise ValueError(f"the schema has {named} patternProperties: {MOST_NAMED} are allowed")
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(problem.split()))
@@ -103,13 +111,37 @@ def _multiples(schema: object) -> Iterator[int]:
     >>> list(_multiples({"multipleOf": 0.25, "items": [{"multipleOf": -500}, {"properties": {"multipleOf": {}}}]}))
     [25, 5]
     """
+    for part in _parts(schema):
+        number = part.get("multipleOf")
+        if isinstance(number, int | float):
+            yield int("".join(map(str, Decimal(str(+number)).normalize().as_tuple().digits))) or 1
+
+
+def _together(schema: object) -> int:
+    """The number of patterns in a schema, if a text may have to match several of them.
+
+    >>> _together({"items": [{"pattern": "a"}] * 3}), _together({"allOf": [{"pattern": "a"}] * 3})
+    (0, 3)
+    """
+    parts = list(_parts(schema))
+    several = {"pattern", "$ref", "anyOf", "oneOf"}
+    if not any("allOf" in part or len(part.keys() & several) > 1 for part in parts):
+        return 0
+    return sum(isinstance(part.get("pattern"), str) for part in parts)
+
+
+def _named(part: dict[str, Any]) -> int:
+    patterns = part.get("patternProperties")
+    return len(patterns) if isinstance(patterns, dict) else 0
+
+
+def _parts(schema: object) -> Iterator[dict[str, Any]]:
+    """All objects in a schema."""
     parts = deque([schema])
     while parts:
         part = parts.popleft()
         if isinstance(part, dict):
-            number = part.get("multipleOf")
-            if isinstance(number, int | float):
-                yield int("".join(map(str, Decimal(str(+number)).normalize().as_tuple().digits))) or 1
+            yield part
             parts += part.values()
         elif isinstance(part, list):
             parts += part
@@ -160,9 +192,10 @@ class _Matched:
     """A matcher, and the tokens that it has read."""
 
     def __init__(self, tokenizer: Any, grammar: str) -> None:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        self._matcher, self._read = LLMatcher(tokenizer, grammar), Written()
+        limits = LLParserLimits(initial_lexer_fuel=MOST_FUEL)
+        self._matcher, self._read = LLMatcher(tokenizer, grammar, limits=limits), Written()
 
     @property
     def failed(self) -> bool:

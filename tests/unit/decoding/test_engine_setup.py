@@ -11,7 +11,13 @@ import pytest
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import VirtualClock, virtual_engine
-from isobatch.deployments.decoding.engine_setup import context_of, engine_for, engine_of, load_decoder, splits_and_limits
+from isobatch.deployments.decoding.engine_setup import (
+    context_of,
+    engine_for,
+    engine_of,
+    load_decoder,
+    splits_and_limits,
+)
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.replica import check_memory
 from isobatch.deployments.decoding.sequences import TextRequest

@@ -65,6 +65,14 @@ def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Gramm
     assert torch.equal(logits[-1], before[-1]), "this text follows no grammar"
 
 
+def test_a_pattern_that_would_hold_up_a_replica_ends_its_text(grammars: Grammars) -> None:
+    sampling = Sampling(grammar=grammar_of({"type": "string", "pattern": "^(a{300}){300}$"}))
+    for text, end in (("", False), ('"', True)):
+        logits = torch.zeros(1, SIZE)
+        grammars.apply(logits, [(sampling, tuple(letters()(text)["input_ids"]))])
+        assert bool(logits[0, 0].isfinite()) is end
+
+
 @pytest.mark.parametrize("verified", [False, True])
 def test_exits_choose_among_the_same_tokens(grammars: Grammars, verified: bool) -> None:
     model, ramps = decoder(vocab_size=SIZE), {0: 0.6, 2: 0.6}
@@ -119,6 +127,19 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
             "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
         ),
         ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, {}, "no JSON ends by this schema"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"allOf": [{"type": "string", "pattern": "a"}] * 9}}},
+            {},
+            "the schema has 9 patterns: 8 are allowed where several may be for one text",
+        ),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {"schema": {"patternProperties": {f"^{n}$": {} for n in range(33)}}},
+            },
+            {},
+            "the schema has 33 patternProperties: 32 are allowed",
+        ),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
         ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
