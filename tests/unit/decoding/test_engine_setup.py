@@ -4,9 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -21,6 +23,7 @@ from isobatch.deployments.decoding.engine_setup import (
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.replica import check_memory
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.demo import llm_demo_directory
 from isobatch.profiles.errors import UserError
 from tests.helpers.paper_application import paper_decoder
 from tests.helpers.tiny_decoders import decoder, t5
@@ -31,14 +34,15 @@ WIDE = partial(decoder, max_position_embeddings=READS)
 POSITION_BYTES = 2 * 4 * 12 * 8
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path, name: str) -> None:
     """transformers would draw them at random, for each replica others."""
-    model = decoder()
-    weights = {each: tensor for each, tensor in model.state_dict().items() if each != name}
-    model.save_pretrained(tmp_path, state_dict=weights)
+    own = Path(copytree(llm_demo_directory(), tmp_path / "own"))
+    weights = load_file(own / "model.safetensors")
+    del weights[name]
+    save_file(weights, own / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=f"its weights lack {name}"):
-        load_decoder(tmp_path)
+        load_decoder(own)
 
 
 @pytest.mark.parametrize(("kind", "source"), [(WIDE, ()), (t5, (1,) * 4000)])
