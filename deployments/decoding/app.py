@@ -20,13 +20,13 @@ from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import (
     context_of,
     decoder_shape,
+    grammars_of,
     in_its_precision,
     language_of,
     load_tokenizer,
     stop_tokens,
 )
 from isobatch.deployments.decoding.front import DecoderFront
-from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import HANGS_S, TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
@@ -80,14 +80,13 @@ class DecoderIngress:
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3, time.time())
         context = context_of(self._shape, config, resolve_dtype(config.dtype).itemsize)
         words, stop = load_tokenizer(folder), stop_tokens(folder)
-        no_grammars = Grammars(lambda: words, self._shape.vocabulary, stop).obstacle  # now: it takes about a second
         rules = rules_of(folder, self._shape.num_blocks)
         self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name = config.name or name_of(config.model)
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, TextTokens(words, context), stop, self._write_tokens, meter, self._summed, key,
-            tracing, generation_defaults(folder) or GenerationDefaults(), no_grammars,
+            tracing, generation_defaults(folder) or GenerationDefaults(), grammars_of(folder, words).obstacle,
         )  # fmt: skip
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,9 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     with quietly(), one_line_errors(folder):
         check_index(folder)
         kind = AutoModelForSeq2SeqLM if read_config(folder).is_encoder_decoder else AutoModelForCausalLM
-        model = kind.from_pretrained(folder, dtype=precision, use_safetensors=True)
+        model, report = kind.from_pretrained(folder, dtype=precision, use_safetensors=True, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):  # they would be random
+        raise UserError(f"{folder}: is not a whole decoder: its weights lack {', '.join(missing[:3])}")
     return model.to(target).eval()
 
 
@@ -119,8 +120,8 @@ def stop_tokens(folder: Path) -> frozenset[int]:
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
 
 
-def grammars_of(folder: Path) -> Grammars:
-    return Grammars(partial(load_tokenizer, folder), decoder_shape(folder).vocabulary, stop_tokens(folder))
+def grammars_of(folder: Path, words: Any) -> Grammars:
+    return Grammars(words, decoder_shape(folder).vocabulary, stop_tokens(folder))
 
 
 def in_its_precision(config: DecoderConfig) -> DecoderConfig:

@@ -22,6 +22,7 @@ from isobatch.deployments.decoding.engine_setup import (
     grammars_of,
     language_of,
     load_decoder,
+    load_tokenizer,
     splits_and_limits,
 )
 from isobatch.deployments.decoding.loop import DecodingError, EngineLoop, TokenAddress, TokenOutlets
@@ -191,7 +192,8 @@ class DecoderReplica(ReplicaProcess):
         self._config, self._rules = config, rules_of(folder, shape.num_blocks)
         if self._rules.ramps and config.exits != "off":
             warn_of_ramp_dtype(folder, self._rules.dtype, config.dtype)
-        engine = engine_of(model, self._rules, config, grammars=grammars_of(folder))
+        grammars = grammars_of(folder, load_tokenizer(folder))  # now: it would hold up texts
+        engine = engine_of(model, self._rules, config, grammars=grammars)
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)

@@ -205,10 +205,14 @@ def size_made(folder: Path) -> tuple[int, int]:
     processor = AutoImageProcessor.from_pretrained(folder)
     height, width = (getattr(processor.size, side, None) for side in ("height", "width"))
     if not (processor.do_resize and height and width):
-        raise UserError(
-            f"{folder}: its {PROCESSOR} must bring images to one size: set do_resize, and height and width in size"
-        )
+        raise of_several_sizes(folder)
     return height, width
+
+
+def of_several_sizes(folder: Path) -> UserError:
+    return UserError(
+        f"{folder}: its {PROCESSOR} must bring images to one size: set do_resize, and height and width in size"
+    )
 
 
 def label_names(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock, get_ident, local
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -21,6 +22,7 @@ from isobatch.deployments.models.checkpoint import (
     check_preprocessor,
     fixed_size,
     locate,
+    of_several_sizes,
     read_config,
     size_made,
     task_in,
@@ -34,7 +36,7 @@ from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import known_device
 from isobatch.deployments.resources import check_here
 from isobatch.deployments.tasks import Task
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, WrongInputError
 from isobatch.profiles.promise import RULES
 
 log = logging.getLogger(__name__)
@@ -158,10 +160,11 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     config = read_config(folder)
     family = family or family_of(config.model_type)
     if family.reads == "image":
-        processor = AutoImageProcessor.from_pretrained(folder)
-        fixed = None if family.any_size else fixed_size(config)
-        size = size_made(folder) if family.one_size else fixed
-        return ImageEncoder(processor, channels_in(config), size, isinstance(task_in(config), Keypoints))
+        encoder = ImageEncoder(AutoImageProcessor.from_pretrained(folder), channels_in(config))
+        if family.any_size:
+            return replace(encoder, size=_size_of_all(encoder, folder))
+        size = size_made(folder) if family.one_size else fixed_size(config)
+        return replace(encoder, size=size, boxed=isinstance(task_in(config), Keypoints))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     if (last := max(tokenizer.get_vocab().values())) >= config.vocab_size:
         beyond = f"its tokenizer has the token {last}, the network knows {config.vocab_size}"
@@ -173,6 +176,15 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: its tokenizer does not give the offsets of tokens: it needs a tokenizer.json")
     return WordEncoder(texts)
+
+
+def _size_of_all(encoder: ImageEncoder, folder: Path) -> tuple[int, int]:
+    """The height and width to which the preprocessor brings pictures: those of a launch have one size."""
+    try:
+        pixels = encoder([np.zeros((40, 30)), np.zeros((30, 40))]).arrays["pixel_values"]
+    except WrongInputError as error:
+        raise of_several_sizes(folder) from error
+    return pixels.shape[-2], pixels.shape[-1]
 
 
 class ThreadsOwn(local):

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
-from isobatch.deployments.decoding.engine_setup import engine_for, load_decoder, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.engine_setup import engine_for, kv_bytes, load_decoder, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.network import at_least_float32
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -26,6 +28,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
 BATCH = 32  # sequences that are written at the same time
+MOST_KV = 2**32  # bytes of the keys and values of these sequences, unless one alone has more
 MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 MOST_LAUNCHES = 12  # of the first part, for one of the deep part
 LEAST_SHARE = 0.01  # of the residents
@@ -172,7 +175,7 @@ def projected(
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
-    written = engine_for(model, rules, requests, BATCH, exits="project").write_with_depths(requests)
+    written = _engine(model, rules, requests, exits="project").write_with_depths(requests)
     depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
     return ProjectedTexts(
@@ -220,7 +223,15 @@ def _measured(block: int, value: float, outputs: EarlyHeadOutputs) -> DecoderRam
 
 def texts(model: Any, rules: DecoderRules, requests: Sequence[TextRequest]) -> list[list[int]]:
     """The texts that the network writes under these rules."""
-    return engine_for(model, rules, requests, BATCH).write_all(requests)
+    return _engine(model, rules, requests).write_all(requests)
+
+
+def _engine(model: Any, rules: DecoderRules, requests: Sequence[TextRequest], exits: str = "recompute") -> Engine:
+    """An engine that writes as many texts at once as fit in memory, at most `BATCH`."""
+    longest = max(len(each.source) + len(each.prompt) + each.max_tokens for each in requests)
+    anatomy = anatomy_of(model)
+    text_bytes = longest * anatomy.shape.num_blocks * kv_bytes(anatomy)
+    return engine_for(model, rules, requests, max(1, min(BATCH, MOST_KV // text_bytes)), exits)
 
 
 @torch.inference_mode()
@@ -231,9 +242,15 @@ def early_head_outputs(
     sure, agrees = [], []
     anatomy = anatomy_of(model)
     for text, tokens in zip(requests, written, strict=True):
-        states = [each[0] for each in anatomy.states(text, [*text.prompt, *tokens[:-1]])]
-        head_logits = [at_least_float32(anatomy.head(state[len(text.prompt) - 1 :])) for state in states]
-        full = torch.tensor(tokens, device=states[0].device)
-        sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in head_logits]))
-        agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in head_logits]))
+        states = anatomy.states(text, [*text.prompt, *tokens[:-1]])
+        outputs = [_head_output(anatomy.head(each[0, len(text.prompt) - 1 :]), tokens) for each in states]
+        sure.append(np.stack([each for each, _ in outputs]))
+        agrees.append(np.stack([each for _, each in outputs]))
     return EarlyHeadOutputs(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
+
+
+def _head_output(logits: Tensor, tokens: Sequence[int]) -> tuple[Floats, Flags]:
+    """Of one block at a time: logits of all blocks would take gigabytes."""
+    logits = at_least_float32(logits)
+    agrees = logits.argmax(dim=1) == torch.tensor(tokens, device=logits.device)
+    return logits.softmax(dim=1).amax(dim=1).double().cpu().numpy(), agrees.cpu().numpy()

@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, model: Any, words: Any) -> None:
         self.model, self.words = model, words
-        self.grammars = Grammars(lambda: words, model.config.vocab_size, STOP)
+        self.grammars = Grammars(words, model.config.vocab_size, STOP)
         self.engine = engine(model, RAMPS, pages=4 * 32, grammars=self.grammars)
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0

@@ -71,10 +71,6 @@ class _TeiForm(forms.TextForm[Any]):
         scores = super().label_scores(answers, raw)
         return probabilities_in(scores) if self.service.task.numbers and not raw else scores
 
-    def texts(self, inputs: Sequence[Any], truncate: bool | None) -> Packed:
-        self.check_count(len(inputs))
-        return self.encoded(inputs, truncate, TOO_MANY)
-
     def check_count(self, inputs: int) -> None:
         if inputs > (most := self.service.sizes.max_inputs):
             raise RefusedError(TOO_MANY, f"batch size {inputs} > maximum allowed batch size {most}")
@@ -91,8 +87,9 @@ class PredictForm(_TeiForm):
             problem = "this network gives several labels, of which the softmax of this interface says nothing"
             raise RefusedError(424, f"{problem}: ask with raw_scores: true, and take the sigmoid of each score")
         inputs = body.inputs if _is_batch(body) else [body.inputs]
+        self.check_count(len(inputs))
         texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in inputs]  # [text] is a text
-        return self.texts(texts, body.truncate)
+        return self.encoded(texts, body.truncate, TOO_MANY)
 
     def reply(self, body: PredictBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         rows, names = self.label_scores(answers, body.raw_scores).tolist(), self.service.labels
@@ -128,7 +125,7 @@ class RerankForm(_TeiForm):
         self.check_relevant(424)
         if not body.texts:
             raise RefusedError(TOO_MANY, "`texts` cannot be empty")
-        return self.texts(self.pairs(repeat(body.query), body.texts), body.truncate)
+        return self.encoded(self.pairs(repeat(body.query), body.texts), body.truncate, TOO_MANY)
 
     def reply(self, body: RerankBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         scores = self.relevances(answers, body.raw_scores)

@@ -2,18 +2,28 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import VirtualClock, virtual_engine
-from isobatch.deployments.decoding.engine_setup import context_of, engine_for, engine_of, splits_and_limits
+from isobatch.deployments.decoding.engine_setup import (
+    context_of,
+    engine_for,
+    engine_of,
+    load_decoder,
+    splits_and_limits,
+)
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.replica import check_memory
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.demo import llm_demo_directory
 from isobatch.profiles.errors import UserError
 from tests.helpers.paper_application import paper_decoder
 from tests.helpers.tiny_decoders import decoder, t5
@@ -22,6 +32,17 @@ EARLY = "verified", "project"
 READS = 2**20  # tokens: their KV is larger than the memory of the default
 WIDE = partial(decoder, max_position_embeddings=READS)
 POSITION_BYTES = 2 * 4 * 12 * 8
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path, name: str) -> None:
+    """transformers would draw them at random, for each replica others."""
+    own = Path(copytree(llm_demo_directory(), tmp_path / "own"))
+    weights = load_file(own / "model.safetensors")
+    del weights[name]
+    save_file(weights, own / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=f"its weights lack {name}"):
+        load_decoder(own)
 
 
 @pytest.mark.parametrize(("kind", "source"), [(WIDE, ()), (t5, (1,) * 4000)])

@@ -47,7 +47,7 @@ def allowed(written: tuple[int, ...]) -> set[int]:
 
 @pytest.fixture
 def grammars() -> Grammars:
-    return Grammars(letters, SIZE, STOP)
+    return Grammars(letters(), SIZE, STOP)
 
 
 def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Grammars) -> None:
@@ -63,6 +63,14 @@ def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Gramm
         assert logits[row].isfinite().nonzero()[:, 0].tolist() == kept, texts[row]
         assert torch.equal(logits[row, kept], before[row, kept])
     assert torch.equal(logits[-1], before[-1]), "this text follows no grammar"
+
+
+def test_a_pattern_that_would_hold_up_a_replica_ends_its_text(grammars: Grammars) -> None:
+    sampling = Sampling(grammar=grammar_of({"type": "string", "pattern": "^(a{300}){300}$"}))
+    for text, end in (("", False), ('"', True)):
+        logits = torch.zeros(1, SIZE)
+        grammars.apply(logits, [(sampling, tuple(letters()(text)["input_ids"]))])
+        assert bool(logits[0, 0].isfinite()) is end
 
 
 @pytest.mark.parametrize("verified", [False, True])
@@ -118,7 +126,20 @@ def test_texts_are_json_over_http(world: World, temperature: float) -> None:
             {},
             "the numbers in multipleOf must have a common multiple of at most 10,000, without decimal point",
         ),
-        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, {}, "no JSON follows this schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, {}, "no JSON ends by this schema"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"allOf": [{"type": "string", "pattern": "a"}] * 9}}},
+            {},
+            "the schema has 9 patterns: 8 are allowed where several may be for one text",
+        ),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {"schema": {"patternProperties": {f"^{n}$": {} for n in range(33)}}},
+            },
+            {},
+            "the schema has 33 patternProperties: 32 are allowed",
+        ),
         ({"type": "json_schema"}, {}, "response_format.json_schema is missing"),
         ({"type": "grammar"}, {}, "response_format = an object: must be an object whose"),
         ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
@@ -132,6 +153,46 @@ def test_what_cannot_be_followed_is_refused(world: World, wanted: Any, others: A
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
+ITSELF: dict[str, Any] = {"$ref": "#"}
+WITH_A: dict[str, Any] = {"type": "object", "required": ["a"]}
+ENDLESS: list[dict[str, Any]] = [
+    ITSELF,
+    {"$id": "http://a/b", "$ref": "http://a/b"},
+    {"anyOf": [ITSELF, ITSELF]},
+    WITH_A | {"properties": {"a": ITSELF}},
+    WITH_A | {"additionalProperties": ITSELF},
+    {"allOf": [WITH_A | {"properties": {"a": ITSELF}}]},
+    {"type": "array", "items": ITSELF, "minItems": 2},
+    {"type": "array", "prefixItems": [{"type": "null"}, ITSELF], "minItems": 2},
+    {
+        "$ref": "#/$defs/a~1b",
+        "$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}]}, "c": WITH_A | {"properties": {"a": ITSELF}}},
+    },
+]
+ENDING: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"a": ITSELF}},
+    {"type": ["object", "null"], "required": ["a"], "properties": {"a": ITSELF}},
+    WITH_A | {"properties": {"a": {"anyOf": [ITSELF, {"type": "null"}]}}},
+    WITH_A | {"properties": {"b": ITSELF}},
+    WITH_A | {"properties": {"$ref": ITSELF}},
+    {"type": "array", "items": ITSELF},
+    {"type": "array", "prefixItems": [{"type": "null"}, ITSELF], "minItems": 1},
+    {"$ref": "#/$defs/a%25", "$defs": {"a%": {"type": "null"}, "b": {"properties": 5}}},
+    {"$ref": "#a", "$defs": {"b": {"$anchor": "a", "const": ITSELF}}},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_a_schema_whose_json_would_never_end_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"its \$ref leads to itself"):
+        grammar_of(schema)
+
+
+@pytest.mark.parametrize("schema", ENDING)
+def test_a_schema_may_contain_itself_where_its_json_can_end(schema: dict[str, Any]) -> None:
+    assert grammar_of(schema)
+
+
 def test_a_schema_is_compiled_once() -> None:
     for wanted in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}):
         body = request_of(CompletionRequest, {"prompt": "a", "response_format": wanted})
@@ -143,9 +204,9 @@ def test_a_schema_is_compiled_once() -> None:
 def test_a_tokenizer_that_is_not_understood_is_named() -> None:
     from experiments.demos.sums import tokenizer
 
-    assert "llguidance cannot read the model's tokenizer" in Grammars(tokenizer, 23, STOP).obstacle
-    assert Grammars(letters, SIZE, ()).obstacle == "the model has no token that ends a text"
-    assert Grammars(lambda: 1 / 0, SIZE, STOP).obstacle.endswith("tokenizer: division by zero"), "a front starts anyway"
+    assert "llguidance cannot read the model's tokenizer" in Grammars(tokenizer(), 23, STOP).obstacle
+    assert Grammars(letters(), SIZE, ()).obstacle == "the model has no token that ends a text"
+    assert Grammars(None, SIZE, STOP).obstacle.endswith("Only fast tokenizers are supported"), "a front starts anyway"
 
 
 def test_a_front_knows_from_its_start_why_texts_cannot_be_json(world: World) -> None:

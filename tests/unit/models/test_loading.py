@@ -102,6 +102,20 @@ def test_a_network_of_convolutions_takes_images_of_the_size_that_its_preprocesso
     assert model.encode([np.zeros((20, 20, 3))]).arrays["pixel_values"].shape == (1, 3, 16, 24)
 
 
+def test_a_network_of_convolutions_whose_preprocessor_makes_several_sizes_is_refused(tmp_path: Path) -> None:
+    """The pictures of a launch have one size."""
+    from transformers import CLIPImageProcessor
+
+    hugging_face("resnet").save_pretrained(tmp_path)
+    cuts = {"do_center_crop": True, "crop_size": {"height": 8, "width": 8}}
+    CLIPImageProcessor(do_resize=False, **cuts).save_pretrained(tmp_path)
+    assert load(tmp_path).encode([np.zeros((20, 30, 3))]).arrays["pixel_values"].shape == (1, 3, 8, 8)
+    for options in ({"do_resize": False}, {"size": {"shortest_edge": 16}}):
+        CLIPImageProcessor(**options, do_center_crop=False).save_pretrained(tmp_path)
+        with pytest.raises(UserError, match="must bring images to one size: set do_resize, and height and width in"):
+            load(tmp_path)
+
+
 def test_who_is_cut_is_known(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     fits, cut, endless = "good " * 22, "good " * 23, " " * 2000 + "bad"
