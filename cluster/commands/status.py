@@ -23,7 +23,7 @@ from isobatch.cluster.commands import KeyVariable, key_headers, number_text, ser
 from isobatch.profiles.agreement import Agreement
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.exits import carried
+from isobatch.profiles.exits import ExitProfile, carried
 
 PATH = "/controller"  # the default route prefix of the controller's application
 NO_CONTROLLER = "none: the plan stays as it is"
@@ -175,7 +175,8 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, last: Stat
         if is_decoder:
             return Group(texts_table(stats, NO_CONTROLLER))
         return Group(_without_controller(stats), picture(stats, last, ()))
-    expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
+    served = ExitProfile(tuple(answer["survival"])).survival_with(answer["plan"]["ramps"])
+    expected = carried(served, answer.get("full_share", 0.0))  # of all answers, as the fronts count them
     drawn = [texts_table(stats) if is_decoder else picture(stats, last, expected)] if stats else []
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]))
 
