@@ -245,9 +245,9 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
 
 
 def _survival(answer: dict[str, Any]) -> Table:
-    """The forecast survival: the share of inputs that stay after each block."""
+    """The forecast survival: the share of inputs that enter each block."""
     forecast = answer["forecast"]
-    table = Table("block", "survive", "between", "ramp behind it", title="survival", title_justify="left")
+    table = Table("block", "enter it", "between", "ramp behind it", title="survival", title_justify="left")
     for block, share in enumerate(answer["survival"]):
         between = f"{forecast['low'][block]:.1%} .. {forecast['high'][block]:.1%}" if forecast else ""
         table.add_row(str(block), f"{share:.1%}", between, "open" if block in answer["plan"]["ramps"] else "")
