@@ -51,7 +51,7 @@ def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.Mo
 
 
 def test_a_client_says_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="nobody answers at http://127.0.0.1:1: .*refused"):
+    with pytest.raises(SystemExit, match=r"nobody answers at http://127\.0\.0\.1:1: .*refused"):
         run("client.py", monkeypatch, "http://127.0.0.1:1", "a good film")
 
 
