@@ -35,7 +35,7 @@ def bar(what: str, total: float) -> Iterator[Callable[..., None]]:
         with busy(what) as show_step:
 
             def note(done: float, share: float = 0.0, step: str = "") -> None:
-                show_step(f"{what} {step}".rstrip() + f", {done:,.0f} of {total:,.0f}")
+                show_step(f"{what} {step}".rstrip() + f", {(done + share) / total:.0%} done")
 
             yield note
         return

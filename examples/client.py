@@ -33,3 +33,5 @@ if __name__ == "__main__":
             print(output)
     except urllib.error.HTTPError as error:
         sys.exit(f"{error.code}: {json.load(error)['error']}")
+    except urllib.error.URLError as error:
+        sys.exit(f"nobody answers at {sys.argv[1]}: {error.reason}")

@@ -12,4 +12,6 @@ if __name__ == "__main__":
     directory, *inputs = sys.argv[1:] or [demo_directory()]
     network = load(directory)
     for answer in network.predict(inputs or [A_DIGIT]):
-        print(f"{answer.name}: {answer.score:.3f}, after block {answer.exit_block} of {network.num_blocks}")
+        print(
+            f"{answer.name}: {answer.score:.3f}, after block {answer.exit_block} (the last is {network.num_blocks - 1})"
+        )

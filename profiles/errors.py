@@ -39,6 +39,8 @@ class WrongInputError(UserError):
         self.value, self.problem = value, problem
 
 
+# For errors that pydantic words in terms of Python, by its names of them.
+REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "there is no such field"}
 MOST_BYTES = 2**28  # of a text that the user names; the largest profiles have a few MiB
 MOST_YAML_BYTES = 64_000  # PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
@@ -138,7 +140,8 @@ def first_wrong(error: "ValidationError") -> Wrong:
     first = error.errors()[0]
     # A wrong key is named itself, and of a union only the field.
     place = ".".join(part for part in map(str, first["loc"]) if "[" not in part)
-    return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])
+    reason = REASONS.get(first["type"], first["msg"].removeprefix("Value error, "))
+    return Wrong(place, reason, first["input"], first["type"])
 
 
 def check_numbers(given: object, read: object, where: object, place: str = "") -> None:

@@ -18,7 +18,6 @@ from isobatch.profiles.lengths import Lengths, at_length
 
 SCHEMA_VERSION = 1
 AnyProfile = TypeVar("AnyProfile")
-REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "there is no such field"}
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,6 @@ def as_profile(kind: type[AnyProfile], fields: dict[str, Any], path: Path) -> An
         profile = TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         wrong = first_wrong(error)
-        reason = REASONS.get(wrong.kind, wrong.reason)
-        raise UserError(f"{path}: {wrong.place or 'profile'}: {reason}") from None
+        raise UserError(f"{path}: {wrong.place or 'profile'}: {wrong.reason}") from None
     check_numbers(fields, profile, path)
     return profile

@@ -179,6 +179,8 @@ def _promise(result: PlanResult) -> Table:
 
 def _best_possible(result: PlanResult, promise: Promise) -> str:
     gap = promise.gap
+    if result.simulated and promise.goodput_per_s > result.score.goodput_per_s:
+        return "not known: it sustains more than the estimate for the devices alone"
     if result.simulated:
         return f"within {gap:.2%} of what the devices alone allow"
     if gap == 0:

@@ -23,7 +23,7 @@ from isobatch.cluster.commands import KeyVariable, key_headers, number_text, ser
 from isobatch.profiles.agreement import Agreement
 from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.exits import carried
+from isobatch.profiles.exits import ExitProfile, carried
 
 PATH = "/controller"  # the default route prefix of the controller's application
 NO_CONTROLLER = "none: the plan stays as it is"
@@ -175,7 +175,8 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, last: Stat
         if is_decoder:
             return Group(texts_table(stats, NO_CONTROLLER))
         return Group(_without_controller(stats), picture(stats, last, ()))
-    expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
+    served = ExitProfile(tuple(answer["survival"])).survival_with(answer["plan"]["ramps"])
+    expected = carried(served, answer.get("full_share", 0.0))  # of all answers, as the fronts count them
     drawn = [texts_table(stats) if is_decoder else picture(stats, last, expected)] if stats else []
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]))
 
@@ -244,9 +245,9 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
 
 
 def _survival(answer: dict[str, Any]) -> Table:
-    """The forecast survival: the share of inputs that stay after each block."""
+    """The forecast survival: the share of inputs that enter each block."""
     forecast = answer["forecast"]
-    table = Table("block", "survive", "between", "ramp behind it", title="survival", title_justify="left")
+    table = Table("block", "enter it", "between", "ramp behind it", title="survival", title_justify="left")
     for block, share in enumerate(answer["survival"]):
         between = f"{forecast['low'][block]:.1%} .. {forecast['high'][block]:.1%}" if forecast else ""
         table.add_row(str(block), f"{share:.1%}", between, "open" if block in answer["plan"]["ramps"] else "")

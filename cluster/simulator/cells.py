@@ -101,4 +101,7 @@ def _cell(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
 
 
 def _fewer(placement: Placement, times: float) -> Placement:
-    return replace(placement, replicas=max(1, round(placement.replicas / times)))
+    """Where survivors move between its replicas, two remain: on a single one they would move at no cost."""
+    moves = len(placement.splits) > 1 and not placement.local
+    least = min(placement.replicas, 2 if moves else 1)
+    return replace(placement, replicas=max(least, round(placement.replicas / times)))

@@ -245,7 +245,10 @@ function* forecast(column, y) {
   const shares = controller?.forecast;
   byId("forecast").hidden = !shares;
   if (!shares) return;
-  const line = (shares) => shares.map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
+  const { ramps } = controller.plan; // no input leaves at a closed ramp
+  const line = (shares) => shares.reduce(
+    (all, share, block) => [...all, block && !ramps.includes(block - 1) ? all[block - 1] : share], [],
+  ).map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
   yield drawn("polygon", { points: [...line(shares.high), ...line(shares.low).reverse()].join(" "), class: "band" });
   yield drawn("polyline", { points: line(shares.survival).join(" "), class: "forecast" });
 }

@@ -20,7 +20,8 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 def test_a_network_answers_without_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("predict.py", monkeypatch)
-    assert capsys.readouterr().out.startswith("8: ")
+    printed = capsys.readouterr().out
+    assert (printed[:3], printed.partition(" (")[2]) == ("8: ", "the last is 7)\n")
 
 
 def test_a_fleet_is_planned_and_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +48,11 @@ def test_the_notebook_draws_the_curve_the_exits_and_the_gain(monkeypatch: pytest
 def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     assert policy_at("own_policy:odds").__name__ == "odds"
+
+
+def test_a_client_says_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"nobody answers at http://127\.0\.0\.1:1: .*refused"):
+        run("client.py", monkeypatch, "http://127.0.0.1:1", "a good film")
 
 
 def test_a_client_sends_a_text_or_json() -> None:

@@ -193,7 +193,7 @@ class ServedInfo(Schema):
     max_concurrent_requests: int
     max_input_length: int | None
     max_batch_tokens: None = None
-    max_batch_requests: int
+    max_batch_requests: int | None
     max_client_batch_size: int
     auto_truncate: bool
     tokenization_workers: int = 1
@@ -213,7 +213,7 @@ def info(service: Service) -> ServedInfo:
         model_type={"classifier" if service.relevant is None else "reranker": names},
         max_concurrent_requests=config.max_inside_all,
         max_input_length=service.texts.longest if service.texts else None,
-        max_batch_requests=config.max_batch,
+        max_batch_requests=None if config.planned else config.max_batch,
         max_client_batch_size=config.most_inputs,
         auto_truncate=config.too_long == "truncate",
     )

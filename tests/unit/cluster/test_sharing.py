@@ -20,7 +20,7 @@ from isobatch.cluster.commands.profile_inputs import kept
 from isobatch.cluster.profiling.links import child, first_message
 from isobatch.cluster.profiling.together import TimedNetwork, shared_tables
 from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file
-from isobatch.cluster.simulator.plan_choice import LEAST_GAIN
+from isobatch.cluster.simulator.plan_choice import LEAST_GAIN, SimulatedChoice
 from isobatch.optimizer import optimize
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.plan import Plan, SimulatedTimes, read_plan
@@ -90,6 +90,20 @@ def test_the_plan_that_is_not_taken_is_reported_as_simulated() -> None:
     shared_row, other_row = (line for line in printed.get().splitlines() if "shared" in line or "not simul" in line)
     assert "1.50x, 1.50x per dollar" in shared_row
     assert "1.00x, 1.00x per dollar" in other_row
+
+
+@pytest.mark.parametrize(("times", "says"), [(1.2, "not known"), (0.9, "within")])
+def test_no_bound_is_named_for_a_plan_that_sustains_more_than_its_devices_alone(times: float, says: str) -> None:
+    given, options = profile(), ClassifierPlanOptions(slo_ms=100, no_simulation=True)
+    result = planned(options, "v100=2", given, objective_of(options))
+    promise = replace(result.plan.promise, goodput_per_s=times * result.score.goodput_per_s, gap=0.1)
+    plan = replace(result.plan, promise=promise)
+    result = replace(result, plan=plan, simulated=SimulatedChoice(plan, 1.0, promise.goodput_per_s, 0))
+    console = Console(width=200)
+    with console.capture() as printed:
+        for table in tables(result, objective_of(options)):
+            console.print(table)
+    assert [says in line for line in printed.get().splitlines() if "best possible" in line] == [True]
 
 
 @pytest.mark.parametrize(("per_s", "fronts"), [(2_000, 1), (9_000, 4), (400, 1)])

@@ -258,6 +258,7 @@ def post(place: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
 def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str) -> None:
     run(toy.app, toy.loop, 400)
     answer = json.loads(asked(url, "--json"))
+    answer["plan"]["ramps"] = [*range(len(answer["survival"]))]
     split = {"blocks": [0, 3], "group": "v100-0", "replicas": 2, "batch": 8, "launches": 10, "fill": 0.5, "waiting": 3}
     earlier = {"splits": [split], "exits": {"0": 100, "1": 0}, "survival": [1.0, 0.0]}
     stats = earlier | {"splits": [split | {"launches": 20, "fill": 0.75}], "exits": {"0": 150, "1": 50}}
@@ -270,6 +271,15 @@ def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str)
     assert "100%" in shown
     assert "█▅" in shown, "half of the new ones reached block 1"
     assert sparkline(answer["survival"]) in shown
+
+
+def test_the_forecast_of_the_picture_lets_no_input_leave_at_a_closed_ramp(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 400)
+    answer, stats = json.loads(asked(url, "--json")), {"splits": [], "exits": {}, "survival": []}
+    answer["survival"], answer["plan"]["ramps"] = [1.0, 0.7, 0.3], [1]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(tables(answer, stats))
+    assert "██▃" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:

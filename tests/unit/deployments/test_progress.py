@@ -89,7 +89,7 @@ def test_a_bar_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, caps
     with bar("timing", 4) as move:
         for step in ("a batch of 8", ""):
             move(1, 0.5, step)
-            line = f"timing {step}".rstrip() + ", 1 of 4: 0 s so far\n"
+            line = f"timing {step}".rstrip() + ", 38% done: 0 s so far\n"
             while line not in errors and time.monotonic() < until_s:
                 errors += capsys.readouterr().err
             assert line in errors

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.protocols.tei import info
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served, tensors
@@ -301,6 +304,16 @@ def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: Docume
     info = plain.get("/info").json()
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("my-bert", 24, 4)
     assert info["model_type"]["classifier"]["label2id"] == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+
+
+def test_info_names_no_largest_batch_where_a_plan_has_one_for_each_split() -> None:
+    def largest(**fields: Any) -> int | None:
+        service: Any = SimpleNamespace(
+            config=AppConfig(model="m", **fields), labels=["no", "yes"], name="m", relevant=None, texts=None
+        )
+        return info(service).max_batch_requests
+
+    assert (largest(max_batch=48), largest(plan="plan.json", profile="profile.json")) == (48, None)
 
 
 def test_a_relevant_label_that_there_is_not_is_refused_at_the_start(folder: Path) -> None:

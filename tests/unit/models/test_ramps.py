@@ -50,7 +50,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: Field required"),
+        ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: this field is missing"),
         ('"version": 2', '"version": 3', r"exits.json: version: Input should be 1 or 2"),
         ("entropy", "entropie", r"policy 'isobatch.deployments.exits:entropie' cannot be imported"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),

@@ -46,9 +46,12 @@ def test_splits_come_in_the_order_of_the_network_wherever_they_are_placed() -> N
     ("change", "sentence"),
     [
         ({"schema_version": 7}, "schema_version 7"),
-        ({"placement": []}, "placement"),
+        ({"placement": []}, "placement: there is no such field"),
         ({"placements": [{"kind": "v100", "replicas": 0, "splits": []}]}, "replicas = 0"),
-        ({"placements": [{"kind": "v100", "replicas": 1, "splits": [{"start": 0, "stop": 2}]}]}, "batch_size"),
+        (
+            {"placements": [{"kind": "v100", "replicas": 1, "splits": [{"start": 0, "stop": 2}]}]},
+            "batch_size: this field is missing",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, change: dict[str, object], sentence: str) -> None:

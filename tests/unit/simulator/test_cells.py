@@ -41,6 +41,14 @@ def test_a_cell_has_every_split_and_equal_shares_of_inputs_and_devices(first: in
         assert world.slo_s * cell_per_s <= 1.3 * max(LARGER) * SIZE
 
 
+def test_survivors_that_move_in_the_fleet_move_in_its_cell() -> None:
+    splits, problem = (Split(0, 2, 8, (0, 1)), Split(2, BLOCKS, 8)), facts(fast=2, slow=1)
+    plan = Plan((Placement("fast", 2, splits),))
+    for each, replicas in ((plan, 2), (replace(plan, placements=(replace(plan.placements[0], local=True),)), 1)):
+        world = world_of(each, problem, 10 * WHOLE / evaluate(each, problem).goodput_per_s)
+        assert world.plan.devices() == {"fast": replicas}
+
+
 @pytest.mark.parametrize("times", [30, 3_000])
 def test_a_run_has_as_many_inputs_at_any_rate(times: int) -> None:
     problem, plan = fleet_of(6 * times, 2 * times, 12 * times)
