@@ -37,7 +37,7 @@ The package, in the order of planning:
 from collections.abc import Sequence
 
 from isobatch.optimizer.early_answers import early_plan
-from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.infeasible import NoPlanError
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side as best_pipelines
@@ -46,7 +46,6 @@ from isobatch.optimizer.problem import Problem, problem
 from isobatch.optimizer.search.exact import search
 from isobatch.optimizer.tuning import plan_for_its_ramps
 from isobatch.profiles.devices import Device, Link
-from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 
@@ -91,7 +90,7 @@ def optimize(
             return facts.annotated(early_plan(facts, objective))
         plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
         if plan is None:
-            raise UserError(reason(facts, objective))
+            raise NoPlanError(facts, objective)
         return facts.annotated(plan)
 
     planned = plan_for_its_ramps(facts, objective, find)

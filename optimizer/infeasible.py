@@ -9,6 +9,18 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Split
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
+
+
+class NoPlanError(UserError):
+    """There is no plan. To find out why takes as long as the search for one, and happens when the message is read."""
+
+    def __init__(self, facts: Problem, objective: Objective) -> None:
+        super().__init__(facts, objective)
+        self.facts, self.objective = facts, objective
+
+    def __str__(self) -> str:
+        return reason(self.facts, self.objective)
 
 
 def reason(facts: Problem, objective: Objective) -> str:

@@ -138,6 +138,12 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     assert all((event.gain_seen or 0.0) >= -0.1 for event in loop.controller.record.events.all)
 
 
+def test_nobody_searches_for_why_no_plan_sustains_a_rate_unless_it_is_read(monkeypatch):
+    """The controller only wants to know whether there is a plan, in every window."""
+    monkeypatch.setattr("isobatch.optimizer.infeasible.side_by_side", lambda *_: pytest.fail("nobody reads why"))
+    assert question(MEDIUM).sustaining(1e9, MEDIUM, Corrections(), {}) is None
+
+
 # A new goal is one file in optimizer/goals: the command line and the controller know it by its name
 
 ROOT = Path(__file__).parents[3]
