@@ -18,10 +18,10 @@ from isobatch.deployments.models.cuda_graphs import GraphModel, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel, record_exported
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import Recorder, assert_same, batch_for, check_cuts
-from tests.helpers.tiny_networks import IMAGE, network
+from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 
-@pytest.mark.parametrize("name", ["bert", *IMAGE])
+@pytest.mark.parametrize("name", DISTINCT_FAMILIES)
 @settings(max_examples=6)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -30,7 +30,6 @@ from tests.helpers.tiny_networks import IMAGE, network
     active=st.booleans(),
 )
 def test_after_any_batch_it_equals_torch(name: str, sizes: list[int], seed: int, cut: int, active: bool) -> None:
-    """Each other family of texts is compared in test_packing.py."""
     exact = network(name, "entropy", [0.8])
     replayed, cut = GraphModel(exact, Recorder(exact)), min(cut, exact.num_blocks - 1)
     ramps = exact.ramp_blocks if active else ()
