@@ -7,6 +7,7 @@ batch. For a given c the lightest way from block a to the end is a shortest path
     lightest(a, c) = min over stops b and batches n with n / reach[a] <= c of  load(a, b, n) + lightest(b, c),
 
 and it gets lighter as c grows, so one bound covers a range of c: the load at its last c with the latency at its first.
+Where memory is short, a chain that fits has no less than the least load + price * (memory - capacity), at any price.
 """
 
 import heapq
@@ -19,6 +20,12 @@ import numpy as np
 
 from isobatch.optimizer.effort import SAME, Floats, Ints
 from isobatch.optimizer.search.options import Builder
+
+# Prices of memory, as factors of the least load over the capacity.
+PRICES = 2.0 ** np.arange(-10, 11)
+DEARER = 2.0 ** np.arange(16)  # factors of such a price
+# Loads, as factors of the least one, among which the largest is searched for that a value allows.
+LOADS = 2.0 ** np.append(np.linspace(0.0, 1.0, 401), np.linspace(1.0, 20.0, 401)[1:])
 
 
 class Chain(NamedTuple):
@@ -43,6 +50,17 @@ class Heads(NamedTuple):
     load_s: Floats
     first: Floats
     walk: Callable[[int], tuple[tuple[int, int], ...]]
+
+
+class Chains(NamedTuple):
+    """Chains from one block to the end that no other beats in both load and memory, each as its first split (stop and
+    batch) and the place of its rest in the front of that stop."""
+
+    load_s: Floats
+    memory: Floats
+    stop: Ints
+    batch: Ints
+    rest: Ints
 
 
 @dataclass(frozen=True)
@@ -80,10 +98,45 @@ class LocalSearch:
         return np.stack(loads)
 
     @cached_property
+    def _memory(self) -> Floats:
+        """Blocks x batches x stops: the memory, where there is such a split."""
+        memory = np.stack([self.builder.local_memory(start)[self.kind] for start in range(self.num_blocks)])
+        return np.where(np.isfinite(self._loads), memory, np.inf)
+
+    @cached_property
+    def _capacity(self) -> float:
+        return float(self.builder.memory.capacity[self.kind])
+
+    @cached_property
+    def _holds_any(self) -> bool:
+        return bool(self.builder.memory.holds_any_cut[self.kind])
+
+    @cached_property
     def _lightest(self) -> Floats:
-        """The least load with any batch up to each size; the first row is for no batch at all."""
-        lightest = np.minimum.accumulate(self._loads, axis=1)
-        return np.concatenate([np.full_like(lightest[:, :1], np.inf), lightest], axis=1)
+        return _least_so_far(self._loads)
+
+    @cached_property
+    def _leanest(self) -> Floats:
+        return _least_so_far(self._memory)
+
+    @cached_property
+    def _price(self) -> float:
+        """The price of memory, in seconds a byte, by which the bound of the largest round is highest."""
+        last = len(self.sizes) - 1
+        first = float(self._heads(last).load_s.min(initial=np.inf)) / self._capacity
+        prices = [first * factor for factor in PRICES]
+        return float(max(prices, key=lambda price: self._priced_load(_least_so_far(self._costs(price)), price, last)))
+
+    @cached_property
+    def _cheapest(self) -> Floats:
+        return _least_so_far(self._costs(self._price))
+
+    def _costs(self, price: float) -> Floats:
+        return self._loads + price * self._memory
+
+    def _priced_load(self, cheapest: Floats, price: float, size: int) -> float:
+        """No chain that fits has a smaller load, if its round has this size or a smaller one."""
+        return float(_after(self._ways(cheapest, size))[0]) - price * self._capacity
 
     def best(self, value: Value, below: float = np.inf) -> tuple[float, Chain | None]:
         """The chain with the least value, if it is below `below`."""
@@ -109,8 +162,12 @@ class LocalSearch:
 
     def _bound(self, value: Value, low: int, high: int) -> float:
         """A lower bound on the value of every chain whose round has one of these sizes."""
-        heads = self._heads(high)
-        return float(value(heads.load_s, float(self.sizes[low]), heads.first).min(initial=np.inf))
+        heads, arrivals = self._heads(high), float(self.sizes[low])
+        bound = float(value(heads.load_s, arrivals, heads.first).min(initial=np.inf))
+        if self._holds_any or not len(heads.load_s):
+            return bound
+        least = max(float(heads.load_s.min()), self._priced_load(self._cheapest, self._price, high))
+        return max(bound, float(value(np.array([least]), arrivals, np.ones(1))[0]))
 
     def _at(self, value: Value, size: int, below: float) -> tuple[float, Chain | None]:
         """The best chain whose round has this size.
@@ -120,7 +177,32 @@ class LocalSearch:
         best, chain = self._least(value, size, self._heads(size))
         if chain is None or best >= _less(below) or self._holds(chain):
             return best, chain
-        return self._least(value, size, self._lean(size))
+        fitting = self._fitting(size)
+        if fitting:
+            values = value(np.array([fitting.load_s]), fitting.arrivals, np.array([float(fitting.splits[0][1])]))
+            below = min(below, float(values[0]) * (1 + SAME))  # few chains are better than a good one that fits
+        return self._least(value, size, self._lean(size, self._most_load(value, size, below)))
+
+    def _fitting(self, size: int) -> Chain | None:
+        """A good chain that fits: the cheapest at the first price of memory at which that fits."""
+        for factor in DEARER:
+            costs = self._costs(self._price * factor)
+            heads = self._heads(size, costs, _least_so_far(costs))
+            splits = heads.walk(int(heads.load_s.argmin()))
+            starts = (0, *(stop for stop, _ in splits))
+            load_s = sum(
+                float(self._loads[start, batch - 1, stop]) for start, (stop, batch) in zip(starts, splits, strict=False)
+            )
+            chain = Chain(splits, load_s, float(self.sizes[size]))
+            if self._holds(chain):
+                return chain
+        return None
+
+    def _most_load(self, value: Value, size: int, below: float) -> float:
+        """At least the largest load with which a chain's value is below `below`."""
+        loads = float(self._heads(size).load_s.min()) * LOADS
+        enough = np.flatnonzero(~(value(loads, float(self.sizes[size]), np.ones_like(loads)) < below))
+        return float(loads[enough[0]]) if len(enough) else np.inf
 
     def _least(self, value: Value, size: int, heads: Heads) -> tuple[float, Chain | None]:
         if not len(heads.load_s):
@@ -141,13 +223,17 @@ class LocalSearch:
         """By block, the largest batch that a round of this size fills."""
         return np.asarray((self._arrivals <= self.sizes[size] * (1 + SAME)).sum(axis=1))
 
-    def _heads(self, size: int) -> Heads:
-        """Chains that start with any split and continue with the least load."""
+    def _ways(self, least: Floats, size: int) -> Floats:
+        """Blocks x stops: the least of a split, with any batch that a round of this size fills."""
+        return np.asarray(least[np.arange(self.num_blocks), self._largest(size)])
+
+    def _heads(self, size: int, loads: Floats | None = None, lightest: Floats | None = None) -> Heads:
+        """Chains that start with any split and continue with the least load, or other costs in its place."""
         blocks, largest = self.num_blocks, self._largest(size)
-        ways, after = self._lightest[np.arange(blocks), largest], np.zeros(blocks + 1)
-        for start in range(blocks - 1, 0, -1):
-            after[start] = (ways[start] + after).min()
-        first = self._loads[0, : largest[0]] + after
+        loads = self._loads if loads is None else loads
+        ways = self._ways(self._lightest if lightest is None else lightest, size)
+        after = _after(ways)
+        first = loads[0, : largest[0]] + after
         batches, stops = np.nonzero(np.isfinite(first))
 
         def walk(head: int) -> tuple[tuple[int, int], ...]:
@@ -155,38 +241,81 @@ class LocalSearch:
             splits = [(stop, batch + 1)]
             while stop < blocks:
                 start, stop = stop, int((ways[stop] + after).argmin())
-                splits.append((stop, int(self._loads[start, : largest[start], stop].argmin()) + 1))
+                splits.append((stop, int(loads[start, : largest[start], stop].argmin()) + 1))
             return tuple(splits)
 
         return Heads(first[batches, stops], (batches + 1).astype(float), walk)
 
-    def _lean(self, size: int) -> Heads:
-        """The same where memory is short: chains that no other chain beats in both load and memory."""
-        blocks, largest = self.num_blocks, self._largest(size)
-        after: dict[int, list[tuple[float, float, tuple[tuple[int, int], ...]]]] = {blocks: [(0.0, 0.0, ())]}
+    def _lean(self, size: int, most_load_s: float) -> Heads:
+        """The same where memory is short: chains that fit, have at most this load, and after their first split are
+        beaten by no other chain in both load and memory."""
+        blocks, largest, price = self.num_blocks, self._largest(size), self._price
+        bounds = [  # of load, memory, and both: their weights, the most of them, and the least before each block
+            (1.0, 0.0, most_load_s, _before(self._ways(self._lightest, size))),
+            (0.0, 1.0, self._capacity, _before(self._ways(self._leanest, size))),
+            (1.0, price, most_load_s + price * self._capacity, _before(self._ways(self._cheapest, size))),
+        ]
+        none = np.zeros(0, dtype=np.int64)
+        fronts = [Chains(np.zeros(1), np.zeros(1), none, none, none)] * (blocks + 1)
         for start in range(blocks - 1, -1, -1):
-            memory = self.builder.local_memory(start)[self.kind]
-            grown = [
-                (self._loads[start, n, stop] + load, memory[n, stop] + more, ((stop, n + 1), *rest))
-                for n in range(largest[start])
-                for stop in range(start + 1, blocks + 1)
-                for load, more, rest in after[stop]
-            ]
-            capacity = self.builder.memory.capacity[self.kind]
-            fitting = [each for each in grown if np.isfinite(each[0]) and each[1] <= capacity]
-            after[start] = fitting if start == 0 else _undominated(fitting)
-        loads, _, splits = zip(*after[0], strict=True) if after[0] else ((), (), ())
-        return Heads(np.array(loads), np.array([float(each[0][1]) for each in splits]), lambda i: splits[i])
+            slack = 1 + SAME if start else 1.0  # sums of parts are rounded
+            within = [(by_load, by_memory, most * slack - before[start]) for by_load, by_memory, most, before in bounds]
+            stops = range(start + 1, blocks + 1)
+            grown = [self._grown(start, stop, largest[start], fronts[stop], within) for stop in stops]
+            front = Chains(*map(np.concatenate, zip(*grown, strict=True)))
+            fronts[start] = _undominated(front) if start else front
+
+        def walk(head: int) -> tuple[tuple[int, int], ...]:
+            splits, start = [], 0
+            while start < blocks:
+                front = fronts[start]
+                splits.append((int(front.stop[head]), int(front.batch[head])))
+                start, head = int(front.stop[head]), int(front.rest[head])
+            return tuple(splits)
+
+        return Heads(fronts[0].load_s, fronts[0].batch.astype(float), walk)
+
+    def _grown(
+        self, start: int, stop: int, largest: int, after: Chains, within: list[tuple[float, float, float]]
+    ) -> Chains:
+        """Chains with a split before those of a front, if they keep all limits of load and memory."""
+        loads, memory = self._loads[start, :largest, stop], self._memory[start, :largest, stop]
+        load_s, held = np.add.outer(loads, after.load_s), np.add.outer(memory, after.memory)
+        with np.errstate(invalid="ignore"):  # there is no such split
+            kept = np.all([by_load * load_s + by_memory * held <= most for by_load, by_memory, most in within], axis=0)
+        row, rest = np.nonzero(kept)
+        return Chains(load_s[row, rest], held[row, rest], np.full_like(row, stop), row + 1, rest)
+
+
+def _least_so_far(values: Floats) -> Floats:
+    """The least with any batch up to each size; the first row is for no batch at all."""
+    least = np.minimum.accumulate(values, axis=1)
+    return np.concatenate([np.full_like(least[:, :1], np.inf), least], axis=1)
+
+
+def _after(ways: Floats) -> Floats:
+    """The least from each block to the end."""
+    after = np.zeros(ways.shape[1])
+    for start in range(len(ways) - 1, -1, -1):
+        after[start] = (ways[start] + after).min()
+    return after
+
+
+def _before(ways: Floats) -> Floats:
+    """The least from the first block to each."""
+    before = np.full(ways.shape[1], np.inf)
+    before[0] = 0.0
+    for stop in range(1, len(before)):
+        before[stop] = (before[:-1] + ways[:, stop]).min()
+    return before
 
 
 def _less(value: float) -> float:
     return value - SAME * abs(value) if np.isfinite(value) else value
 
 
-def _undominated(chains: list[tuple[float, float, tuple[tuple[int, int], ...]]]) -> list:  # type: ignore[type-arg]
-    front, least = [], np.inf
-    for chain in sorted(chains, key=lambda each: each[:2]):
-        if chain[1] < least:
-            front.append(chain)
-            least = chain[1]
-    return front
+def _undominated(front: Chains) -> Chains:
+    order = np.lexsort((front.memory, front.load_s))
+    memory = front.memory[order]
+    kept = order[memory < np.minimum.accumulate(np.append(np.inf, memory))[:-1]]
+    return Chains(front.load_s[kept], front.memory[kept], front.stop[kept], front.batch[kept], front.rest[kept])
