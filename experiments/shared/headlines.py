@@ -89,6 +89,7 @@ FOUND = (
     ("real", "constant_over_early_exit_bfloat16"),
     ("real", "constant_over_ray_bfloat16"),
     ("peers", "exits_over_best_exits_minilm"),
+    ("peers@zen3", "arrivals_exits_over_best_exits_random"),
     ("packing", "packed_over_padded_mixed_16"),
     ("decoding", "live_over_promise_recompute_bfloat16_1"),
     ("decoding", "kv_binds_over_full"),
