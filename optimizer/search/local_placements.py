@@ -177,11 +177,13 @@ class LocalSearch:
         best, chain = self._least(value, size, self._heads(size))
         if chain is None or best >= _less(below) or self._holds(chain):
             return best, chain
-        fitting = self._fitting(size)
-        if fitting:
-            values = value(np.array([fitting.load_s]), fitting.arrivals, np.array([float(fitting.splits[0][1])]))
-            below = min(below, float(values[0]) * (1 + SAME))  # few chains are better than a good one that fits
-        return self._least(value, size, self._lean(size, self._most_load(value, size, below)))
+        fitting = self._fitting(size)  # few chains are better than a good one that fits
+        good = self._value(value, fitting) if fitting else np.inf
+        lean = self._least(value, size, self._lean(size, self._most_load(value, size, min(below, good))))
+        return lean if lean[0] < good else (good, fitting)
+
+    def _value(self, value: Value, chain: Chain) -> float:
+        return float(value(np.array([chain.load_s]), chain.arrivals, np.array([float(chain.splits[0][1])]))[0])
 
     def _fitting(self, size: int) -> Chain | None:
         """A good chain that fits: the cheapest at the first price of memory at which that fits."""
@@ -246,6 +248,7 @@ class LocalSearch:
 
         return Heads(first[batches, stops], (batches + 1).astype(float), walk)
 
+    @np.errstate(invalid="ignore")  # infinite less infinite, where there is no such split
     def _lean(self, size: int, most_load_s: float) -> Heads:
         """The same where memory is short: chains that fit, have at most this load, and after their first split are
         beaten by no other chain in both load and memory."""
@@ -281,8 +284,7 @@ class LocalSearch:
         """Chains with a split before those of a front, if they keep all limits of load and memory."""
         loads, memory = self._loads[start, :largest, stop], self._memory[start, :largest, stop]
         load_s, held = np.add.outer(loads, after.load_s), np.add.outer(memory, after.memory)
-        with np.errstate(invalid="ignore"):  # there is no such split
-            kept = np.all([by_load * load_s + by_memory * held <= most for by_load, by_memory, most in within], axis=0)
+        kept = np.all([by_load * load_s + by_memory * held <= most for by_load, by_memory, most in within], axis=0)
         row, rest = np.nonzero(kept)
         return Chains(load_s[row, rest], held[row, rest], np.full_like(row, stop), row + 1, rest)
 
