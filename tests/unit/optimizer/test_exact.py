@@ -96,6 +96,16 @@ def test_cases_that_once_failed(seed: int) -> None:
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
 
 
+# Devices with this share of their memory, for which the lightest local placements are too large.
+@pytest.mark.parametrize(("seed", "share"), [(246, 0.35), (306, 0.18), (358, 1.0), (361, 0.18), (391, 1.0), (446, 0.5)])
+def test_so_it_is_where_local_placements_hardly_fit(seed: int, share: float) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    devices = tuple(replace(device, memory_bytes=int(device.memory_bytes * share)) for device in facts.devices)
+    facts = replace(facts, devices=devices)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
 def test_an_slo_that_just_fits_and_one_that_just_does_not() -> None:
     facts = small()
     fastest = value(facts, Objective(goal="latency"))
