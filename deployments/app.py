@@ -56,8 +56,8 @@ class Front:
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         join_serves_log()
-        ask_all = _ask_fronts if config.replicas > 1 else None
-        network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config, ask_all)
+        ask = _ask_fronts if config.replicas > 1 else None
+        network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config, ask)
         self._config, self._network = config, network
         self._service = Service(config, time.perf_counter, network, self._opened)
         self._canary = _canary(config.canary, self._service) if config.canary else None

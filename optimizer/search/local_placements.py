@@ -54,7 +54,7 @@ class Heads(NamedTuple):
 
 class Chains(NamedTuple):
     """Chains from one block to the end that no other beats in both load and memory, each as its first split (stop and
-    batch) and the place of its rest in the front of that stop."""
+    batch) and the place of its rest among those that begin at that stop."""
 
     load_s: Floats
     memory: Floats
@@ -188,8 +188,7 @@ class LocalSearch:
     def _fitting(self, size: int) -> Chain | None:
         """A good chain that fits: the cheapest at the first price of memory at which that fits."""
         for factor in DEARER:
-            costs = self._costs(self._price * factor)
-            heads = self._heads(size, costs, _least_so_far(costs))
+            heads = self._heads(size, self._costs(self._price * factor))
             splits = heads.walk(int(heads.load_s.argmin()))
             starts = (0, *(stop for stop, _ in splits))
             load_s = sum(
@@ -217,9 +216,9 @@ class LocalSearch:
         """Whether one device holds all splits of a chain."""
         memory, start = 0.0, 0
         for stop, batch in chain.splits:
-            memory += float(self.builder.local_memory(start)[self.kind, batch - 1, stop])
+            memory += float(self._memory[start, batch - 1, stop])
             start = stop
-        return bool(memory <= self.builder.memory.capacity[self.kind])
+        return memory <= self._capacity
 
     def _largest(self, size: int) -> Ints:
         """By block, the largest batch that a round of this size fills."""
@@ -229,11 +228,11 @@ class LocalSearch:
         """Blocks x stops: the least of a split, with any batch that a round of this size fills."""
         return np.asarray(least[np.arange(self.num_blocks), self._largest(size)])
 
-    def _heads(self, size: int, loads: Floats | None = None, lightest: Floats | None = None) -> Heads:
-        """Chains that start with any split and continue with the least load, or other costs in its place."""
+    def _heads(self, size: int, costs: Floats | None = None) -> Heads:
+        """Chains that start with any split and continue with the least load, or with the least of these costs."""
         blocks, largest = self.num_blocks, self._largest(size)
-        loads = self._loads if loads is None else loads
-        ways = self._ways(self._lightest if lightest is None else lightest, size)
+        loads, lightest = (self._loads, self._lightest) if costs is None else (costs, _least_so_far(costs))
+        ways = self._ways(lightest, size)
         after = _after(ways)
         first = loads[0, : largest[0]] + after
         batches, stops = np.nonzero(np.isfinite(first))
@@ -281,7 +280,7 @@ class LocalSearch:
     def _grown(
         self, start: int, stop: int, largest: int, after: Chains, within: list[tuple[float, float, float]]
     ) -> Chains:
-        """Chains with a split before those of a front, if they keep all limits of load and memory."""
+        """Chains with a split before others, if they keep all limits of load and memory."""
         loads, memory = self._loads[start, :largest, stop], self._memory[start, :largest, stop]
         load_s, held = np.add.outer(loads, after.load_s), np.add.outer(memory, after.memory)
         kept = np.all([by_load * load_s + by_memory * held <= most for by_load, by_memory, most in within], axis=0)
