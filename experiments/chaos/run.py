@@ -13,6 +13,7 @@ deploys 100 times, and opens a connection for each request.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -59,6 +60,7 @@ REFUSALS = (429, 503, 504)
 ROUNDS, BESIDE = 40, 17
 BEFORE_S, ROUND_S = 3.0, 9.0
 AFTER_S = 4.0  # from a repair to the end of its round: the last 3 s of a round do not show whether goodput is back
+MOST_S = 60.0  # a round lasts until goodput is back, but not longer
 LONGEST_S = 3600.0
 REMOTE = 2  # devices on the node that can be lost
 AGENTS = (
@@ -238,9 +240,13 @@ async def struck_under_load(
             await faults[name](here, chance)
             await asyncio.sleep(max(0.0, at_s + round_s - requests.now_s()))
             await heal(here)
-            await asyncio.sleep(AFTER_S)
-            struck.append(Struck(name, at_s, requests.now_s()))
-            (seen,) = rounds_of(requests.so_far(), struck[-1:], requests.resent)
+            while True:
+                await asyncio.sleep(AFTER_S)
+                ended = Struck(name, at_s, requests.now_s())
+                (seen,) = rounds_of(requests.so_far(), [ended], requests.resent)
+                if seen.recovery_s < math.inf or ended.until_s > at_s + MOST_S:
+                    break
+            struck.append(ended)
             console.print(f"{len(struck)} of {len(names)}, {seen.sentence}")
     finally:
         requests.stop()
