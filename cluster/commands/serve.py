@@ -96,8 +96,7 @@ def serve(
 
     Example: [bold]isobatch serve s3://models/my-bert-ee[/]
     """
-    from isobatch.cluster.serving.local import is_claimed
-    from isobatch.cluster.serving.ports import is_free
+    from isobatch.cluster.serving.ports import is_claimed, is_free
     from isobatch.cluster.serving.serve_file import classifiers, serve_file, served, with_grpc
 
     above_0("--patience-s", patience_s)
@@ -147,7 +146,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving import serve_file as files
     from isobatch.cluster.serving.applications import deploy
     from isobatch.cluster.serving.capacity import check_capacity, check_machine
-    from isobatch.cluster.serving.local import check_place, claimed, local_nodes, local_ray
+    from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
+    from isobatch.cluster.serving.ports import claimed
     from isobatch.deployments.own_cores import usable_cores
     from isobatch.deployments.tracing import check_tracing
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -112,8 +112,6 @@ RAY_START = (sys.executable, "-c", f"from {__name__} import start_node; start_no
 RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
-NAME_CHARACTERS = 64  # of a claimed address: names of sockets have at most 108 bytes
-EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 _STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
@@ -175,55 +173,6 @@ def check_place(host: str, port: int) -> None:
         never = "HAProxy reaches fronts at the address of Ray's node, which is never ::1"
         raise UserError(f"host ::1: {never}: listen on 127.0.0.1")
     check_port(host, port, "--port")
-
-
-@contextmanager
-def claimed(addresses: Iterable[tuple[str, int]]) -> Iterator[None]:
-    """Keep other `isobatch serve` from these hosts and ports until the block ends; raises UserError if one has them.
-
-    A free port alone says little: seconds pass before HAProxy listens there, and it shares the port with others.
-    """
-    with ExitStack() as held:
-        for host, port in addresses:
-            claim = held.enter_context(socket.socket(socket.AF_UNIX))
-            if _is_taken(claim, f"@isobatch {port} ", _number_of(host)):
-                reason = f"another 'isobatch serve' that starts or stops now has port {port} of {host}"
-                raise UserError(f"{reason}: wait until it is ready or has ended, or take another port")
-        yield
-
-
-def _is_taken(claim: socket.socket, prefix: str, number: str) -> bool:
-    """Take the name of this address, which ends with this process. True if another process has it or one that overlaps.
-
-    The name is taken first, so that of two processes that come at once at least one sees the other.
-    """
-    name, others = f"{prefix}{number}"[:NAME_CHARACTERS], set[str]()
-    try:
-        claim.bind(name.replace("@", "\0", 1))
-    except OSError:
-        return True
-    with contextlib.suppress(OSError):  # where /proc lacks it, equal addresses are still refused
-        names = (
-            f"@{line.partition('@')[2]}" for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()
-        )
-        others = {each.removeprefix(prefix) for each in names if each.startswith(prefix) and each != name}
-    return bool(others) if number in EVERYWHERE else not others.isdisjoint(EVERYWHERE)
-
-
-def _number_of(host: str) -> str:
-    """The address that a name has, so that localhost is 127.0.0.1; a name without one stays."""
-    with contextlib.suppress(OSError, UnicodeError):
-        return socket.gethostbyname(host)
-    return host
-
-
-def is_claimed(host: str, port: int) -> bool:
-    """Whether an `isobatch serve` has this address, although it may not listen there yet."""
-    try:
-        with claimed([(host, port)]):
-            return False
-    except UserError:
-        return True
 
 
 def prepare_environment(folder: str, ports: Sequence[int]) -> None:

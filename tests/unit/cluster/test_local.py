@@ -27,14 +27,12 @@ from isobatch.cluster.serving.local import (
     LocalRay,
     attached,
     check_place,
-    claimed,
-    is_claimed,
     kept,
     prepare_environment,
     running_cluster,
     while_serving,
 )
-from isobatch.cluster.serving.ports import check_port, held_ports, is_free
+from isobatch.cluster.serving.ports import check_port, claimed, held_ports, is_claimed, is_free
 from isobatch.deployments.processes import descendants, is_running
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
