@@ -86,8 +86,8 @@ class RefusedError(Exception):
 
 
 def brief(sentence: str) -> str:
-    """The sentence as one printable line of at most `LONGEST_SENTENCE` bytes, without long words: it may repeat a part of
-    a request.
+    """The sentence as one printable line of at most `LONGEST_SENTENCE` bytes, without long words: it may repeat a part
+    of a request.
 
     >>> brief("one\\nline"), len(brief("x" * 90))
     ('one line', 79)
