@@ -262,6 +262,13 @@ def test_predict_answers_the_inference_client_of_hugging_face(folder: Path) -> N
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "sentence"),
     [
+        (
+            "/predict",
+            {"inputs": ["a"], "parameters": [1]},
+            422,
+            "tokenizer",
+            "parameters = [1]: Input should be an object",
+        ),
         ("/predict", {"inputs": ["a"], "parameters": {"top_k": 0}}, 422, "tokenizer", "parameters.top_k = 0: "),
         ("/predict", {"inputs": ["a"], "parameters": {"best": 1}}, 422, "tokenizer", "parameters.best = 1: "),
         ("/predict", {"inputs": [["a"]] * 5}, 413, "validation", "batch size 5 > maximum allowed batch size 4"),
