@@ -131,7 +131,8 @@ class PipelineForm(forms.TextForm[Any]):
         task, function = self.service.task, body.parameters.function_to_apply
         own = "none" if task.numbers else "sigmoid" if task.by_label or task.by_score else "softmax"
         if function not in (None, "none", own):
-            raise RefusedError(422, f"parameters.function_to_apply = {function!r}: this network has {own}, or none")
+            fits = " or ".join(dict.fromkeys((own, "none")))
+            raise RefusedError(422, f"parameters.function_to_apply = {function!r}: for this network it must be {fits}")
         return self.encoded(body.inputs, None, TOO_MANY)
 
     def reply(self, body: PipelineBody, inputs: Packed, answers: Sequence[Answer]) -> Any:

@@ -269,6 +269,13 @@ def test_predict_answers_the_inference_client_of_hugging_face(folder: Path) -> N
             "tokenizer",
             "parameters = [1]: Input should be an object",
         ),
+        (
+            "/predict",
+            {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}},
+            422,
+            "tokenizer",
+            "parameters.function_to_apply = 'sigmoid': for this network it must be softmax or none",
+        ),
         ("/predict", {"inputs": ["a"], "parameters": {"top_k": 0}}, 422, "tokenizer", "parameters.top_k = 0: "),
         ("/predict", {"inputs": ["a"], "parameters": {"best": 1}}, 422, "tokenizer", "parameters.best = 1: "),
         ("/predict", {"inputs": [["a"]] * 5}, 413, "validation", "batch size 5 > maximum allowed batch size 4"),
