@@ -32,6 +32,8 @@ PATIENCE_S = 10.0
 LONG_PATIENCE_S = 600.0  # for what waits until a roll-out has ended, in which replicas may start
 WATCH_EVERY_S = 2.0
 BAR_WIDTH = 24  # characters
+# With fewer inputs in time than this share, and more late or refused ones than this number, these are shown.
+MOST_IN_TIME, MANY_LATE = 0.9, 20
 LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
 _RETRIED = (500, 502, 503, 504)  # statuses after which the same request may be answered
@@ -228,8 +230,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
         if forecast and forecast["tokens_per_text"]:
             texts += f", {number_text(forecast['tokens_per_text'])} are expected"
         table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")
-    why = f": {plan['shortfall']}" if plan.get("shortfall") else ""
-    table.add_row("sustains now", f"{number_text(plan['sustains_per_s'])} per second{why}")
+    table.add_row("sustains now", _sustained(plan, window))
     if forecast:
         low, high = number_text(forecast["arrivals_low_per_s"]), number_text(forecast["arrivals_high_per_s"])
         table.add_row("arrivals forecast", f"{number_text(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
@@ -242,6 +243,17 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     if answer["trouble"]:
         table.add_row(Text("trouble", "red"), answer["trouble"])
     return table
+
+
+def _sustained(plan: dict[str, Any], window: dict[str, Any]) -> str:
+    """The estimated goodput of a plan. Launches do not show why inputs are late while devices are idle."""
+    per_s, arrive_per_s, in_time_per_s = plan["sustains_per_s"], window["arrivals_per_s"], window["goodput_per_s"]
+    why = f": {plan['shortfall']}" if plan.get("shortfall") else ""
+    late = window["seconds"] * (arrive_per_s - in_time_per_s)
+    if in_time_per_s < MOST_IN_TIME * min(arrive_per_s, per_s) and late > MANY_LATE:
+        seen = f"{number_text(in_time_per_s)} of {number_text(arrive_per_s)} per second"
+        return f"{seen}; by its launches, it would be {number_text(per_s)}{why}"
+    return f"{number_text(per_s)} per second{why}"
 
 
 def _survival(answer: dict[str, Any]) -> Table:

@@ -15,7 +15,7 @@ from isobatch.cluster.controller.decide import Verdict, exits_alike, is_refusing
 from isobatch.cluster.controller.knowledge import CostModel, CurrentWindow, Knowledge, PlanningProblem
 from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from isobatch.cluster.controller.record import COMPLETED, EXPLORATION, THRESHOLDS, Action, Event, Events, NextStep
-from isobatch.cluster.controller.sentences import arrivals_text, shortfall
+from isobatch.cluster.controller.sentences import arrivals_text, nearly_all_in_time, shortfall
 from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
 from isobatch.cluster.controller.survival import ExplorationSchedule
 from isobatch.deployments.front.observed import Observed
@@ -46,6 +46,7 @@ class Controller:
         self.exploring: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
+        self._beside = frozenset[tuple[str, str]]()  # benched replicas that the last roll-out left beside the plan
         if events.last:
             self._resume(events.last, self.record.last_step or events.last, now_s)
 
@@ -123,6 +124,9 @@ class Controller:
 
     def rolled_out(self, step: NextStep, took_s: float | None, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
+        self._beside = self._benched
+        if step.event.what == "stayed":
+            return
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
         if step.event.what == "rolling back" and self._trial:  # the window belongs to the plan that failed
@@ -384,7 +388,17 @@ class Controller:
             why = f"{reason}closed ramps are opened for one look, to count the inputs that would leave there"
             opened = snapshot.cost_model.with_all_ramps(self.running)
             return NextStep(opened, replace(event, what="looking", why=why), most)
-        return replace(self._step(event, better, verdict), most=most)
+        step = replace(self._step(event, better, verdict), most=most)
+        return replace(step, plan=step.plan or self.running) if self._must_give_back(observed) else step
+
+    def _must_give_back(self, observed: Observed) -> bool:
+        """Whether a replica beside the plan is no longer benched. To roll out the same plan again ends it."""
+        by_value = self.known.problem.aim.at_expected_rate and not self.record.paused
+        return by_value and bool(self._beside - self._benched) and nearly_all_in_time(observed)
+
+    @property
+    def _benched(self) -> frozenset[tuple[str, str]]:
+        return frozenset(self.window.latest.benched if self.window.latest else ())
 
     def _step(self, event: Event, better: Plan, verdict: Verdict) -> NextStep:
         if not verdict.moves:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 Written = tuple[int, ...]
-MOST_MATCHERS = 256  # that are kept, each for one text
+FEW_MATCHERS = 256  # that are kept, each for one text; twice as many as the largest launch has texts, if that is more
 MOST_SCHEMA = 2**14  # characters: compiling a schema holds up everyone else's tokens
 # The least common multiple of all numbers in `multipleOf`: llguidance compiles about 50,000 remainders in a second.
 MOST_REMAINDERS = 10_000
@@ -157,6 +157,7 @@ class Grammars:
         self._tokenizer: Any = None
         self.obstacle = "" if stop else "the model has no token that ends a text"
         self._matched: OrderedDict[tuple[str, int], _Matched] = OrderedDict()
+        self._most = FEW_MATCHERS
         try:
             from llguidance.hf import from_tokenizer
 
@@ -169,6 +170,7 @@ class Grammars:
         rows = [row for row, (sampling, _) in enumerate(texts) if sampling.grammar]
         if not rows:
             return
+        self._most = max(self._most, 2 * len(rows))
         masks = np.zeros((len(rows), -(-logits.shape[1] // BITS)), np.int32)
         for mask, row in zip(masks, rows, strict=True):
             self._matcher(*texts[row]).unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -183,7 +185,7 @@ class Grammars:
         if matched is None or matched.failed:
             matched = _Matched(self._tokenizer, sampling.grammar)
         self._matched[key] = matched
-        if len(self._matched) > MOST_MATCHERS:
+        if len(self._matched) > self._most:
             self._matched.popitem(last=False)
         return matched.after(written)
 

@@ -1,6 +1,7 @@
 """The steps from one plan to another: start replicas, switch the fronts over, end replicas. Independent of Ray."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Protocol
 
 from isobatch.optimizer.plan import Plan
 
+log = logging.getLogger("ray.serve")
 FRONT = "front"  # the name of the fronts' Serve deployment; a decoder's fronts also change its replicas' plan
 # Its name if there are several fronts without a plan, each with the whole network: HAProxy shares requests among them,
 # while it fills the fronts of a plan one after another.
@@ -164,25 +166,30 @@ async def start(
     failed_before = [kind for kind in counts if kind in before and before[kind].failed]
     await asyncio.to_thread(fleet.scale_to, counts)
     began_s = count_s = now_s()
-    until_s = began_s + patience_s
+    until_s, lack = began_s + patience_s, ""
     while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else (), only_here):
         if not wanted():
             return
         if not await asyncio.to_thread(fleet.leads):
             raise ReplacedError("the application was deployed anew meanwhile")
-        if only_here and now_s() >= count_s:
-            await _check_devices(fleet, {kind: counts[kind] for kind in late})
+        if now_s() >= count_s:
+            known, lack = lack, await _lack(fleet, {kind: counts[kind] for kind in late})
+            if lack and only_here:
+                raise NoDevicesError(lack)
+            if lack and lack != known:
+                log.warning("the start waits for more nodes: %s", lack)
             count_s = now_s() + COUNT_EVERY_S
         if now_s() > until_s:
             running = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in late.items())
-            raise CannotStartError(f"after {patience_s:g} s only {running} run: are there enough devices?")
+            raise CannotStartError(f"after {patience_s:g} s only {running} run: {lack or 'are there enough devices?'}")
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
-    if missing := await asyncio.to_thread(fleet.missing_devices, counts):
-        kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
-        raise NoDevicesError(f"no node has a device for {kinds}")
+async def _lack(fleet: Fleet, counts: ReplicaCounts) -> str:
+    """The devices that no node has, as text; empty if there are all."""
+    missing = await asyncio.to_thread(fleet.missing_devices, counts)
+    kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
+    return f"no node has a device for {kinds}" if kinds else ""
 
 
 async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str], only_here: bool) -> dict[str, int]:
@@ -192,8 +199,9 @@ async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str], 
     states = await asyncio.to_thread(fleet.states)
     for kind in counts:
         if kind in states and states[kind].failed and kind not in excused:
-            if only_here:  # a replica also fails when its node vanishes, for which the plan is not to blame
-                await _check_devices(fleet, counts)
+            # A replica also fails when its node vanishes, for which the plan is not to blame.
+            if only_here and (lack := await _lack(fleet, counts)):
+                raise NoDevicesError(lack)
             raise CannotStartError(states[kind].failed)
     running = {kind: states[kind].running if kind in states else 0 for kind in counts}
     return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}

@@ -1,5 +1,6 @@
 """The answer to one input, and the error for a request that gets no answer."""
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from isobatch.profiles.model import Label, Probability, Sides, Words
 
 # Bytes of an error's sentence. JSON at most doubles them, so an error stays below 1 KiB.
 LONGEST_SENTENCE = 480
-_CUT = " ... "
+_CUT = "..."
+_LONG_WORD = re.compile(r"(\S{38})\S{4,}(\S{38})|\s{9,}")  # longer than any value that an error quotes, or blank
 _LONGEST_VALUE = 60  # characters of a client's value that an error repeats
 _LONGEST_LIST = 8  # items of a client's list that an error repeats
 
@@ -84,16 +86,18 @@ class RefusedError(Exception):
 
 
 def brief(sentence: str) -> str:
-    """The sentence as one printable line of at most `LONGEST_SENTENCE` bytes: it may repeat a part of a request.
+    """The sentence as one printable line of at most `LONGEST_SENTENCE` bytes, without long words: it may repeat a part
+    of a request.
 
-    >>> brief("one\\nline")
-    'one line'
-    >>> len(brief("x" * 10_000))
+    >>> brief("one\\nline"), len(brief("x" * 90))
+    ('one line', 79)
+    >>> len(brief("a word " * 10_000))
     480
     """
     if len(sentence) > 2 * LONGEST_SENTENCE:  # so that the work is bounded, too
         sentence = sentence[:LONGEST_SENTENCE] + _CUT + sentence[-LONGEST_SENTENCE:]
-    line = "".join(char if char.isprintable() else " " for char in sentence).encode("utf-8", "replace")
+    printable = "".join(char if char.isprintable() else " " for char in sentence)
+    line = _LONG_WORD.sub(r"\1...\2", printable).encode("utf-8", "replace")
     if len(line) > LONGEST_SENTENCE:
         end = LONGEST_SENTENCE // 3
         line = line[: LONGEST_SENTENCE - end - len(_CUT)] + _CUT.encode() + line[-end:]

@@ -34,7 +34,9 @@ _CLOSED = "the connection closed before the whole body had arrived"
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. HAProxy refuses longer ones, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 20
-_HALF_A_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # msgspec calls it truncated
+_HALF_A_PAIR = re.compile(
+    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+)  # msgspec names it in other words
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="?([^";\s]*)', re.IGNORECASE)  # .NET sends names without quotes
@@ -242,7 +244,7 @@ def json_in(body: bytes) -> object:
         return _decode(body)
     except (ValueError, RecursionError) as error:
         reason = str(error)
-        if "truncated" in reason and (half := _HALF_A_PAIR.search(body)):
+        if ("truncated" in reason or "surrogate" in reason) and (half := _HALF_A_PAIR.search(body)):
             reason = f"{half[0].decode()} is half of a surrogate pair"
         raise RefusedError(400, f"the body is not JSON: {reason}{_near(body, reason)}") from error
     finally:

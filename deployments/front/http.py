@@ -64,7 +64,7 @@ _PATHS = (
     _Path("/v2/rerank", "Documents by relevance, as Cohere.", *_RERANK, vllm.RerankError),
 )  # fmt: skip
 _TEI_PREDICT = _Path(
-    "/predict", "The probabilities of all labels, as TEI.", (tei.PredictForm,), {"inputs": _TEXT},
+    "/predict", "The probabilities of all labels, as TEI.", (tei.PipelineForm, tei.PredictForm), {"inputs": _TEXT},
     list[tei.LabelProbability] | list[list[tei.LabelProbability]], _TEI, tei.TeiError,
 )  # fmt: skip
 
@@ -113,14 +113,17 @@ def _own_path(api: Api, service: Service, canary: Canary | None) -> Predict:
     reply, statuses, error, others = PREDICTIONS[service.task.name], openapi.READING, ErrorBody, list[Any]()
     about = "Answer one input or a list of them, in order"
     if service.classifies_texts:
-        about += "; with `truncate` or `raw_scores`, as TEI"
+        about += "; with `truncate` or `raw_scores`, as TEI; with `parameters`, as Hugging Face"
         reply, error = reply | _TEI_PREDICT.reply, error | _TEI_PREDICT.error
-        statuses, others = tuple(sorted({*statuses, *_TEI})), [openapi.schema_of(tei.PredictBody)]
+        statuses, others = (
+            tuple(sorted({*statuses, *_TEI})),
+            [openapi.schema_of(form.body) for form in _TEI_PREDICT.forms],
+        )
     described = openapi.documented(reply, *statuses, error=error, about=_PROBLEMS)
     request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value, *others)
     options = {**described, "openapi_extra": request_format, "description": f"{about}."}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
-    forms = (OwnForm(service), *((tei.PredictForm(service),) if service.classifies_texts else ()))
+    forms = (OwnForm(service), *(form(service) for form in _TEI_PREDICT.forms if service.classifies_texts))
     return Predict(service, *forms, canary=canary)
 
 

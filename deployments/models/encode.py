@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
+from types import NoneType
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,7 +115,7 @@ class TextEncoder:
                 return self._cut(value), None
             case [str() as first, str() as second]:
                 return self._cut(first), self._cut(second)
-        problem = f"must be a text or a pair of texts, got {type(value).__name__}"
+        problem = f"must be a text or a pair of texts, got {_kind_of(value)}"
         raise WrongInputError(f"text {place} {problem}", value, problem)
 
     def _cut(self, text: str) -> str:
@@ -185,10 +186,22 @@ def _as_text(place: int, value: Any) -> str:
     if isinstance(value, str):
         return value
     if not (isinstance(value, list | tuple) and value and all(isinstance(word, str) and word for word in value)):
-        got = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
+        got = "an empty word" if isinstance(value, list | tuple) and "" in value else _kind_of(value)
         problem = f"must be a text or a list of words, got {got}"
         raise WrongInputError(f"text {place} {problem}", value, problem)
     return " ".join(value)
+
+
+def _kind_of(value: object) -> str:
+    """What stands in place of a text, in JSON's words.
+
+    >>> _kind_of(b"\\xff"), _kind_of(["a"] * 3), _kind_of(None), _kind_of(True), _kind_of(1.5)
+    ('a file', 'a list of 3', 'null', 'true or false', 'a number')
+    """
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    kinds = {bytes: "a file", dict: "an object", NoneType: "null", bool: "true or false"}
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
 def _trimmed(text: str, offsets: Sequence[tuple[int, int]], skipped: int) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,7 @@ def from_bytes(raw: bytes, kind: str, count: int, texts: bool = True) -> NDArray
     if kind != BYTES:
         return np.frombuffer(raw, dtype_of(kind))
     items = _items(raw, count)
-    return np.array([item.decode() for item in items] if texts else items, dtype=object)
+    return np.array(_texts(items) if texts else items, dtype=object)
 
 
 def from_contents(contents: Any, kind: str, count: int, texts: bool = True) -> NDArray[Any]:
@@ -156,8 +156,18 @@ def from_contents(contents: Any, kind: str, count: int, texts: bool = True) -> N
     if len(values) != count:
         raise ValueError(f"{field}_contents holds {len(values)} values")
     if kind == BYTES:
-        return np.array([text.decode() for text in values] if texts else list(values), dtype=object)
+        return np.array(_texts(values) if texts else list(values), dtype=object)
     return np.array(values, dtype=dtype_of(kind))
+
+
+def _texts(values: Iterable[bytes]) -> list[str]:
+    texts = list[str]()
+    for place, value in enumerate(values):
+        try:
+            texts.append(value.decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"value {place} is no text in UTF-8") from None
+    return texts
 
 
 def _items(raw: bytes, count: int) -> list[bytes]:

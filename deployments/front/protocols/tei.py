@@ -1,4 +1,5 @@
-"""The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
+"""The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info; and of Hugging
+Face's InferenceClient: POST /predict."""
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
@@ -99,6 +100,48 @@ class PredictForm(_TeiForm):
 
 def _is_batch(body: PredictBody) -> bool:
     return isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+
+
+class PipelineParameters(forms.Body):
+    """What a pipeline of transformers may be called with."""
+
+    top_k: int | None = Field(None, ge=1, description="How many of the best labels are returned; none: all.")
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
+        None, description="none: logits, divided by their temperature, in place of probabilities."
+    )
+
+
+class PipelineBody(forms.Body):
+    """A request for the probabilities of all labels, as InferenceClient sends it."""
+
+    inputs: forms.Texts
+    parameters: PipelineParameters = PipelineParameters()
+
+
+class PipelineForm(forms.TextForm[Any]):
+    """POST /predict with `parameters`: a list of labels for each text, the most probable first."""
+
+    body = PipelineBody
+    marks = frozenset({"parameters"})
+    statuses: ClassVar[Mapping[int, int]] = {}
+    wrong = 422
+    error = staticmethod(_TeiForm.error)
+
+    def inputs(self, body: PipelineBody) -> Packed:
+        task, function = self.service.task, body.parameters.function_to_apply
+        own = "none" if task.numbers else "sigmoid" if task.by_label or task.by_score else "softmax"
+        if function not in (None, "none", own):
+            fits = " or ".join(dict.fromkeys((own, "none")))
+            raise RefusedError(422, f"parameters.function_to_apply = {function!r}: for this network it must be {fits}")
+        return self.encoded(body.inputs, None, TOO_MANY)
+
+    def reply(self, body: PipelineBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
+        wanted, names = body.parameters, self.service.labels
+        rows = self.label_scores(answers, wanted.function_to_apply == "none").tolist()
+        best = [forms.ranked(row)[: wanted.top_k] for row in rows]
+        return [
+            [{"score": row[at], "label": names[at]} for at in places] for row, places in zip(rows, best, strict=True)
+        ]
 
 
 class RerankBody(_TruncatingBody):

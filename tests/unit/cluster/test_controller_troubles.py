@@ -83,6 +83,28 @@ def test_a_benched_replica_takes_a_device_of_the_budget_though_others_have_more(
     assert app.running.devices() == {"v100": 1}
 
 
+class Recovering(Fluid):
+    """One of its replicas is benched between 60 s and 300 s, and runs on beside the plan until the next roll-out."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        seen = await super().observe(devices)
+        if not 60 <= self.now_s < 300:
+            return seen
+        present = {kind: count - 1 for kind, count in seen.devices.items()}
+        return replace(seen, devices=present, benched=(("a#1", "v100"),))
+
+
+def test_a_replica_that_is_fast_again_ends_where_the_cheapest_plan_does_without_it() -> None:
+    app = Recovering(replace(question(MEDIUM, v100=2), goal="cost"))
+    app.rate = lambda at_s: 50.0
+    loop = control_loop(app)
+    (event,) = moves(run(app, loop, 270))
+    assert ("1 of 2 v100 are gone" in event.why, app.running.devices()) == (True, {"v100": 1})
+    before = len(app.rolled)
+    assert not moves(run(app, loop, 600)), "that is no change of plan"
+    assert [plan for at_s, plan in app.rolled[before:] if at_s < 400] == [app.running]
+
+
 def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():
     """A device is away for long enough for a trial, and back before that would have ended."""
     app = Fluid(question(MEDIUM, v100=4))

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,12 +24,13 @@ from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.replica import ReplicaState
 from isobatch.deployments.decoding.replica_group import summed
 from isobatch.deployments.front.http import create_api as create_front
+from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.front.service import Service
 from isobatch.optimizer.plan import Promise, SimulatedTimes
 from isobatch.profiles.errors import UserError
 from tests.helpers.commands import ran
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
-from tests.helpers.fluid_application import control_loop, improvable, run
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, improvable, question, run
 from tests.helpers.serving import in_a_thread
 
 
@@ -97,6 +99,27 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
     assert f"{share:.1%} of the inputs" in text
     assert text.count("no input arrived") == 1
     assert "times more since" in text, "a decision that is made again and again is one row"
+
+
+class Choked(Fluid):
+    """Other programs of the machine make two thirds of the answers late, though launches take no longer."""
+
+    async def observe(self, devices: bool = True) -> Observed:
+        seen = await super().observe(devices)
+        return replace(seen, in_time=seen.in_time // 3, refused=0)
+
+
+def test_inputs_that_are_late_contradict_what_launches_would_sustain(toy: Toy, url: str) -> None:
+    toy.app = Choked(question(MEDIUM))
+    toy.app.rate = lambda at_s: 100.0
+    toy.loop = control_loop(toy.app)
+    run(toy.app, toy.loop, 60)
+    row = next(line for line in asked(url).splitlines() if "sustains now" in line)
+    assert re.search(r"3\d(\.\d)? of \d+(\.\d)? per second; by its launches, it would be \d{3,}", row), row
+    toy.app.rate = lambda at_s: 0.0
+    run(toy.app, toy.loop, 120)
+    row = next(line for line in asked(url).splitlines() if "sustains now" in line)
+    assert re.search(r"│ \d{3,} per second", row), row
 
 
 def test_what_was_promised_is_told_as_it_was_played(toy: Toy, url: str) -> None:

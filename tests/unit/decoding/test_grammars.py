@@ -65,6 +65,26 @@ def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Gramm
     assert torch.equal(logits[-1], before[-1]), "this text follows no grammar"
 
 
+def test_each_text_of_a_launch_keeps_its_matcher_however_many_there_are(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read a text again from its beginning takes many times as long as its next token."""
+    import llguidance
+
+    made, matcher = list[str](), llguidance.LLMatcher
+
+    def counted(tokenizer: Any, grammar: str, **options: Any) -> Any:
+        made.append(grammar)
+        return matcher(tokenizer, grammar, **options)
+
+    grammar = grammar_of(COLOURS)
+    monkeypatch.setattr(llguidance, "LLMatcher", counted)
+    for text in ("", '"', '"r'):
+        written = tuple(letters()(text)["input_ids"])
+        grammars.apply(torch.zeros(300, SIZE), [(Sampling(grammar=grammar, seed=seed), written) for seed in range(300)])
+    assert len(made) == 300
+
+
 def test_a_pattern_that_would_hold_up_a_replica_ends_its_text(grammars: Grammars) -> None:
     sampling = Sampling(grammar=grammar_of({"type": "string", "pattern": "^(a{300}){300}$"}))
     for text, end in (("", False), ('"', True)):

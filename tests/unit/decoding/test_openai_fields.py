@@ -46,6 +46,11 @@ def refusing() -> Iterator[World]:
         ({"prompt": "1+1=", "presence_penalty": 3}, 400, "presence_penalty = 3: Input should be less than or equal to"),
         ({"prompt": "1+1=", "logit_bias": {"23": 1}}, 400, "logit_bias has token 23: the model knows 23 tokens"),
         ({"prompt": "1+1=", "logit_bias": {"x": 1}}, 400, "logit_bias.x = 'x': Input should be a valid integer"),
+        (
+            {"prompt": "1+1=", "logit_bias": {"9" * 400: 1}},
+            400,
+            f"logit_bias has token {'9' * 38}...{'9' * 37}: the model knows 23 tokens",
+        ),
         ({"prompt": "1+1=", "logit_bias": {"1": 101}}, 400, "Input should be less than or equal to 100"),
         ({"prompt": "1+1=", "logprobs": 21}, 400, "logprobs = 21: Input should be less than or equal to 20"),
         ({"prompt": "1+1=", "logprobs": 1, "echo": True}, 400, "logprobs = 1: with echo, they would be missing for"),

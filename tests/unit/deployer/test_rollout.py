@@ -173,6 +173,15 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for_and_the_plan_not_b
     assert fleet.counts == {"a": 4, "b": 0}
 
 
+def test_a_start_that_waits_for_nodes_says_once_for_which_devices(caplog: pytest.LogCaptureFixture) -> None:
+    """At first nodes may still join, but those of an old plan may be gone for ever."""
+    fleet = CountedFleet({}, silent=frozenset("b"), gone=frozenset("b"))
+    lack = "no node has a device for 2 of 2 b"
+    with pytest.raises(CannotStartError, match=f"after 1.5 s only 0 of 2 b run: {lack}"):
+        asyncio.run(steps.start(fleet, {"a": 1, "b": 2}, 1.5))
+    assert [record.getMessage() for record in caplog.records] == [f"the start waits for more nodes: {lack}"]
+
+
 @pytest.fixture
 def fleet() -> Any:
     """The module, which imports Ray."""

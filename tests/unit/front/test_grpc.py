@@ -123,7 +123,12 @@ WRONG = [
     (pairs() | {"outputs": [{}] * 500_000}, "INVALID_ARGUMENT", ""),
     (pairs() | {"raw_input_contents": [b""] * 500_000}, "INVALID_ARGUMENT", ""),
     (pairs(int64_contents=[OVERFLOWS, 1] * 2), "INVALID_ARGUMENT", ""),
-    (pairs("BYTES", bytes_contents=[b"\xff"] * 4), "INVALID_ARGUMENT", ""),
+    (pairs("BYTES", bytes_contents=[b"a", b"\xff"] * 2), "INVALID_ARGUMENT", "[2, 2]: value 1 is no text in UTF-8"),
+    (
+        pairs("BYTES", bytes_contents=[]) | {"raw_input_contents": [b"\1\0\0\0\xff" * 4]},
+        "INVALID_ARGUMENT",
+        "[2, 2]: value 0 is no text in UTF-8",
+    ),
 ]
 
 

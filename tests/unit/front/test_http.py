@@ -68,6 +68,7 @@ def test_a_body_may_begin_with_a_byte_order_mark(client: TestClient) -> None:
         (b"[" * 150, 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
         (b'{"inputs": "\\ud800"}', 400, "not JSON: \\ud800 is half of a surrogate pair"),
+        (b'{"inputs": ["\\ud800", "a longer text"]}', 400, "not JSON: \\ud800 is half of a surrogate pair"),
         (b'{"inputs": "\\ud83d\\ude00"', 400, "truncated"),
         (b'{"inputs": [NaN, 1]}', 400, "not JSON: JSON is malformed: invalid character (byte 12), before 'NaN, 1]}'"),
         (b"[1]", 400, '{"inputs": ...}'),

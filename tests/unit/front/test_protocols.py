@@ -1,6 +1,7 @@
 """The probabilities of all labels, and the interfaces of other servers: the same requests get the same answers."""
 
 import json
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.protocols.tei import info
+from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served, tensors
+from tests.helpers.serving import in_a_thread
 from tests.helpers.tiny_networks import WIDE, hugging_face
 
 TEXTS = ["a good film", "the film was dull"]
@@ -237,9 +241,43 @@ def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: Doc
     assert marked.json() == expected(first)
 
 
+def test_predict_answers_the_inference_client_of_hugging_face(folder: Path) -> None:
+    from huggingface_hub import InferenceClient
+
+    row, raw = probabilities(folder, TEXTS[0])[0], logits(folder, TEXTS[0])[0]
+    best = [LABELS[label] for label in np.argsort(row)[::-1]]
+    for form in ("isobatch", "tei"):
+        config = AppConfig(model=str(folder), predict_form=form)
+        with in_a_thread(create_api(Service(config, time.perf_counter))) as url:
+            client = InferenceClient(model=f"{url}/predict")
+            answer = client.text_classification(TEXTS[0])
+            assert [each.label for each in answer] == best
+            assert [each.score for each in answer] == near(sorted(row, reverse=True))
+            (first,) = client.text_classification(TEXTS[0], top_k=1, function_to_apply="none")
+            assert (first.label, first.score) == (best[0], near(max(raw)))
+            with pytest.raises(Exception, match="422"):
+                client.text_classification(TEXTS[0], function_to_apply="sigmoid")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "sentence"),
     [
+        (
+            "/predict",
+            {"inputs": ["a"], "parameters": [1]},
+            422,
+            "tokenizer",
+            "parameters = [1]: Input should be an object",
+        ),
+        (
+            "/predict",
+            {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}},
+            422,
+            "tokenizer",
+            "parameters.function_to_apply = 'sigmoid': for this network it must be softmax or none",
+        ),
+        ("/predict", {"inputs": ["a"], "parameters": {"top_k": 0}}, 422, "tokenizer", "parameters.top_k = 0: "),
+        ("/predict", {"inputs": ["a"], "parameters": {"best": 1}}, 422, "tokenizer", "parameters.best = 1: "),
         ("/predict", {"inputs": [["a"]] * 5}, 413, "validation", "batch size 5 > maximum allowed batch size 4"),
         ("/predict", {"inputs": LONG, "truncate": False}, 413, "validation", "more tokens than the network reads"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "tokenizer", "must be a text, a pair of texts"),

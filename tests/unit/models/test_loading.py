@@ -141,9 +141,12 @@ def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> N
         load(image_checkpoint).encode([wrong])
 
 
-@pytest.mark.parametrize("wrong", [3, ["one"], ("one", 2), None])
-def test_a_text_that_is_none_says_why(text_checkpoint: Path, wrong: Any) -> None:
-    with pytest.raises(UserError, match="text 1 must be a text or a pair of texts"):
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [(3, "a number"), (["one"], "a list of 1"), (("one", 2), "a list of 2"), (None, "null"), (b"\xff", "a file")],
+)
+def test_a_text_that_is_none_says_why(text_checkpoint: Path, wrong: Any, kind: str) -> None:
+    with pytest.raises(UserError, match=f"text 1 must be a text or a pair of texts, got {kind}"):
         load(text_checkpoint).encode(["good", wrong])
 
 
