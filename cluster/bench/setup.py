@@ -13,7 +13,6 @@ from isobatch.cluster.bench.compare import Bench
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.profiling import block_times
-from isobatch.cluster.profiling.untrained import untrained
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
@@ -148,7 +147,7 @@ def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[n
     if request.data is None:
         return [], None
     every = rows(request.data, request.columns, channels=checkpoint.channels_of(folder))
-    known, _ = untrained(every, folder, request.data)
+    known, _ = block_times.untrained(every, folder, request.data)
     sample = sampled(known, request.max_rows)
     if not sample:
         raise UserError(f"{request.data} holds no inputs")

@@ -18,7 +18,7 @@ from rich.text import Text
 from isobatch.cluster.cascades import Contender, Tryout, order_notes, timed_candidate
 from isobatch.cluster.commands import Metric, check_not_replaced, number_text, policy_path, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
-from isobatch.cluster.profiling.untrained import untrained
+from isobatch.cluster.profiling.block_times import untrained
 from isobatch.deployments.folders import PLAN, PROFILE, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import compute_with

@@ -17,7 +17,6 @@ from isobatch.cluster.profiling import block_times
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.cluster.profiling.links import between_nodes, in_one_machine, sizes_up_to
 from isobatch.cluster.profiling.together import TimedNetwork, check_can_share, shared_tables
-from isobatch.cluster.profiling.untrained import untrained
 from isobatch.cluster.serving.local import attached
 from isobatch.deployments.folders import locked, ramps_of, weights_of
 from isobatch.deployments.models import checkpoint, load_served
@@ -172,7 +171,7 @@ def _recorded(console: Console, source: Path, data: Path, options: "ClassifierPr
 
     Rows that ramps were trained on are left out, because ramps are surer of them than of others.
     """
-    rows, origin = untrained(options.rows_for(source, console, data), source, data)
+    rows, origin = block_times.untrained(options.rows_for(source, console, data), source, data)
     return sampled(rows, options.max_rows), origin
 
 

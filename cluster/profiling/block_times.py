@@ -1,6 +1,6 @@
 """Profiles a checkpoint on this machine: makes inputs for it, names the device, and reports the result."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -13,9 +13,11 @@ from rich.table import Table
 
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.backends import make_ready, on_backend
-from isobatch.deployments.models.ramps import ExitRules
+from isobatch.deployments.models.ramps import ExitRules, made_from
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.named import INT8
+from isobatch.deployments.prepare.data import Row, name_of
+from isobatch.deployments.prepare.sample import not_trained_on
 from isobatch.deployments.progress import bar, show
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.holdings import Share
@@ -28,6 +30,7 @@ from isobatch.profiles.files import Profile
 from isobatch.profiles.lengths import WORD, Lengths
 from isobatch.profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
 from isobatch.profiles.model import Batch, SplitModel
+from isobatch.profiles.promise import RULES
 from isobatch.profiles.sweep import whole_s
 
 USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --tokens say how long they are
@@ -239,3 +242,16 @@ def report(profile: Profile) -> Table:
             rows.add_row(table.kind_and_length, table.size_text(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
+
+
+def untrained(rows: Iterable[Row], folder: Path, data: Path) -> tuple[Iterable[Row], str]:
+    """The rows of `data` without those on which the ramps of this checkpoint were trained, and a name for them.
+
+    Ramps are surer of their own rows than of others.
+    """
+    notes, origin = made_from(folder, data), name_of(data)
+    if not notes:
+        return rows, origin
+    if not all(isinstance(notes.get(name), int) for name in ("rows", "seed")):
+        raise UserError(f"{folder / RULES}: notes: rows and seed must be whole numbers, as prepare wrote them")
+    return not_trained_on(rows, notes), f"{origin} that ramps were not trained on"
