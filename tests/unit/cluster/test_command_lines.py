@@ -16,7 +16,6 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINES = [pytest.param(line, id=f"{page.name}: {' '.join(line)}") for page in PAGES for line in lines(page)]
 COMMAND = typer.main.get_command(app)
 HEAVY = ("torch", "ray", "transformers", "sklearn", "matplotlib", "pandas")
 
@@ -25,16 +24,11 @@ def test_the_readme_shows_every_command() -> None:
     assert {line[0] for line in lines(ROOT / "README.md")} == set(SMALL) == set(COMMAND.commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_shown_line_is_understood(line: list[str]) -> None:
-    """Its command and options exist, and their values are of the right type."""
-    name, *arguments = line
-    COMMAND.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_help_has_an_example(name: str) -> None:
-    assert f"Example: [bold]isobatch {name}" in (COMMAND.commands[name].help or "")  # type: ignore[attr-defined]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_lines_of_a_page_are_understood(page: Path) -> None:
+    """Their commands and options exist, and the values are of the right type."""
+    for name, *arguments in lines(page):
+        COMMAND.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -74,12 +68,13 @@ def test_what_reads_a_file_takes_the_same_columns_everywhere() -> None:
         assert asked & told in (set(), told), name
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_no_help_of_an_option_loses_words_in_brackets(name: str) -> None:
+def test_each_command_shows_an_example_and_no_help_of_an_option_loses_words_in_brackets() -> None:
     """Rich takes `[...]` for a style, and shows nothing of it."""
-    for parameter in COMMAND.commands[name].params:  # type: ignore[attr-defined]
-        told = getattr(parameter, "help", None) or ""
-        assert render(told).plain == told, parameter.name
+    for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]
+        assert f"Example: [bold]isobatch {name}" in (command.help or "")
+        for parameter in command.params:
+            told = getattr(parameter, "help", None) or ""
+            assert render(told).plain == told, (name, parameter.name)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
