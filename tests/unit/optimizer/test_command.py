@@ -79,7 +79,8 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
 def test_the_bound_on_dollars_is_in_dollars(profile: Path) -> None:
     output = in_one_line(run(profile, "--goal", "cost", "--rate", "1", "--devices", "v100=2"))
     assert "best possible yes, proved" in output
-    output = in_one_line(run(profile, "--goal", "cost", "--rate", "1000", "--devices", "v100=2@3,k80=3@0.5:24"))
+    several = "--devices", "v100=2@3,k80=3@0.5:24", "--max-batch", "2"
+    output = in_one_line(run(profile, "--goal", "cost", "--rate", "1000", *several))
     assert re.search(r"best possible no plan costs less than \$[\d.]+ per hour, proved", output)
 
 
@@ -202,7 +203,7 @@ def test_a_plan_promises_its_score(profile: Path, tmp_path: Path) -> None:
 def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small: tuple[str, ...]) -> None:
     table = curve_table(distilbert(), "k80", backend="onnx", dtype="float16")
     exits = ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))
-    options = (*small, "--devices", "k80=1", "--slo-ms", "200", "--json")
+    options = (*small, "--devices", "k80=1", "--slo-ms", "200", "--max-batch", "2", "--json")
 
     def promised(table: LatencyTable, *further: str) -> tuple[list[float] | None, float]:
         save(Profile("distilbert", (table,), exits), path := tmp_path / "profile.json")
