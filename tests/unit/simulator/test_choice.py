@@ -64,7 +64,7 @@ def test_a_promise_covers_texts_longer_than_the_mean() -> None:
     searches = [BestSoFar(each, 0.02, planned(each, TIGHT), BRIEF) for each in (alike, mixed)]
     of_alike, of_mixed = (search.choose(search.best) for search in searches)
     assert of_mixed.after_per_s < 0.9 * of_alike.after_per_s
-    assert run_if_sustained(World(of_mixed.plan, mixed, 0.02), 0.9 * of_mixed.after_per_s, 4000, 5)
+    assert run_if_sustained(World(of_mixed.plan, mixed, 0.02), 0.9 * of_mixed.after_per_s, 2000, 5)
 
 
 def test_a_plan_that_is_promised_in_a_hurry_is_simulated_by_few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_plans_are_compared_while_there_is_time_for_the_promise() -> None:
 def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:
     """One in 500 goes to the end, where the planner believes that there is no time for larger batches."""
     rare, objective = replace(FAST, survival=(1.0, 0.002, 0.002, 0.002)), replace(TIGHT, slo_s=0.008)
-    result = best_simulated(planned(rare, objective), rare, objective, FIND, replace(BRIEF, most=2_000))
+    result = best_simulated(planned(rare, objective), rare, objective, FIND, replace(BRIEF, most=1_000))
     assert result.gain > 0.1
 
 
@@ -106,14 +106,14 @@ def test_a_kind_that_the_slack_leaves_idle_works() -> None:
     both = facts(fast=1, slow=6)
     plan = planned(both, TIGHT)
     assert "slow" not in plan.devices()
-    result = best_simulated(plan, both, TIGHT, FIND, replace(BRIEF, most=1_500))
+    result = best_simulated(plan, both, TIGHT, FIND, replace(BRIEF, most=1_000))
     assert "slow" in result.plan.devices()
     assert result.gain > 0.1
 
 
 def test_cuts_that_were_asked_for_are_kept() -> None:
     objective = Objective(slo_s=0.03, max_batch=8, cuts=(2,))
-    cut = best_simulated(planned(FAST, objective), FAST, objective, FIND, replace(BRIEF, most=1_500)).plan
+    cut = best_simulated(planned(FAST, objective), FAST, objective, FIND, replace(BRIEF, most=800)).plan
     assert {split.start for split in cut.splits} == {0, 2}
 
 
@@ -135,7 +135,7 @@ def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
 
 def test_a_poor_plan_gets_better_and_each_better_plan_is_told_at_once_the_first_one_too() -> None:
     told: list[tuple[Plan, float, int]] = []
-    effort = replace(BRIEF, most=1_500, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
+    effort = replace(BRIEF, most=1_000, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
     result = best_simulated(POOR, FAST, TIGHT, FIND, effort)
     assert told[0][0] == POOR
     rates = [rate_per_s for _, rate_per_s, _ in told]
@@ -148,7 +148,7 @@ def test_a_poor_plan_gets_better_and_each_better_plan_is_told_at_once_the_first_
 def test_a_plan_on_a_plateau_gives_way_to_plain_batches() -> None:
     """No neighbour is better and no other plan is found: the simple plans are all there is."""
     stuck = Plan((Placement("fast", 4, (Split(0, 1, 1, (0,)), Split(1, BLOCKS, 1))),))
-    result = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(BRIEF, most=2_000))
+    result = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(BRIEF, most=1_000))
     assert result.gain > 0.1
 
 
@@ -183,7 +183,7 @@ def three_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> It
 
 
 def test_the_same_question_has_the_same_answer_whatever_is_simulated_ahead() -> None:
-    plan, effort = planned(FAST, TIGHT), replace(BRIEF, inputs=200, slos=2, last_inputs=200, last_slos=2, most=2_000)
+    plan, effort = planned(FAST, TIGHT), replace(BRIEF, inputs=100, slos=2, last_inputs=100, last_slos=2, most=2_500)
     one_by_one = best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert one_by_one.tried > 3
     assert best_simulated(plan, FAST, TIGHT, FIND, replace(effort, each=three_ahead)) == one_by_one

@@ -10,7 +10,7 @@ from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.profiles.exits import ExitProfile
 from tests.helpers.fluid_application import EASY, HARD, batches, first_plan, question
 
-SECONDS = 60.0
+SECONDS = 45.0
 QUICK = Patience(replan_every_s=15.0, look_every_s=2.5, start_s=1.0)
 
 
@@ -38,8 +38,8 @@ def test_a_switch_is_followed_within_two_windows():
     problem = question(EASY)
     world = World(first_plan(problem), problem.facts(EASY, Corrections()), slo_s=2.0)
     times_s = arrivals("poisson", 300.0, SECONDS, seed=1)
-    mix = Mix(ExitProfile(EASY), ExitProfile(HARD), ((0.0, 1.0), (25.0, 0.0)))
+    mix = Mix(ExitProfile(EASY), ExitProfile(HARD), ((0.0, 1.0), (15.0, 0.0)))
     inputs = [(times_s, mix.exit_blocks(times_s, np.random.default_rng(1)))]
     changes = replan(world, problem, inputs, SECONDS, patience=QUICK).changes
-    assert any(25 < event.at_s <= 25 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
+    assert any(15 < event.at_s <= 15 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
     assert len(changes) <= 6

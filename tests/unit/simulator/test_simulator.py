@@ -211,7 +211,9 @@ def test_a_device_with_short_launches_does_not_wait_for_orders_under_load() -> N
     """Orders take half as long as launches, and are sent while the launch before computes."""
     ways = {way: replace(link, turn_s=0.001) for way, link in FAST.links.items()}
     plan = Plan((Placement("fast", 1, (Split(0, 2, 8), Split(2, 4, 8)), local=True),))
-    at_once, later = (sustained_per_s(plan, replace(FAST, links=links), SLO_S) for links in (FAST.links, ways))
+    at_once, later = (
+        sustained_per_s(plan, replace(FAST, links=links), SLO_S, inputs=2000, slos=10) for links in (FAST.links, ways)
+    )
     assert later > 0.97 * at_once
 
 
