@@ -314,11 +314,11 @@ def test_one_application_alone_changes_as_without_a_fleet() -> None:
     decided = []
     for budget in (None, FLEET):
         app = Fluid(ASKED)
-        app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 600 else HARD
+        app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 400 else HARD
         loop = control_loop(app)
         if budget:
             loop.controller.present.limit(budget)
-        decided.append([replace(event, took_s=None) for event in run(app, loop, 1200)])
+        decided.append([replace(event, took_s=None) for event in run(app, loop, 800)])
     assert decided[0] == decided[1]
     assert moves(decided[0])
 
@@ -342,7 +342,7 @@ def member(rates: list[float], seconds: float, seed: int, **patience: float) -> 
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
-    seconds, rates = 80.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
+    seconds, rates = 64.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
     members = {name: member(rates[name], seconds, seed, start_s=2.0) for seed, name in enumerate(rates, 1)}
     divided, shared = (
         {name: each.report.good for name, each in replan_fleet(members, seconds, fleet).applications.items()}

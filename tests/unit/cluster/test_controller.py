@@ -52,7 +52,7 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     app = Fluid(question(HARD))
     assert not app.running.ramps
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY
-    run(app, control_loop(app), 3600)
+    run(app, control_loop(app), 1800, look_s=60)
     assert share(app) > 0.95
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_opened_where_no_ramp_is_though_all_that_is_known_comes_from_
     app = Fluid(replace(problem, profile=replace(problem.profile, tables=tables)))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: (1.0, 0.3, 0.3, 0.1)
     loop = control_loop(app)
-    for _ in range(120):
+    for _ in range(60):
         run(app, loop, 30)
         assert loop.controller.known.cost_model().facts.ramp_blocks == {0, 2}
     assert {ramp for _, plan in app.rolled for ramp in plan.ramps} == {0, 2}
@@ -73,7 +73,7 @@ def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_i
     app = Fluid(replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25)))
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, ())], "hardly anybody would leave"
     app.truth = lambda at_s: EASY
-    (event, *_) = moves(run(app, control_loop(app), 3600))
+    (event, *_) = moves(run(app, control_loop(app), 1800))
     assert "launches answer after 90 ms on average, with other ramps after" in event.why
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, (0,))], "the budget allows one"
 
@@ -209,10 +209,10 @@ def test_tables_that_are_wrong_are_corrected_within_two_windows_and_within_bound
     run(app, loop, 250)
     early = loop.controller.known.corrections.factors["v100"]
     assert all(1.2 < factor < 1.3 for factor in early)
-    run(app, loop, 3000)
+    run(app, loop, 2400, look_s=60)
     assert loop.controller.known.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
     app.slower = {"v100": 30.0}
-    run(app, loop, 1200)
+    run(app, loop, 1200, look_s=60)
     assert max(loop.controller.known.corrections.factors["v100"]) <= 2.0
 
 

@@ -41,7 +41,7 @@ def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
     app = Fluid(problem, most := first_plan(problem))
     app.rate, app.truth = lambda at_s: rate, lambda at_s: survival
     loop = control_loop(app)
-    assert not moves(run(app, loop, 3600))
+    assert not moves(run(app, loop, 1800))
     assert (loop.controller.exploring.before if loop.controller.exploring else app.running) == most
 
 
@@ -84,9 +84,9 @@ def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected()
     peak = 0.9 * app.sustained_per_s(most)
     app.rate = lambda at_s: peak if 600 <= at_s < 630 else 30.0
     loop = control_loop(app, notice=0.02)
-    run(app, loop, 1800)
+    run(app, loop, 900)
     assert app.sustained_per_s(app.running) >= peak
-    calm = [event for event in run(app, loop, 3600) if event.after]
+    calm = [event for event in run(app, loop, 1800, look_s=60) if event.after]
     assert app.sustained_per_s(app.running) >= peak
     assert len(calm) <= 1, "and it does not flap"
 
@@ -130,7 +130,7 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     dollars = []
     for rate in (150.0, 20.0, 600.0):
         app.rate = lambda at_s, rate=rate: rate
-        run(app, loop, 600)
+        run(app, loop, 600, look_s=60)
         dollars.append(evaluate(app.running, app.facts()).cost_per_hour)
     few, fewest, all_of_them = dollars
     assert fewest < few < all_of_them

@@ -173,7 +173,7 @@ def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
     app = Fluid(problem, mine := first_plan(problem))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 600 else HARD
     loop = control_loop(app, pinned=mine)
-    events = run(app, loop, 3600)
+    events = run(app, loop, 1800)
     assert {event.what for event in events} == {"stayed"}  # no look behind closed ramps either
     assert any("the plan is pinned (without that: " in event.why and ": worth it" in event.why for event in events)
 
@@ -183,7 +183,7 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
     mine = app.running
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app, pinned=mine)
-    lost, back = moves(run(app, loop, 2400))
+    lost, back = moves(run(app, loop, 1500))
     assert "1 of 4 v100 are gone" in lost.why
     assert "the devices of the pinned plan are present" in back.why
     assert app.running == mine
@@ -218,7 +218,7 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     app = improvable()
     first = app.running
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
-    events = moves(run(app, control_loop(app), 3600))
+    events = moves(run(app, control_loop(app), 2400))
     assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
     assert events[0].gain_seen < 0 < events[0].gain_promised
     assert "worse than the previous plan" in events[1].why

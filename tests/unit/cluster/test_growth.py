@@ -33,7 +33,7 @@ def application(stock: int, after_s: float) -> tuple[Fluid, Cloud]:
 def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> None:
     app, cloud = application(stock=4, after_s=90.0)
     loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
-    run(app, loop, 600)
+    run(app, loop, 300)
     assert (loop.controller.device_requests.counts, cloud.asked) == (OWN, {})
     app.rate = lambda at_s: MANY_PER_S
     run(app, loop, 90)
@@ -45,9 +45,9 @@ def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> 
     assert status_of(loop, app.now_s)["asked"] is None
     assert cloud.asked == {}, "or Ray would keep idle nodes beside those that are used"
     app.rate = lambda at_s: QUIET_PER_S
-    run(app, loop, 600)
+    run(app, loop, 600, look_s=60)
     app.rate = lambda at_s: 0.0
-    run(app, loop, 600)
+    run(app, loop, 600, look_s=60)
     assert app.devices(app.now_s) == OWN
 
 
@@ -74,17 +74,17 @@ def test_a_device_whose_replica_is_benched_is_requested_beside_those_of_the_plan
 def test_what_never_comes_is_not_waited_for_and_asked_for_again_later() -> None:
     app, cloud = application(stock=0, after_s=0.0)
     app.rate = lambda at_s: MANY_PER_S
-    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO, come_within_s=300, hold_windows=4)
-    run(app, loop, 300)
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO, come_within_s=300, hold_windows=2)
+    run(app, loop, 300, look_s=60)
     assert app.running.devices() == OWN, "the best on what is there"
     assert cloud.asked["k80"] > 1
-    events = run(app, loop, 60)
+    events = run(app, loop, 120, look_s=60)
     assert any("have not arrived within 300 s" in event.why for event in events)
     assert cloud.asked == {}
     cloud.stock = {"k80": 4}
-    run(app, loop, 240)
-    assert app.running.devices() == OWN, "not before four windows are over"
-    run(app, loop, 420)
+    run(app, loop, 120, look_s=60)
+    assert app.running.devices() == OWN, "not before two windows are over"
+    run(app, loop, 420, look_s=60)
     assert app.sustained_per_s(app.running) > MANY_PER_S
 
 
