@@ -68,7 +68,7 @@ shared_starts = st.lists(st.integers(0, 22), min_size=1, max_size=14).map(tuple)
 ends = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=3).map(tuple), min_size=2, max_size=5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(["off", "recompute", "verified", "project"]), shared_starts, ends, st.integers(0, 12),
     st.sampled_from([1, 3, 4]), st.integers(1, 3),
@@ -115,7 +115,7 @@ ways = st.sampled_from(["off", "recompute", "verified", "project"])
 visits = st.tuples(st.integers(0, 3), ends.map(lambda several: several[0]), st.none() | st.integers(0, 30))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(ways, st.lists(visits, min_size=1, max_size=4)), min_size=2, max_size=4),
     shared_starts, st.integers(0, 12), st.sampled_from([1, 3, 4]), st.integers(1, 3),

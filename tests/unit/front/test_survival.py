@@ -147,7 +147,7 @@ def window_of(sent: Sent, ramps: tuple[int, ...]) -> Window:
 shares = st.sampled_from((0.0, 0.1, 0.3))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     mixture=st.builds(
         Mixture,

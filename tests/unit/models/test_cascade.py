@@ -21,7 +21,7 @@ PAIRS = (("bert", "roberta"), ("distilbert", "electra"), ("albert", "bert"), ("e
 SHARES = st.floats(0.0, 1.0, allow_nan=False)
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(
     st.data(), st.sampled_from(PAIRS), st.floats(0.3, 1.1), st.sampled_from([None, 0.5, 0.7]), st.integers(0, 99),
     st.integers(1, 6),
@@ -60,7 +60,7 @@ def test_who_is_kept_is_told_of_and_goes_on() -> None:
         assert at_once.probabilities[row] == pytest.approx(full[row][1], abs=1e-4)
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(st.integers(0, 99), st.floats(0.4, 1.0), st.sets(st.integers(1, 6), max_size=3))
 def test_survivors_may_travel_between_any_two_splits(seed: int, threshold: float, cuts: set[int]) -> None:
     """Packed, sent on in parts, and joined with others, they get what they would have got alone."""

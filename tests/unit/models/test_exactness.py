@@ -44,7 +44,7 @@ def test_every_pair_of_cuts_equals_the_uncut_network(name: str) -> None:
     model = network(name)
     cut_points = range(1, model.num_blocks)
     every_cutting = [[], *[[a] for a in cut_points], *[list(pair) for pair in combinations(cut_points, 2)]]
-    for size, padded in ((1, False), (2, True), (5, False), (9, True)):
+    for size, padded in ((1, False), (4, False), (6, True)):
         batch = model.merge(random_inputs(name, size, seed=size, padded=padded))
         expected = reference_logits(name, batch)
         for cuts in every_cutting:
@@ -74,11 +74,11 @@ def test_any_merging_gives_each_input_what_it_has_alone(data: st.DataObject, nam
 @pytest.mark.parametrize(("name", "policy"), PAIRS)
 def test_each_input_leaves_where_it_leaves_alone(name: str, policy: str) -> None:
     model = network(name, policy, [POLICIES[policy]])
-    inputs = [with_memory(batch, model) for batch in random_inputs(name, count=24, seed=3)]
+    inputs = [with_memory(batch, model) for batch in random_inputs(name, count=12, seed=3)]
     alone = [model.run(batch, model.num_blocks, model.ramp_blocks).exits for batch in inputs]
     assert len({int(exits.blocks[0]) for exits in alone}) > 1, "the test wants inputs that leave at different blocks"
     for cuts in ([], [1], [2], list(range(1, model.num_blocks))):
-        assert_as_alone(model, model.merge(inputs), range(24), alone, [*cuts, model.num_blocks])
+        assert_as_alone(model, model.merge(inputs), range(12), alone, [*cuts, model.num_blocks])
 
 
 @pytest.mark.parametrize(("name", "policy"), PAIRS)
@@ -118,7 +118,7 @@ def test_half_precision_equals_the_uncut_network(name: str, dtype: torch.dtype) 
     for padded in (True, False):
         batch = model.merge(random_inputs(name, 5, seed=2, padded=padded))
         expected = reference_logits(name, batch, dtype)
-        for cuts in ([], [1], [1, 2]):
+        for cuts in ([], [1, 2]):
             assert np.abs(run_in_splits(model, batch, cuts).logits - expected).max() <= near * np.abs(expected).max()
 
 

@@ -22,7 +22,7 @@ from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 
 @pytest.mark.parametrize("name", DISTINCT_FAMILIES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     seed=st.integers(0, 99),

@@ -139,12 +139,13 @@ def test_prompts_that_leave_no_room_are_named_as_the_reason() -> None:
 
 def test_prompts_that_are_left_out_are_counted(tmp_path: Path) -> None:
     data, out = tmp_path / "data.csv", tmp_path / "out"
-    prompts = [f"{number}+{1 if number < 30 else 10**40}=" for number in range(36)]
+    prompts = [f"{number}+{1 if number < 30 else 10**58}=" for number in range(36)]
     data.write_text("text\n" + "\n".join(prompts))
-    told = done("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 24).output
-    assert "6 of 36 prompts are left out: others leave room for 24 tokens (--max-tokens): the model reads 64" in told
+    arguments = ("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 4)
+    told = done(*arguments).output
+    assert "6 of 36 prompts are left out: others leave room for 4 tokens (--max-tokens): the model reads 64" in told
     data.write_text("text\n" + "\n".join(prompts[:30]))
-    told = done("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 24, "--force").output
+    told = done(*arguments, "--force").output
     assert "left out" not in told
 
 

@@ -170,7 +170,7 @@ def test_an_input_counts_by_what_it_has() -> None:
     assert (nothing.value, nothing.loss(nothing).mean) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("metric", "shares"), [("micro-f1", MANY), ("micro-f1", SPARSE), ("agreement", MANY)])
+@pytest.mark.parametrize(("metric", "shares"), [("micro-f1", SPARSE), ("agreement", MANY)])
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says(metric: Any, shares: tuple[float, ...]) -> None:
     everything, random = of_texts(*label_table(7, 12_000, shares=shares), 0, by_label=True), np.random.default_rng(0)
     check_promises(everything, lambda: np.split(random.permutation(12_000)[:1600], [400]), metric, 0.04)

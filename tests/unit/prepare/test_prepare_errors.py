@@ -72,10 +72,11 @@ def test_a_text_of_which_the_tokenizer_makes_nothing_is_named_by_its_row(
     assert str(CliRunner().invoke(app, of_profile).exception) == empty
 
 
-def test_what_is_read_is_not_replaced(
-    run: Run, refusal: Refusal, asked: tuple[object, ...], out: Path, checkpoint: Path
+def test_nothing_is_replaced_unasked_and_nothing_that_is_read(
+    run: Run, refusal: Refusal, asked: tuple[object, ...], out: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     assert run(*asked) == 0
+    refusal(*asked)
     data = reviews(out / "b.csv")
     inner = out / "inner"
     inner.symlink_to(checkpoint)
@@ -83,11 +84,6 @@ def test_what_is_read_is_not_replaced(
     assert data.exists()
     assert f"{inner}: lies in --out {out}, which is replaced" in refusal(inner, *asked[1:], "--force")
     assert inner.exists()
-
-
-def test_nothing_is_replaced_unasked(run: Run, refusal: Refusal, asked: tuple[object, ...], tmp_path: Path) -> None:
-    assert run(*asked) == 0
-    refusal(*asked)
     assert run(*asked, "--force") == 0
     precious = tmp_path / "precious"
     precious.mkdir()
