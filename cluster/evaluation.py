@@ -255,7 +255,7 @@ def _mean(values: NDArray[np.float64]) -> Interval:
 
 
 def table(evaluation: Evaluation) -> Table:
-    rows = Table("", title=f"{evaluation.inputs:,} inputs (95 %)", box=SIMPLE, title_justify="left")
+    rows = Table("", title=f"{evaluation.inputs:,} inputs; ±: 95 % intervals", box=SIMPLE, title_justify="left")
     for heading in ("in full", "with exits", "lost by exits"):
         rows.add_column(heading, justify="right", no_wrap=True)
     if evaluation.full_accuracy:

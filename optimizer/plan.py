@@ -271,6 +271,8 @@ class Plan:
         content: Mapping[str, Any] = json_in(text, "this plan")
         if not isinstance(content, dict):
             raise UserError(f"this plan must be a JSON object, got {type(content).__name__}")
+        if "placements" not in content:
+            raise UserError("this is not a plan: 'isobatch plan' writes one")
         version = content.get("schema_version")
         if version is True or version != SCHEMA_VERSION:
             version = f"schema_version {version!r}, this isobatch reads {SCHEMA_VERSION}"

@@ -224,6 +224,8 @@ def load(path: Path) -> Profile:
     fields = fields_in(path)
     if of := fields.get("profile_of"):
         raise UserError(f"{path} is a profile of a {of}: isobatch plan takes the {of}'s directory")
+    if "tables" not in fields:
+        raise UserError(f"{path} is not a profile: 'isobatch profile' writes one")
     return as_profile(Profile, fields, path)
 
 

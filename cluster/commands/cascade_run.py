@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isobatch.cluster.cascades import Contender, Tryout, order_notes, timed_candidate
+from isobatch.cluster.cascades import Contender, Tryout, best, order_notes, timed_candidate
 from isobatch.cluster.commands import Metric, check_not_replaced, number_text, policy_path, share
 from isobatch.cluster.commands.shared_options import ReadingOptions, label_names
 from isobatch.cluster.profiling.block_times import untrained
@@ -159,7 +159,11 @@ def _chosen(console: Console, trial: Tryout, levels: int) -> Contender:
     latencies = [trial.latency(row, rate) for row in show(rows, "simulating")]
     console.print(table(rows, latencies, rate))
     with busy("testing the best"):
-        return trial.tested(rows, combinations)
+        taken = trial.tested(rows, combinations)
+    if taken.name != (first := best(rows)).name:
+        test = "the test, on rows from which nothing was chosen, allows none of its gain: more rows may"
+        console.print(f"not taken: {first.name}: {test}", style="yellow", highlight=False)
+    return taken
 
 
 def _write(

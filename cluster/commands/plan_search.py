@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
 SIMULATED_PER_S = 15_000  # inputs that a core of 2021 simulates in a second
+SHOW_EVERY_S = 0.2  # how often to look whether a line is due
 PARALLEL_RUNS = 3  # cores that the runs which make a promise keep busy: four rates at once, twice, and one run alone
 
 
@@ -66,15 +67,19 @@ class LivePlan:
         self._due_s = self._began_s + FIRST_LINE_S
         self._best = "looking for a first plan"
         self._before: Any = None  # the handler of Ctrl-C
+        self._end = threading.Event()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._stop)
         if self._status:
             self._status.start()
+        else:
+            threading.Thread(target=self._show_until_end, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._end.set()
         if self._status:
             self._status.stop()
         if self._before is not None:
@@ -124,6 +129,11 @@ class LivePlan:
         if self._status is None and (now_s := self._clock()) >= self._due_s:
             print(f"planning: {self._line()}", file=sys.stderr, flush=True)
             self._due_s = now_s + EVERY_S
+
+    def _show_until_end(self) -> None:
+        """Print the line also during long simulations, in which the search asks nothing."""
+        while not self._end.wait(SHOW_EVERY_S):
+            self._show()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""

@@ -70,7 +70,10 @@ def parts_of(option: str, pattern: str, shape: str) -> tuple[str, ...]:
 
 def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = None) -> World:
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
-        raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
+        of = f"{config.model or 'the demo'} has no plan to be simulated"
+        raise UserError(
+            f"{of}: 'isobatch serve MODEL --plan FILE --profile FILE --out FILE.yaml' writes a file with one"
+        )
     graph = read_graph(config)
     limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
     profile, slo_s = profile_of(config), config.slo_ms / 1e3

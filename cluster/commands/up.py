@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isobatch.cluster.commands import above_0, number_text
+from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.plan import ClassifierPlanOptions, plan_classifier
 from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
+from isobatch.cluster.serving.ports import check_port
 from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable, locked
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import GB, catalogued, fleet, kind_of
@@ -27,6 +28,7 @@ from isobatch.profiles.promise import RULES
 
 LOG = "up.log"  # beside the folder: everything that the steps print
 PROFILE_BUDGET_S = 20.0
+LOCALHOST, PORT = "127.0.0.1", 8000  # where `isobatch serve` listens by default
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def up(
     if not data.exists():
         raise UserError(f"{data}: no such file")
     folder = out or Path(f"{name_of(model)}-up")
+    check_port(LOCALHOST, port or PORT, "--port")
     if devices:
         _check_measured(devices, folder / PROFILE)
     source = checkpoint.locate(model)
@@ -168,12 +171,13 @@ def _prepared(folder: Path) -> str:
 
 
 def _planned(path: Path) -> str:
+    from isobatch.deployments.config import A_FRONT_PER_S
     from isobatch.deployments.planning import summary
     from isobatch.optimizer.plan import read_plan
 
     made = read_plan(path)
-    goodput = f"; {number_text(made.promise.goodput_per_s)} inputs per second in time" if made.promise else ""
-    return f"{summary(made)}{goodput}"
+    slow = made.promise and made.promise.goodput_per_s > A_FRONT_PER_S
+    return summary(made) + (f"; the front passes on some {A_FRONT_PER_S:,} requests per second" if slow else "")
 
 
 def this_machine() -> str:

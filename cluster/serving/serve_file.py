@@ -144,6 +144,8 @@ def _model(target: str | Path, files: dict[str, Any]) -> str | None:
         return None
     is_id = "/" in str(target) and path.suffix not in (".yaml", ".yml") and is_url(as_url(str(target)))
     if not is_url(str(target)) and not is_id:
+        if path.suffix in (".yaml", ".yml"):
+            raise UserError(f"{target}: no such file; 'isobatch serve MODEL --out {target}' writes one")
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
     return _pinned(str(target), Path(), files)
 

@@ -96,11 +96,11 @@ def _served(source: Path, device: str, dtype: RampDtype) -> BackedModel:
 def check_free(out: Path, force: bool) -> None:
     """Raise UserError if `out` exists and may not be replaced, or if it cannot be written."""
     check_replaceable(out)
-    if out.exists() and not force:
-        raise UserError(f"{out}: exists already; --force replaces it")
     replaceable = out.is_dir() and ((out / RULES).is_file() or not any(out.iterdir()))
     if out.exists() and not replaceable:
-        raise UserError(f"{out}: is not a prepared model (it has no {RULES}), so --force does not replace it")
+        raise UserError(f"{out}: exists, and is not a prepared model (it has no {RULES}): name another --out")
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists already; --force replaces it")
     nearest = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     try:  # permissions alone do not show whether a directory can be made (root, /proc)
         with TemporaryDirectory(prefix=".isobatch-", dir=nearest):

@@ -204,8 +204,9 @@ def _parts(folder: Path) -> Sequence[Path]:
             raise UserError(f"{folder}: holds several splits, {', '.join(sorted(of_splits))}: give the file of one")
         return files
     splits = [each.name for each in sorted(folder.iterdir()) if each.is_dir() and any(each.glob("*.arrow"))]
-    hint = f"; choose one of its splits: {', '.join(f'{folder}/{name}' for name in splits)}" if splits else ""
-    raise UserError(f"{folder}: holds no *.arrow or *.parquet{hint}")
+    places = ", ".join(f"{folder}/{name}" for name in splits)
+    hint = f"choose one of its splits: {places}" if splits else "name a file in it, or a directory of `datasets`"
+    raise UserError(f"{folder}: holds no *.arrow or *.parquet; {hint}")
 
 
 def _arrow(path: Path) -> Iterator[Record]:

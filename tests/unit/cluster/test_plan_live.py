@@ -1,6 +1,7 @@
 """The best plan so far is shown, and kept at Ctrl-C."""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_the_first_ctrl_c_keeps_the_best_plan_and_the_second_ends() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_without_a_terminal_lines_come_also_while_the_search_asks_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock, printed = Clock(100.0), ""
+    with LivePlan(None, clock) as live:
+        live.estimated(PLAN, 1234.0)
+        clock.now_s += 3.0
+        until_s = time.monotonic() + 10.0
+        while not printed and time.monotonic() < until_s:
+            time.sleep(0.02)
+            printed = capsys.readouterr().err
+    assert printed.startswith("planning: 1,234 per second by estimate: batches of 8 > 4; 3 s")
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`isobatch up` does each step once, and again what depends on something that has changed."""
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from isobatch.profiles.files import load
 from tests.helpers.command_lines import material
 from tests.helpers.simulated_fleet import HASTIER
 
-SMALL = ("--devices", "cpu=1", "--max-rows", "60")
+SMALL = ("--devices", "cpu=1", "--max-rows", "60", "--port", "18123")
 
 
 @pytest.fixture
@@ -137,6 +138,13 @@ def test_its_folder_may_lie_in_new_ones_but_not_here(here: Path, monkeypatch: py
     monkeypatch.chdir(here / "empty")
     arguments = ("up", str(here / "my-bert"), "--data", str(here / "reviews.csv"), "--slo-ms", "2000", "--out", ".")
     assert ".: is mounted or holds the current folder" in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_a_port_that_is_taken_is_named_before_the_long_steps(here: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert str(run("--port", port).exception).startswith(f"port {port} of 127.0.0.1 cannot be used")
+    assert not Path("my-bert-up").exists()
 
 
 def test_two_commands_do_not_make_one_folder(here: Path) -> None:

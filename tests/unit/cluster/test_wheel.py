@@ -149,7 +149,7 @@ def test_every_command_runs_installed(installed: Path, tmp_path: Path) -> None:
     assert "cluster/demo/plan.json" in outcome["serve"]["said"]
     for wrong, reason in (
         ("serve reviews.csv", "is not a Serve file"),
-        ("serve nowhere.yaml", "no such directory or file"),
+        ("serve nowhere.yaml", "no such file; 'isobatch serve MODEL --out nowhere.yaml' writes one"),
     ):
         assert outcome[wrong]["code"] == 2
         assert reason in outcome[wrong]["said"]

@@ -14,9 +14,10 @@ from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile
+from isobatch.profiles.files import Profile, load
 from isobatch.profiles.lengths import Lengths
 
+DEMO = Path(__file__).parents[3] / "cluster" / "demo"
 PLAN = Plan(
     (
         Placement("v100", 6, (Split(0, 3, 8, (0, 2)), Split(5, 12, 4, ()))),
@@ -137,3 +138,11 @@ def test_where_lengths_are_known_the_planner_counts_tokens() -> None:
     assert (route.length, stage.room) == (40, 40 * stage.batch)
     assert stage.seconds(stage.room) == stage.launch_s[-1]
     assert 0 < stage.seconds(1) <= stage.launch_s[0]
+
+
+def test_a_profile_is_not_taken_for_a_plan_nor_a_plan_for_a_profile(tmp_path: Path) -> None:
+    profile, plan = DEMO / "profile.json", DEMO / "plan.json"
+    with pytest.raises(UserError, match=r"profile\.json: this is not a plan: 'isobatch plan' writes one"):
+        read_plan(profile)
+    with pytest.raises(UserError, match=r"plan\.json is not a profile: 'isobatch profile' writes one"):
+        load(plan)

@@ -45,6 +45,13 @@ def test_what_appears_meanwhile_is_not_replaced_unasked(
     assert (out / "exits.json").read_text() == "another's"
 
 
+def test_a_file_in_the_place_of_the_folder_is_not_called_replaceable(
+    refusal: Refusal, asked: tuple[object, ...], out: Path
+) -> None:
+    out.touch()
+    assert "exists, and is not a prepared model (it has no exits.json): name another --out" in refusal(*asked)
+
+
 def test_a_network_whose_weights_are_broken_is_one_sentence(
     refusal: Refusal, checkpoint: Path, asked: tuple[object, ...], out: Path
 ) -> None:

@@ -83,7 +83,7 @@ def test_pipelines_of_one_lane_are_one_row_for_each_split(config: AppConfig, tmp
 
 
 def test_without_a_plan_or_tokens_there_is_nothing_to_simulate(config: AppConfig, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="needs profile"):
+    with pytest.raises(UserError, match="the demo has no plan to be simulated: 'isobatch serve"):
         world_of(AppConfig())
     with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
         run(world_of(config), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
