@@ -63,7 +63,7 @@ class LivePlan:
         console = Console(stderr=True)
         # A status renders this object again and again.
         self._status: Status | None = console.status(self) if console.is_terminal else None
-        self._due_s = self._began_s + FIRST_LINE_S
+        self._due_s, self._ended = self._began_s + FIRST_LINE_S, threading.Event()
         self._best = "looking for a first plan"
         self._before: Any = None  # the handler of Ctrl-C
 
@@ -72,9 +72,12 @@ class LivePlan:
             self._before = signal.signal(signal.SIGINT, self._stop)
         if self._status:
             self._status.start()
+        else:
+            threading.Thread(target=self._show_until_end, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._ended.set()
         if self._status:
             self._status.stop()
         if self._before is not None:
@@ -124,6 +127,11 @@ class LivePlan:
         if self._status is None and (now_s := self._clock()) >= self._due_s:
             print(f"planning: {self._line()}", file=sys.stderr, flush=True)
             self._due_s = now_s + EVERY_S
+
+    def _show_until_end(self) -> None:
+        """Print lines also while simulations run that do not ask whether the time is over."""
+        while not self._ended.wait(FIRST_LINE_S):
+            self._show()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""

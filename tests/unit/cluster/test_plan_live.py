@@ -1,6 +1,7 @@
 """The best plan so far is shown, and kept at Ctrl-C."""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.Captur
         live.better(PLAN, 2346.0, 8)
     line = "planning: 2,345 per second, as simulated: batches of 8 > 4; 7 other plans tried; 3 s\n"
     assert capsys.readouterr().err == line
+
+
+def test_lines_are_printed_while_a_plan_is_confirmed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing asks meanwhile whether the time is over."""
+    monkeypatch.setattr(plan_search, "FIRST_LINE_S", 0.01)
+    monkeypatch.setattr(plan_search, "EVERY_S", 0.01)
+    errors, until_s = "", time.monotonic() + 20.0
+    with LivePlan():
+        while errors.count("planning: looking for a first plan; 0 s\n") < 2 and time.monotonic() < until_s:
+            errors += capsys.readouterr().err
+    assert errors.count("planning: looking for a first plan; 0 s\n") >= 2
 
 
 def test_a_search_that_ctrl_c_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
