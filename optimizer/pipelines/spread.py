@@ -18,7 +18,7 @@ from isobatch.profiles.devices import Device
 # Plans a problem of one kind; None if there is no plan.
 Planner = Callable[[Problem, Objective], Plan | None]
 Whole = tuple[Problem, Plan, Score]  # one kind by itself, with all of its devices in use
-Last = tuple[Device, Objective]  # the kind that takes the rest, which many orders have in common
+LastKind = tuple[Device, Objective]  # the kind that takes the rest, which many orders have in common
 
 
 def value(plan: Plan, facts: Problem, objective: Objective) -> float:
@@ -61,7 +61,7 @@ def _one_after_the_other(objective: Objective, planner: Planner, wholes: list[Wh
     adds_up = objective.aim.adds_up and objective.cost_per_hour is None
     if not adds_up and len(wholes) <= effort.kinds_in_all_orders:
         orders = permutations(wholes)
-    known = dict[Last, Plan | None]()
+    known = dict[LastKind, Plan | None]()
     for order in orders:
         if plans := _used_up(order, objective, planner, known):
             yield joined(plans)
@@ -70,7 +70,7 @@ def _one_after_the_other(objective: Objective, planner: Planner, wholes: list[Wh
 
 
 def _used_up(
-    order: Sequence[Whole], objective: Objective, planner: Planner, known: dict[Last, Plan | None]
+    order: Sequence[Whole], objective: Objective, planner: Planner, known: dict[LastKind, Plan | None]
 ) -> list[Plan]:
     """The kinds that are used in full, and the one that takes the rest of the inputs, or of the money."""
     used = list[Whole]()
