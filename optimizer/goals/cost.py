@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from isobatch.optimizer.effort import Floats, Number
+from isobatch.optimizer.effort import LAST_BITS, Floats, Number
 from isobatch.optimizer.goals.goal import Goal, register
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation, at_least_0
 
@@ -20,6 +20,9 @@ class Cost(Goal):
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         return cost_per_hour
+
+    def most_dollars(self, value: float) -> float:
+        return value * (1 + LAST_BITS)
 
     def saving(self, share: float) -> str:
         return f"costs {abs(share):.1%} {'less' if share > 0 else 'more'}"

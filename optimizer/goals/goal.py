@@ -44,6 +44,10 @@ class Goal(ABC):
         """A goodput that every plan sustains whose value is at most this."""
         return 0.0
 
+    def most_dollars(self, value: float) -> float:
+        """The most dollars per hour that a plan costs whose value is at most this."""
+        return inf
+
     def most_seconds_per_input(self, value: float) -> float:
         """The inverse of a goodput that every plan sustains whose value is at most this."""
         return inf

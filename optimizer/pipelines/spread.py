@@ -6,17 +6,19 @@ Kinds are filled one after the other; the last one takes the remaining inputs, o
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
-from math import inf
+from math import fsum, inf
 
 from isobatch.optimizer.effort import EFFORT, SAME, Effort
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device
 
 # Plans a problem of one kind; None if there is no plan.
 Planner = Callable[[Problem, Objective], Plan | None]
 Whole = tuple[Problem, Plan, Score]  # one kind by itself, with all of its devices in use
+LastKind = tuple[Device, Objective]  # the kind that takes the rest, which many orders have in common
 
 
 def value(plan: Plan, facts: Problem, objective: Objective) -> float:
@@ -59,24 +61,31 @@ def _one_after_the_other(objective: Objective, planner: Planner, wholes: list[Wh
     adds_up = objective.aim.adds_up and objective.cost_per_hour is None
     if not adds_up and len(wholes) <= effort.kinds_in_all_orders:
         orders = permutations(wholes)
+    known = dict[LastKind, Plan | None]()
     for order in orders:
-        if plans := _used_up(order, objective, planner):
+        if plans := _used_up(order, objective, planner, known):
             yield joined(plans)
             if effort.out_of_time():
                 break
 
 
-def _used_up(order: Sequence[Whole], objective: Objective, planner: Planner) -> list[Plan]:
+def _used_up(
+    order: Sequence[Whole], objective: Objective, planner: Planner, known: dict[LastKind, Plan | None]
+) -> list[Plan]:
     """The kinds that are used in full, and the one that takes the rest of the inputs, or of the money."""
-    used = list[Plan]()
-    left = inf if objective.aim.adds_up else objective.goodput_per_s
-    dollars = inf if objective.cost_per_hour is None else objective.cost_per_hour
-    for facts, plan, score in order:
-        if score.goodput_per_s < left and score.cost_per_hour <= dollars:
-            used.append(plan)
-            left, dollars = left - score.goodput_per_s, dollars - score.cost_per_hour
+    used = list[Whole]()
+    for whole in order:
+        left = inf if objective.aim.adds_up else objective.goodput_per_s - fsum(each[2].goodput_per_s for each in used)
+        dollars = None
+        if objective.cost_per_hour is not None:
+            dollars = objective.cost_per_hour - fsum(each[2].cost_per_hour for each in used)
+        facts, _, score = whole
+        if score.goodput_per_s < left and (dollars is None or score.cost_per_hour <= dollars):
+            used.append(whole)
             continue
         rest = objective.for_most_goodput if left == inf else replace(objective, goal="cost", goodput_per_s=left)
-        last = planner(facts, replace(rest, cost_per_hour=None if dollars == inf else dollars))
-        return [*used, last] if last else used
-    return used
+        last = facts.devices[0], replace(rest, cost_per_hour=dollars)
+        if last not in known:
+            known[last] = planner(facts, last[1])
+        return [each[1] for each in used] + ([plan] if (plan := known[last]) else [])
+    return [each[1] for each in used]

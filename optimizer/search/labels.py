@@ -84,6 +84,8 @@ class LabelSweep:
     limits: Sequence[float]
     spacings_s: Sequence[float]  # seconds per input at which latencies are compared; none if latency does not matter
     least_goodput_per_s: float  # of any plan that matters
+    prices: Floats  # of a device, by kind
+    most_dollars: float  # that a plan may cost
     width: int  # the most labels before a block
     proof: bool  # a proof fails, and ends, as soon as it would have to drop a label
     effort: Effort = EFFORT
@@ -198,7 +200,8 @@ class LabelSweep:
 
     def _enough_devices(self, loads: Floats) -> Bools:
         replicas = np.ceil(loads * self.least_goodput_per_s * (1 - SAME))
-        return np.asarray((self._kinds(np.maximum(replicas, loads > 0)) <= self.counts).all(axis=1))
+        devices = self._kinds(np.maximum(replicas, loads > 0))
+        return np.asarray((devices <= self.counts).all(axis=1) & (devices @ self.prices <= self.most_dollars))
 
 
 def _rank_in_group(values: Floats, group: Ints) -> Ints:

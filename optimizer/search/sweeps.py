@@ -61,7 +61,8 @@ class Search:
     def bound(self) -> float:
         """A lower bound on the value of every plan."""
         hopeless = self.fastest.bound > self.objective.budget_s * (1 + SAME)
-        return np.inf if hopeless else self.cuts[-1].bound
+        least = float(self.valuation.prices.min()) if self.goal.at_given_goodput else 0.0  # of one device
+        return np.inf if hopeless else max(self.cuts[-1].bound, least)
 
     def tighten(self, enough: float, steps: int) -> None:
         """Improve the multipliers while this may help, and note the value of the best plan on the way."""
@@ -177,7 +178,8 @@ class Search:
         sweep = LabelSweep(
             fixed(self.options, self.cuts[-1], limit), self.columns, self.valuation.counts, (*self.cuts, self.fastest),
             (*[limit] * len(self.cuts), self.objective.budget_s * (1 + SAME)), self._spacings_s(limit),
-            self._least_goodput_per_s(limit), width, proof, effort or self.effort,
+            self._least_goodput_per_s(limit), self.valuation.prices,
+            min(self.valuation.allowed, self.goal.most_dollars(limit)), width, proof, effort or self.effort,
         )  # fmt: skip
         best = self._pick(sweep, sweep.run(), limit)
         return best, min(sweep.dropped, best.value if best else limit)

@@ -372,6 +372,21 @@ def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypat
         plan(*FAST, devices=few, applications=[needs[1] | {"least_per_s": 6500}])
 
 
+def test_a_plan_on_the_same_devices_is_not_searched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = list[tuple[Any, ...]]()
+
+    def nothing_kept(*asked: Any) -> Any:
+        parts.append(tuple(asked[1]))
+        result = searched(*asked)
+        return replace(result, plan=replace(result.plan, promise=replace(result.plan.promise, goodput_per_s=1.0)))
+
+    monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", nothing_kept)
+    few = {"devices": {"v100": 2}, "applications": [entry("a", least_per_s=5), entry("b", least_per_s=5)]}
+    with pytest.raises(UserError, match="a needs 5 per second, its plan sustains 1, as simulated"):
+        plan(*FAST, **few)
+    assert len(parts) == 2
+
+
 def test_ctrl_c_in_one_search_ends_all_and_keeps_the_best_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left_s = list[float | None]()
 

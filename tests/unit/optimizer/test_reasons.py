@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.planner.settings import BERT_BASE
+from isobatch.optimizer.effort import Floats
 from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.model.valuation import Valuation
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import Problem
@@ -71,6 +74,22 @@ def test_without_money_the_cheapest_plan_of_several_kinds_is_named() -> None:
     links = {(one, other): Link(one, other, 1e9, 0.0) for one in "ab" for other in "ab"}
     facts = replace(FACTS, tables=(TABLE, slow), devices=kinds, links=links)
     assert nearest(facts, Objective(cost_per_hour=0.0), r"\$0 per hour: the cheapest plan costs \$([\d.]+)") == 0.5
+
+
+def test_the_cheapest_plan_on_many_devices_is_named_without_a_search_among_dearer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, staffed = list[float](), Valuation.staffed
+
+    def counted(self: Valuation, loads: Floats, work: float, arrivals: float, below: float = math.inf) -> object:
+        calls.append(below)
+        return staffed(self, loads, work, arrivals, below)
+
+    monkeypatch.setattr(Valuation, "staffed", counted)
+    facts = BERT_BASE.facts("v100=400", "float16")
+    price = facts.devices[0].price_per_hour
+    assert reason(facts, Objective(slo_s=0.1, cost_per_hour=0.01)).endswith(f"the cheapest plan costs ${price:g}")
+    assert len(calls) < 40_000
 
 
 @pytest.mark.parametrize("limit", ["slo_s", "goodput_per_s", "cost_per_hour"])
