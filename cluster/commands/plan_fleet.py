@@ -57,7 +57,6 @@ class Planned:
     options: "ClassifierPlanOptions"
     application: FleetApplication
     result: PlanResult | None = None  # None: it has no devices
-    part: Sequence[Device] = ()  # the devices for which the result was searched
 
     @classmethod
     def of(
@@ -89,12 +88,12 @@ class Planned:
         """The same with the plan that `isobatch plan` makes on this part of the devices, if it has any."""
         part = [replace(each, count=count) for each, count in zip(devices, counts, strict=True) if count]
         if not (here := _known(part, self.profile)):
-            return replace(self, result=None, part=())
-        if self.result and here == self.part:  # the devices were divided again, and these are the same
+            return replace(self, result=None)
+        if self.result and tuple(here) == self.result.facts.devices:  # divided again, with the same part
             return self
         with LivePlan(self.options.seconds) as live:
             result = searched(self.options, here, self.profile, self.application.objective, live)
-        return replace(self, result=replace(result, hurried=live.stopped), part=here)
+        return replace(self, result=replace(result, hurried=live.stopped))
 
     @property
     def hurried(self) -> bool:

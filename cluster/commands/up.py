@@ -28,7 +28,6 @@ from isobatch.profiles.promise import RULES
 
 LOG = "up.log"  # beside the folder: everything that the steps print
 PROFILE_BUDGET_S = 20.0
-LOCALHOST, PORT = "127.0.0.1", 8000  # where `isobatch serve` listens by default
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ def up(
     Example: [bold]isobatch up my-bert --data reviews.csv --slo-ms 100[/]
     """
 
+    from isobatch.cluster.serving.serve_file import LOCALHOST, PORT
     from isobatch.deployments.models import checkpoint
 
     above_0("--slo-ms", slo_ms)

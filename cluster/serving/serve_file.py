@@ -33,7 +33,7 @@ ARBITER = "isobatch.cluster.controller.app:arbiter"
 DECODER = "isobatch.deployments.decoding.app:build"
 REACHED = (FRONT, NETWORK, DEPLOYER)  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
-LOCALHOST = "127.0.0.1"
+LOCALHOST, PORT = "127.0.0.1", 8000  # where HTTP is served by default
 GRPC_PORT = 8001  # the default, if it is free
 # With one of these fields, the plan in a model's directory is not taken.
 NOT_IN_OWN_PLANS = {"plan", "device", "max_batch", "replicas"}
@@ -62,7 +62,7 @@ class _Http(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     host: str = Field(LOCALHOST, min_length=1)
-    port: int = Field(8000, ge=1, le=65535)
+    port: int = Field(PORT, ge=1, le=65535)
 
 
 class _Application(BaseModel):
@@ -142,9 +142,10 @@ def _model(target: str | Path, files: dict[str, Any]) -> str | None:
         return str(path.resolve())
     if path.exists():
         return None
-    is_id = "/" in str(target) and path.suffix not in (".yaml", ".yml") and is_url(as_url(str(target)))
+    is_yaml = path.suffix in (".yaml", ".yml")
+    is_id = "/" in str(target) and not is_yaml and is_url(as_url(str(target)))
     if not is_url(str(target)) and not is_id:
-        if path.suffix in (".yaml", ".yml"):
+        if is_yaml:
             raise UserError(f"{target}: no such file; 'isobatch serve MODEL --out {target}' writes one")
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
     return _pinned(str(target), Path(), files)

@@ -34,9 +34,8 @@ _CLOSED = "the connection closed before the whole body had arrived"
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. HAProxy refuses longer ones, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 20
-_HALF_A_PAIR = re.compile(
-    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-)  # msgspec names it in other words
+# Half of a surrogate pair, which msgspec names in other words
+_HALF_A_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="?([^";\s]*)', re.IGNORECASE)  # .NET sends names without quotes

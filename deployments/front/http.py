@@ -110,21 +110,19 @@ def _add_paths(api: Api, service: Service, canary: Canary | None) -> Mapping[str
 
 
 def _own_path(api: Api, service: Service, canary: Canary | None) -> Predict:
-    reply, statuses, error, others = PREDICTIONS[service.task.name], openapi.READING, ErrorBody, list[Any]()
+    reply, statuses, error = PREDICTIONS[service.task.name], openapi.READING, ErrorBody
+    forms = _TEI_PREDICT.forms if service.classifies_texts else ()
     about = "Answer one input or a list of them, in order"
-    if service.classifies_texts:
+    if forms:
         about += "; with `truncate` or `raw_scores`, as TEI; with `parameters`, as Hugging Face"
         reply, error = reply | _TEI_PREDICT.reply, error | _TEI_PREDICT.error
-        statuses, others = (
-            tuple(sorted({*statuses, *_TEI})),
-            [openapi.schema_of(form.body) for form in _TEI_PREDICT.forms],
-        )
+        statuses = tuple(sorted({*statuses, *_TEI}))
     described = openapi.documented(reply, *statuses, error=error, about=_PROBLEMS)
+    others = (openapi.schema_of(form.body) for form in forms)
     request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value, *others)
     options = {**described, "openapi_extra": request_format, "description": f"{about}."}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
-    forms = (OwnForm(service), *(form(service) for form in _TEI_PREDICT.forms if service.classifies_texts))
-    return Predict(service, *forms, canary=canary)
+    return Predict(service, OwnForm(service), *(form(service) for form in forms), canary=canary)
 
 
 async def _answered_by_form() -> NoReturn:

@@ -74,7 +74,7 @@ def _used_up(
 ) -> list[Plan]:
     """The kinds that are used in full, and the one that takes the rest of the inputs, or of the money."""
     used = list[Whole]()
-    for whole in order:
+    for whole in order:  # sums are exact, so that orders of the same kinds leave the same rest
         left = inf if objective.aim.adds_up else objective.goodput_per_s - fsum(each[2].goodput_per_s for each in used)
         dollars = None
         if objective.cost_per_hour is not None:

@@ -85,12 +85,12 @@ def test_without_a_terminal_lines_come_also_while_the_search_asks_nothing(
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(100.0)
-    with LivePlan(None, clock) as live:
-        live.estimated(PLAN, 1234.0)
-        assert capsys.readouterr().err == "", "a task that is short prints nothing"
-        clock.now_s += 3.0
-        live.better(PLAN, 2345.0, 7)
-        live.better(PLAN, 2346.0, 8)
+    live = LivePlan(None, clock)  # without the thread that also prints
+    live.estimated(PLAN, 1234.0)
+    assert capsys.readouterr().err == "", "a task that is short prints nothing"
+    clock.now_s += 3.0
+    live.better(PLAN, 2345.0, 7)
+    live.better(PLAN, 2346.0, 8)
     line = "planning: 2,345 per second, as simulated: batches of 8 > 4; 7 other plans tried; 3 s\n"
     assert capsys.readouterr().err == line
 
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_searches_of_tune_and_simulated_candidates_need_no_proof(mon
 def test_one_other_plan_is_named_in_the_singular(tried: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_choice.SimulatedChoice(PLAN, 1.0, 1.0, tried).comparison == f"+0.0% after {words}"
     clock = Clock(100.0)
-    with LivePlan(None, clock) as live:
-        clock.now_s += 3.0
-        live.better(PLAN, 2345.0, tried)
+    live = LivePlan(None, clock)
+    clock.now_s += 3.0
+    live.better(PLAN, 2345.0, tried)
     assert f"; {words} tried; " in capsys.readouterr().err
