@@ -69,13 +69,15 @@ _ERRORS = {
     500: ("Internal Server Error", "the proxy before the front failed"),
     501: ("Not Implemented", "the request asks for something that is not supported"),
     502: ("Bad Gateway", "the front ended before it had answered"),
-    503: ("Service Unavailable", "there are too many requests now, or a front has just ended: try again later"),
     504: ("Service Unavailable", "the front did not answer before the deadline: try again later"),  # sent as 503
 }
 _SENTENCES = {  # of HAProxy's own answers, by their files
     "404": "there is no such path: GET /-/routes lists all paths",
     "405": f"this method is not known here: there are {', '.join(METHODS)}",
     "408": _LATE,
+}
+_REFUSALS = {  # the same of those with status 503
+    "503": "there are too many requests now, or a front has just ended: try again later",
     "slow": "other requests of this client come too slowly: try again later",
     "crowded": "there are too many requests now: try again later",
     READY: "no front is running now: another one starts",
@@ -92,6 +94,9 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
     for name, sentence in _SENTENCES.items():
         (folder / f"{name}.json").write_text(json.dumps({"error": sentence}))
+    for name, sentence in _REFUSALS.items():
+        about = f"%[var(txn.before)]{json.dumps(sentence)}%[var(txn.after)]"  # as OpenAI has it, or a sentence alone
+        (folder / f"{name}.json").write_text(f'{{"error": {about}}}')
     (folder / SLO_MAP).touch()
     (folder / STARTING).touch()
     edits, copied, script = _edits(program, folder, ports, connections), folder / "edits.py", folder / "haproxy"
@@ -103,7 +108,8 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
 
 
 def _edits(program: str, folder: Path, ports: Collection[str], connections: int) -> Edits:
-    json_file = f"content-type application/json file {folder}"
+    json_file, texts = f"content-type application/json lf-file {folder}", "if { path_end /completions }"
+    opened, closed = '{"message": ', ', "type": "server_error", "param": null, "code": null}'
     answer, asks_much = "http-request return status", f"{{ sc0_http_req_rate gt {QUEUED} }}"
     no_front = f"{answer} 503 {json_file}/{READY}.json if {{ nbsrv eq 0 }}"
     crowded = f"{answer} 503 {json_file}/crowded.json if {{ avg_queue gt {QUEUED} }} {asks_much}"
@@ -117,6 +123,7 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
         defaults=[
             f"timeout check {HANGS_MS}",
             *(f"errorfile {status} {folder}/{status}.http" for status in _ERRORS),
+            f"http-error status 503 {json_file}/503.json",
         ],
         frontend=[
             f"{EDITED}: a line in a log for each request would take longer than its refusal",
@@ -130,6 +137,8 @@ def _edits(program: str, folder: Path, ports: Collection[str], connections: int)
             "# Serve would fail on an id that is not UTF-8",
             "http-request del-header X-Request-Id if !{ var(txn.id) -m found }",
             "http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }",
+            f"http-request set-var-fmt(txn.before) '{opened}' {texts}",
+            f"http-request set-var-fmt(txn.after) '{closed}' {texts}",
             f"{answer} 405 {json_file}/405.json if !{{ method {' '.join(METHODS)} }}",
             "http-request set-var(txn.began) date(0,us)",
             "http-request set-header X-Request-Start t=%[var(txn.began)];%[env(ISOBATCH_KERNEL)]",

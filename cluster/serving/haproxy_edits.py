@@ -71,7 +71,7 @@ def edited(config: str, edits: Edits, folder: Path, state: str) -> str:
     for pattern, replacement in (
         (rf"( *bind +)[*]?:({'|'.join(edits.ports)})$", r"\g<1>127.0.0.1:\2"),
         (r" *errorfile .*\n", ""),
-        (r"( *http-request return status) 404 .*", rf"\1 {status} {as_json} file {folder}/{sentence}.json"),
+        (r"( *http-request return status) 404 .*", rf"\1 {status} {as_json} lf-file {folder}/{sentence}.json"),
         (
             r'(.* return status 50.) content-type text/plain string "(.*?)"',
             rf"""\1 {as_json} string '{{"error": "\2"}}'""",

@@ -105,6 +105,20 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
         assert len([*pool.map(check, cases)]) == len(cases)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "sentence"), [("/app", "there are too many requests now"), ("", "this server stops")]
+)
+def test_clients_of_openai_read_why_haproxy_refuses(tmp_path: Path, prefix: str, sentence: str) -> None:
+    """Their newest library shows nothing but `error.message`."""
+    stopping(tmp_path)
+    with haproxy(tmp_path) as port:
+        for path in ("/v1/completions", "/v1/chat/completions?x=1"):
+            status, headers, body = asked(port, f"{prefix}{path}")
+            about = json.loads(body)["error"]
+            assert (status, about["type"], b"retry-after: " in headers) == (503, "server_error", True)
+            assert about["message"].startswith(sentence)
+
+
 def test_a_connection_has_one_request_at_once_and_not_a_hundred_of_http_2(tmp_path: Path) -> None:
     with haproxy(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
