@@ -71,6 +71,13 @@ def test_an_empty_group_of_a_parked_application_wakes_nobody() -> None:
     assert empty.endswith("unless on (application) max by (application) (ray_isobatch_parked) == 1")
 
 
+def test_the_first_decision_of_a_kind_counts_too() -> None:
+    """A counter's series begins with its first event, which `increase` does not count."""
+    for ask in (ask for ask in ASKED if "decisions" in ask):
+        counter = re.escape(re.findall(r"ray_[^ ]+_total(?:{[^}]*})?", ask)[0])
+        assert re.search(rf"\({counter} - \({counter} offset \dh or {counter} \* 0\)\)", ask)
+
+
 def test_a_legend_shows_what_its_query_tells_apart() -> None:
     for legend, ask in QUERIES:
         assert set(re.findall(r"{{(\w+)}}", legend)) == (
