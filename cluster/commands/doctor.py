@@ -190,7 +190,9 @@ def _files() -> CheckResult:
 
 
 def _temporary() -> CheckResult:
-    with tempfile.TemporaryDirectory() as folder:
+    from isobatch.deployments.ray_facts import address_file
+
+    with tempfile.TemporaryDirectory(dir=address_file().parents[1]) as folder:  # where Ray writes
         return _room(Path(folder).parent, LEAST_FREE_BYTES)
 
 
