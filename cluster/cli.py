@@ -4,11 +4,13 @@ import sys
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from isobatch.cluster.commands.bench import bench
 from isobatch.cluster.commands.cascade import cascade
@@ -52,11 +54,23 @@ def _options(
     pass
 
 
+class _Command(TyperCommand):
+    """A command whose errors about options contain the value."""
+
+    def parse_args(self, *context_and_words: Any) -> list[str]:
+        try:
+            return super().parse_args(*context_and_words)
+        except typer.BadParameter as error:
+            if isinstance(wrong := error.__cause__, ValidationError):
+                error.message = f"{wrong.errors()[0]['input']!r}: {error.message}"
+            raise
+
+
 for command in (
     bench, cascade, dashboards, deploy, doctor, environment, evaluate, explain, kubernetes, load, plan, predict,
     prepare, profile, serve, simulate, status, tune, up,
 ):  # fmt: skip
-    app.command()(with_options()(command))
+    app.command(cls=_Command)(with_options()(command))
 
 LOOP = "Symlink loop"  # the beginning of the RuntimeError for links that lead in a circle, before Python 3.13
 

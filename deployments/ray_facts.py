@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,7 +139,7 @@ def wire_of(config: ServedConfig) -> Wire:
 
 def address_file() -> Path:
     """The file to which `ray start` writes the cluster's address. No documented function returns it."""
-    return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
+    return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))) / "ray" / "ray_current_cluster"
 
 
 RAYLET = "raylet"  # the name of the main process of a node, which starts its other processes

@@ -106,7 +106,9 @@ class Tracing:
         # The offset between the clocks is measured only once. Measured for every span it would vary, and a span could
         # seem to end before a span inside it.
         self._began_ns = time.time_ns() - round(1e9 * clock())
-        self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
+        given = Resource.create()  # reads OTEL_SERVICE_NAME and others
+        is_unnamed = str(given.attributes["service.name"]).startswith("unknown_service")
+        self._resource = given.merge(Resource({"service.name": "isobatch"})) if is_unnamed else given
 
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:

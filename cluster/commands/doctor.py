@@ -23,10 +23,8 @@ LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
 CARDS = Path("/sys/bus/pci/devices")
 NVIDIA, DISPLAY = "0x10de", "0x03"  # the vendor's number, and the first digits of its cards' class
-HOST = "127.0.0.1"
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # distributions of one package
 ONLY_FATAL = 4  # of ONNX Runtime's severities
-PORTS = {8000: "--port", 8001: "--grpc-port"}
 
 
 # By CUDA's major version: the oldest driver, and the oldest generation of GPUs with its compute capability, from the
@@ -167,9 +165,13 @@ def _ray() -> CheckResult:
 
 def _ports() -> CheckResult:
     from isobatch.cluster.serving.ports import is_free
+    from isobatch.cluster.serving.serve_file import GRPC_PORT, LOCALHOST, PORT
 
-    taken = [f"{port} is taken ({option} names another)" for port, option in PORTS.items() if not is_free(HOST, port)]
-    return " and ".join(map(str, PORTS)), "; ".join(taken)
+    ports = {PORT: "--port", GRPC_PORT: "--grpc-port"}
+    taken = [
+        f"{port} is taken ({option} names another)" for port, option in ports.items() if not is_free(LOCALHOST, port)
+    ]
+    return " and ".join(map(str, ports)), "; ".join(taken)
 
 
 def _proxy() -> CheckResult:
@@ -188,7 +190,9 @@ def _files() -> CheckResult:
 
 
 def _temporary() -> CheckResult:
-    with tempfile.TemporaryDirectory() as folder:
+    from isobatch.deployments.ray_facts import address_file
+
+    with tempfile.TemporaryDirectory(dir=address_file().parents[1]) as folder:  # where Ray writes
         return _room(Path(folder).parent, LEAST_FREE_BYTES)
 
 

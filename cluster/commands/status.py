@@ -6,7 +6,8 @@ it shows what happened since.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -78,7 +79,8 @@ def status(
         answer = ask(f"{base}/{chosen[0]}", api_key_variable, chosen[0] != "would", LONG_PATIENCE_S)
         if answer is None:
             raise _no_controller_error(base, _stats(server, api_key_variable))
-        console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
+        with _as_isobatch(server):
+            console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
     look = partial(_look, server, path, api_key_variable, as_json)
     if watch:
@@ -101,7 +103,17 @@ def _look(
     if as_json:
         return json.dumps(answer), stats
     is_fleet = answer is not None and "applications" in answer
-    return (fleet_tables(answer, time.time()) if is_fleet else tables(answer, stats, last)), stats
+    with _as_isobatch(server):
+        return (fleet_tables(answer, time.time()) if is_fleet else tables(answer, stats, last)), stats
+
+
+@contextmanager
+def _as_isobatch(server: str) -> Iterator[None]:
+    """Raise UserError if an answer is JSON of another form, as of another program's server."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{server} does not answer as isobatch does: {error!r}") from error
 
 
 def watched(look: _Look, console: Console, notes: Console, wait: Callable[[float], None]) -> None:

@@ -46,7 +46,8 @@ class Controller:
         self.exploring: Event | None = None  # since it, all ramps are open: the next look returns to the plan before it
         self._devices_changed = False  # whether other devices are present or allowed since the last decision
         self._granted = False  # whether an arbiter has granted more devices since then
-        self._beside = frozenset[tuple[str, str]]()  # benched replicas that the last roll-out left beside the plan
+        # Benched replicas that the last roll-out left beside the plan; after a restart those of the first look.
+        self._beside: frozenset[tuple[str, str]] | None = None
         if events.last:
             self._resume(events.last, self.record.last_step or events.last, now_s)
 
@@ -298,6 +299,7 @@ class Controller:
         """Add an observation to the window; returns it in the units that plans count."""
         observed, was_parked = observed.counted_in(self.running.length), self.window.parked
         self.window.add(observed)
+        self._beside = self._benched if self._beside is None else self._beside
         self._granted |= self.window.parked and not (was_parked or self.present.shared)  # it left its fleet
         if observed.devices and self.present.update(observed.devices, observed.benched):
             self._devices_have_changed()
@@ -394,7 +396,8 @@ class Controller:
     def _must_give_back(self, observed: Observed) -> bool:
         """Whether a replica beside the plan is no longer benched. To roll out the same plan again ends it."""
         by_value = self.known.problem.aim.at_expected_rate and not self.record.paused
-        return by_value and bool(self._beside - self._benched) and nearly_all_in_time(observed)
+        is_back = self._beside is not None and not self._beside <= self._benched
+        return by_value and is_back and nearly_all_in_time(observed)
 
     @property
     def _benched(self) -> frozenset[tuple[str, str]]:

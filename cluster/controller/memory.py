@@ -61,11 +61,11 @@ class Memory:
 
     def __init__(self, root: str | None, application: str, deployment: str) -> None:
         self.folder = (Path(root).expanduser() if root else cache_directory() / "controller") / application / deployment
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(self.folder)
         except OSError as error:
-            reason = f"no file can be locked there ({error.strerror}); name a folder on a local disk"
+            reason = f"no file can be written and locked there ({error.strerror}); name another folder"
             raise UserError(f"args: memory = {str(self.folder.parents[1])!r}: {reason}") from error
         if lock is None:
             raise UserError(f"another controller of {application!r} runs: it holds {self.folder}")

@@ -68,7 +68,10 @@ class ControllerService:
             try:
                 loop = await self._begin()
             except Exception as error:
-                self.waits_for = f"the application to run ({type(error).__name__}: {error})"
+                waits_for = f"the application to run ({type(error).__name__}: {error})"
+                if waits_for != self.waits_for:
+                    log.info("the controller waits for %s", waits_for)
+                self.waits_for = waits_for
                 if self.loop:
                     self.loop.trouble = f"it waits for {self.waits_for}"
                 await asyncio.sleep(RETRY_S)

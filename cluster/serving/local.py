@@ -55,6 +55,7 @@ from isobatch.deployments.resources import Resources
 from isobatch.profiles.errors import UserError
 
 STORE_BYTES = 80 << 20  # of Ray's object store, which isobatch does not use
+LEAST_FREE_BYTES = 10 << 20  # where Ray writes
 _LOOK_EVERY_S = 0.2  # how often to count the nodes that have started
 
 
@@ -172,6 +173,9 @@ def check_place(host: str, port: int) -> None:
     if host == "::1":
         never = "HAProxy reaches fronts at the address of Ray's node, which is never ::1"
         raise UserError(f"host ::1: {never}: listen on 127.0.0.1")
+    place = address_file().parents[1]
+    if place.is_dir() and shutil.disk_usage(place).free < LEAST_FREE_BYTES:  # Ray would wait for minutes
+        raise UserError(f"{place}, where Ray writes, is full: free some of it, or name another folder: RAY_TMPDIR=DIR")
     check_port(host, port, "--port")
 
 

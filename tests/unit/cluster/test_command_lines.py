@@ -84,6 +84,10 @@ def test_a_seed_that_no_generator_takes_is_refused(command: str, seed: int) -> N
     assert "Invalid value for '--seed'" in result.output
 
 
+def test_a_value_of_the_wrong_type_is_in_its_error() -> None:
+    assert "Invalid value for '--slo-ms': 'abc': " in CliRunner().invoke(app, ["plan", "--slo-ms", "abc"]).output
+
+
 def test_names_in_several_lines_are_refused() -> None:
     with pytest.raises(UserError, match="must be one line"):
         pairs_of("neg=0\npos=1")

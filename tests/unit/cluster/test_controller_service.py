@@ -106,3 +106,22 @@ async def test_a_plan_leaves_the_kinds_that_its_controller_may_no_longer_use(
     assert status_of(controller.loop, 0.0)["devices"]["v100"] == 1
     assert controller.loop.trouble is None
     running.cancel()
+
+
+async def test_a_memory_that_cannot_be_written_is_in_the_log_once(
+    tmp_path: Path, controller_of: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(profile(), tmp_path / "profile.json")
+    handle = Handle(AppConfig(profile=str(tmp_path / "profile.json"), devices={"v100": 1}, backend="virtual"))
+    (tmp_path / "isobatch").write_text("no folder")  # as on a volume that is read-only
+    monkeypatch.setattr("isobatch.cluster.controller.service.RETRY_S", 0.001)
+    controller = controller_of(handle, lambda *_: [{"CPU": 9.0}])
+    with caplog.at_level("INFO", "ray.serve"):
+        running = asyncio.create_task(controller.run())
+        await until(lambda: "args: memory" in controller.waits_for, PATIENCE_S)
+        await asyncio.sleep(0.1)  # for more tries
+    assert [line for line in caplog.messages if "args: memory = " in line] == [
+        f"the controller waits for the application to run (UserError: args: memory = {str(tmp_path)!r}: no file can be "
+        "written and locked there (Not a directory); name another folder)"
+    ]
+    running.cancel()

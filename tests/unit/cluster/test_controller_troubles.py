@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -94,13 +95,18 @@ class Recovering(Fluid):
         return replace(seen, devices=present, benched=(("a#1", "v100"),))
 
 
-def test_a_replica_that_is_fast_again_ends_where_the_cheapest_plan_does_without_it() -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_replica_that_is_fast_again_ends_where_the_cheapest_plan_does_without_it(
+    restarts: bool, tmp_path: Path
+) -> None:
     app = Recovering(replace(question(MEDIUM, v100=2), goal="cost"))
     app.rate = lambda at_s: 50.0
-    loop = control_loop(app)
-    (event,) = moves(run(app, loop, 270))
+    loop = control_loop(app, tmp_path)
+    (event,) = moves(run(app, loop, 240))
     assert ("1 of 2 v100 are gone" in event.why, app.running.devices()) == (True, {"v100": 1})
     before = len(app.rolled)
+    if restarts:
+        loop = control_loop(app, tmp_path)
     assert not moves(run(app, loop, 600)), "that is no change of plan"
     assert [plan for at_s, plan in app.rolled[before:] if at_s < 400] == [app.running]
 

@@ -71,10 +71,23 @@ def test_an_empty_group_of_a_parked_application_wakes_nobody() -> None:
     assert empty.endswith("unless on (application) max by (application) (ray_isobatch_parked) == 1")
 
 
+def test_several_applications_promise_their_sum_and_have_a_forecast_each() -> None:
+    asked = "".join(ASKED)
+    assert 'sum by () (max by (application) (ray_isobatch_promised_per_s{application=~"$application"}))' in asked
+    assert "max by (application, block) (ray_isobatch_forecast_survival" in asked
+
+
+def test_the_first_decision_of_a_kind_counts_too() -> None:
+    """A counter's series begins with its first event, which `increase` does not count."""
+    for ask in (ask for ask in ASKED if "decisions" in ask):
+        counter = re.escape(re.findall(r"ray_[^ ]+_total(?:{[^}]*})?", ask)[0])
+        assert re.search(rf"\({counter} - \({counter} offset \dh or {counter} \* 0\)\)", ask)
+
+
 def test_a_legend_shows_what_its_query_tells_apart() -> None:
     for legend, ask in QUERIES:
         assert set(re.findall(r"{{(\w+)}}", legend)) == (
-            set(re.findall(r"by \(([\w, ]*)\)", ask)[0].split(", ")) - {"le"} if " by (" in ask else set()
+            set(re.findall(r"by \(([\w, ]*)\)", ask)[0].split(", ")) - {"le", ""} if " by (" in ask else set()
         ), ask
 
 

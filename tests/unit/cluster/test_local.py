@@ -112,6 +112,15 @@ def test_a_taken_port_is_named() -> None:
         check_place("::1", port)
 
 
+def test_a_full_folder_of_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Ray writes there even if Python chooses another folder
+    check_place("127.0.0.1", free_port())
+    monkeypatch.setattr(local, "LEAST_FREE_BYTES", 1 << 62)
+    with pytest.raises(UserError, match=f"{tmp_path}, where Ray writes, is full: .* RAY_TMPDIR=DIR"):
+        check_place("127.0.0.1", free_port())
+
+
 def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
     """HAProxy would let them: it listens seconds later, on a port that others may use, too."""
     http, grpc, other = (("127.0.0.79", 8000 + number) for number in range(3))

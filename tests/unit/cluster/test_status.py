@@ -227,6 +227,19 @@ def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
         asked("--pause", "--force")
 
 
+@pytest.mark.parametrize("body", [b"[1, 2]", b'{"a": 1}', b'{"splits": []}', b'{"applications": {}}'])
+def test_a_server_that_answers_every_path_with_other_json_is_not_isobatch(body: bytes) -> None:
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": body})
+
+    with in_a_thread(other) as place:
+        for options in ((), ("--watch",), ("--force",)):
+            with pytest.raises(UserError, match=r"http://.* does not answer as isobatch does"):
+                ran("status", place, *options)
+
+
 def test_the_address_of_the_controller_itself_works_too(toy: Toy, url: str) -> None:
     assert ran("status", url) == asked(url)
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -139,7 +140,7 @@ async def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
 
 def test_a_span_says_what_opentelemetrys_own_would(seen: Seen) -> None:
     """Made without its tracer, a span differs from the tracer's only in its numbers and times."""
-    tracer = TracerProvider().get_tracer("isobatch")
+    tracer = TracerProvider(resource=Resource.create({"service.name": "isobatch"})).get_tracer("isobatch")
     parent = SpanContext(int(TRACE, 16), int(CALLER, 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     linked = seen.tracing.span("request predict", WANTED)
     theirs = tracer.start_span(
@@ -177,6 +178,22 @@ def test_a_replica_continues_the_trace_of_its_order(seen: Seen) -> None:
     hop, compute = seen.one("hop"), seen.one("compute")
     assert hop.parent.span_id == compute.parent.span_id == seen.one("request").context.span_id
     assert (hop.status.is_ok, compute.status.is_ok) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, "isobatch"),
+        ({"OTEL_SERVICE_NAME": "reviews"}, "reviews"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=films"}, "films"),
+    ],
+)
+def test_spans_name_their_service(environment: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    seen = Seen()
+    seen.tracing.span("launch", None).end()
+    assert seen.one("launch").resource.attributes["service.name"] == name
 
 
 def test_the_configured_share_of_requests_is_traced() -> None:
