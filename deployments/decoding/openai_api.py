@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from isobatch.deployments.decoding import openai_answers
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece, ends_at, until
 from isobatch.deployments.decoding.grpc_texts import serving
-from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
+from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, StreamOptions, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import UNFINISHED, GrowingText, TextTokens
 from isobatch.deployments.front.answers import RefusedError
@@ -188,21 +188,25 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
     return [task.result() for task in tasks]
 
 
-async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; pieces of several texts come in the order in which they are written. `usage`: the last
-    event counts tokens; as with OpenAI, the others then have a `usage` without a value."""
-    no_usage: dict[str, Any] = {"usage": None} if usage else {}
+async def stream_events(front: DecoderFront, reply: TextReply, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; pieces of several texts come in the order in which they are written. If the last event
+    counts tokens, the others have a `usage`, too: without a value, as with OpenAI, or with the counts so far."""
+    usage = options.include_usage
+
+    def usage_so_far() -> dict[str, Any]:
+        return {"usage": reply.usage() if options.continuous_usage_stats else None} if usage else {}
+
     try:
         with front.counted():
             async with aclosing(_pieces(front, reply)) as written:
                 opened: set[int] = set()
                 async for index, piece in written:
-                    reply.written += len(piece.depths)
                     if index not in opened and (opening := reply.opening(index)):
-                        yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)], **no_usage))
+                        yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)], **usage_so_far()))
                     opened.add(index)
+                    reply.written += len(piece.depths)
                     choice = reply.choice(index, reply.shape.delta(piece.text), piece)
-                    yield _event(reply.body(reply.shape.piece, [choice], **no_usage))
+                    yield _event(reply.body(reply.shape.piece, [choice], **usage_so_far()))
             if usage:
                 yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
         front.meter.answered(reply.begun_s)  # now: a client may go as soon as it has the last event
@@ -336,7 +340,7 @@ class _Writers:
             reply, body = await self._read(request, shape)
             if not body.stream:
                 return await self._whole(reply)
-        events = stream_events(front, reply, bool(body.stream_options and body.stream_options.include_usage))
+        events = stream_events(front, reply, body.stream_options or StreamOptions())
         first = await anext(events)  # a refusal comes before the status is sent
 
         async def with_first() -> AsyncGenerator[bytes, None]:

@@ -34,8 +34,8 @@ MOST_ALTERNATIVES = 20  # tokens whose log probabilities are returned beside the
 MOST_BIASED = 1024  # tokens
 # null stands for the default of these fields
 _WITH_DEFAULTS = (
-    "stream", "include_usage", "include_obfuscation", "min_tokens", "ignore_eos", "n", "presence_penalty",
-    "frequency_penalty", "logit_bias", "echo",
+    "stream", "include_usage", "continuous_usage_stats", "include_obfuscation", "min_tokens", "ignore_eos", "n",
+    "presence_penalty", "frequency_penalty", "logit_bias", "echo",
 )  # fmt: skip
 
 
@@ -124,6 +124,9 @@ class _RequestFields(BaseModel):
 
 class StreamOptions(_RequestFields):
     include_usage: bool = Field(False, description="Whether the counts of tokens come as the last piece.")
+    continuous_usage_stats: bool = Field(
+        False, description=f"{_EXPERIMENTAL}whether each piece has the counts so far, if the last one has them."
+    )
     include_obfuscation: bool = Field(False, description="Ignored: pieces are as long as they are.")
 
 

@@ -185,6 +185,7 @@ def api_of(
         """The server is alive."""
         return {"status": "ok"}
 
+    @api.get("/health", **api.documented(Ready, 503))  # as clients of vLLM, SGLang and TEI have it
     @api.get("/readyz", **api.documented(Ready, 503))
     async def readyz() -> dict[str, str]:
         """The network is loaded, and every part of it has a replica."""

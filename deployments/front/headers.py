@@ -27,7 +27,7 @@ _OWN_CLOCK = f";{KERNEL}".encode()
 _MOST_WAITED_S = 60.0  # a request that seems to have waited longer comes from a clock that was set meanwhile
 LONGEST_MS = 86_400_000.0  # the longest deadline, a day: timers have limits, and no client waits longer
 # Paths for load balancers, which need no key even where one is set.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"})
 NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
 # Digits, as HAProxy reads them too: it knows neither exponents nor Python's underscores.

@@ -11,6 +11,7 @@ import pytest
 from isobatch.deployments.decoding import front
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.openai_api import COMPLETION_SHAPE, TextReply, stream_events, whole_texts
+from isobatch.deployments.decoding.openai_requests import StreamOptions
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from isobatch.deployments.front.answers import RefusedError
@@ -57,6 +58,10 @@ def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -
     assert told[-1]["choices"] == []
     assert told[-1]["usage"]["completion_tokens"] == count
     assert [event["usage"] for event in told[:-1]] == [None] * (len(told) - 1), "as OpenAI's events"
+    asked["stream_options"] |= {"continuous_usage_stats": True}
+    counting = events(world.client().post("/v1/chat/completions", json=asked).text)
+    written = [event["usage"]["completion_tokens"] for event in counting]
+    assert (written, written[0], written[-1]) == (sorted(written), 0, count), "vLLM's option: the counts so far"
     without = events(world.client().post("/v1/chat/completions", json=asked | {"stream_options": None}).text)
     assert not any("usage" in event for event in without)
     whole = world.client().post("/v1/chat/completions", json={**asked, "stream": False, "stream_options": None}).json()
@@ -275,7 +280,7 @@ def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
 async def test_a_client_that_goes_at_the_last_event_has_its_answer(world: World) -> None:
     request = world.front.request(world.words("1+1=")["input_ids"], TextTerms(4))
     reply = TextReply(COMPLETION_SHAPE, "tiny", world.texts, [request], (), world.now_s)
-    async with aclosing(stream_events(world.front, reply, usage=False)) as news:
+    async with aclosing(stream_events(world.front, reply, StreamOptions())) as news:
         async for event in news:
             if b"[DONE]" in event:
                 break
@@ -299,7 +304,7 @@ async def test_a_request_whose_handler_is_cancelled_is_counted(world: World) -> 
 def test_the_interface_is_described_and_its_examples_are_answered(world: World) -> None:
     client = world.client()
     check_document(client.app.openapi())
-    assert ask_examples(client, name="tiny") == 2 + 2 + 5
+    assert ask_examples(client, name="tiny") == 2 + 2 + 6
 
 
 def test_what_cannot_be_done_fails_for_who_asked_and_decoding_goes_on(world: World) -> None:

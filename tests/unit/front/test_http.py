@@ -106,7 +106,8 @@ def test_errors_for_other_paths_and_methods_name_the_right_ones(refusing: TestCl
 
 
 def test_health(refusing: TestClient) -> None:
-    for path, content in (("/healthz", {"status": "ok"}), ("/readyz", {"status": "ready", "model": "toy"})):
+    ready = {"status": "ready", "model": "toy"}
+    for path, content in (("/healthz", {"status": "ok"}), ("/readyz", ready), ("/health", ready)):
         assert refusing.get(path).json() == content
         assert (refusing.head(path).status_code, refusing.head(path).content) == (200, b"")
 
@@ -149,7 +150,7 @@ def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
 def test_the_document_is_complete_and_every_example_of_the_demo_is_answered() -> None:
     check_document(front().openapi())
     with served(model=None) as demo:
-        assert ask_examples(demo, name="demo", version="1") == 15 + 2 + 2
+        assert ask_examples(demo, name="demo", version="1") == 16 + 2 + 2
 
 
 def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:
