@@ -57,7 +57,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > most_bytes:
-        raise UserError(f"{path} has more than {most_bytes:,} bytes, the most that are read of such a file")
+        raise UserError(f"{path} has more than {most_bytes:,} bytes: is it the right file?")
     try:
         return content.decode("utf-8-sig")  # some programs begin a file with a byte order mark
     except UnicodeDecodeError:
