@@ -112,6 +112,7 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "NaN", partial(read_model, model=DecoderRules), "should be a finite number"),
+        ("exits.json", '{"treshold": 1}', partial(read_model, model=DecoderRules), "treshold: there is no such field"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
          lambda path: check_index(path.parent), "'../../etc/passwd', which is not a file of this directory"),
     ],
