@@ -42,7 +42,7 @@ class WrongInputError(UserError):
 # For errors that pydantic words in terms of Python, by its names of them.
 REASONS = {
     "missing": "this field is missing", "unexpected_keyword_argument": "there is no such field",
-    "model_type": "Input should be an object",
+    "extra_forbidden": "there is no such field", "model_type": "Input should be an object",
 }  # fmt: skip
 MOST_BYTES = 2**28  # of a text that the user names; the largest profiles have a few MiB
 MOST_YAML_BYTES = 64_000  # PyYAML takes 4 us for each, and its parser in C fails on deep nesting
@@ -57,7 +57,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > most_bytes:
-        raise UserError(f"{path} has more than {most_bytes:,} bytes, the most that are read of such a file")
+        raise UserError(f"{path} has more than {most_bytes:,} bytes: is it the right file?")
     try:
         return content.decode("utf-8-sig")  # some programs begin a file with a byte order mark
     except UnicodeDecodeError:

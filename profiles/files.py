@@ -126,10 +126,11 @@ class Profile:
         tables = [table for table in self.tables if table.kind == kind]
         if tables and not any(_fits(table, backend, dtype) for table in tables):
             requested, has = f"{backend} {dtype}".strip(), sorted({f"{each.backend} {each.dtype}" for each in tables})
-            raise UserError(
-                f"{self.model} on {kind} has no times of {requested}, only of {', '.join(has)}: add some with "
-                f"'isobatch profile ... --devices {kind}', or measure there"
-            )
+            how = f"add some with 'isobatch profile ... --devices {kind}', or measure there"
+            if not all(table.derived for table in tables):  # which the command would not add beside measured ones
+                wanted = " ".join(f"--{name} {each}" for name, each in (("backend", backend), ("dtype", dtype)) if each)
+                how = f"measure some there with 'isobatch profile ... {wanted}'"
+            raise UserError(f"{self.model} on {kind} has no times of {requested}, only of {', '.join(has)}: {how}")
 
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).

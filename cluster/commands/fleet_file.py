@@ -66,6 +66,8 @@ def read_fleet(path: Path) -> FleetFile:
     if not isinstance(content, dict):
         raise UserError(f"{path}: a fleet's file has the fields {', '.join(FleetFile.model_fields)}")
     for entry in content["applications"] if isinstance(content.get("applications"), list) else ():
+        if isinstance(entry, dict) and "import_path" in entry:
+            raise UserError(f"{path} is a Serve file: 'isobatch plan' makes one from the file of a fleet")
         if isinstance(entry, dict):  # so that errors name the application
             checked(FleetEntry, entry, f"{path}: {entry.get('name', 'an application without a name')}")
     return checked(FleetFile, content, str(path))

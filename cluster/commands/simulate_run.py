@@ -58,6 +58,8 @@ def shares_of(option: str) -> tuple[tuple[float, float], ...]:
     shares = tuple((float(at_s), float(share)) for at_s, share in parts)
     if [at_s for at_s, _ in shares] != sorted({at_s for at_s, _ in shares}):
         raise UserError(f"{option!r}: the seconds of a mix must ascend")
+    if not all(0 <= share <= 1 for _, share in shares):
+        raise UserError(f"{option!r}: the shares of a mix must be from 0 to 1")
     return shares
 
 
@@ -268,7 +270,8 @@ def _tables(
         devices = first if first == last else f"{first}, in the end {last}"
         table.add_row(name, devices, *_counts([report], seconds), *times)
     table.add_row("all", "", *_counts(list(reports.values()), seconds))
-    if not replanned:
+    if not (replanned and decisions):
+        table.caption = "no device was moved" if replanned else None
         return [table]
     moves = Table("at", "why", title=f"devices moved {len(decisions)} times")
     for decision in decisions:

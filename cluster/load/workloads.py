@@ -89,8 +89,6 @@ class Mix:
     def __post_init__(self) -> None:
         if self.easy.num_blocks != self.hard.num_blocks:
             raise UserError(f"easy inputs meet {self.easy.num_blocks} blocks, hard ones {self.hard.num_blocks}")
-        if not self.shares or any(not 0 <= share <= 1 for _, share in self.shares):
-            raise UserError(f"a mix needs shares of easy inputs between 0 and 1, got {self.shares}")
 
     @classmethod
     def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...]) -> "Mix":

@@ -95,10 +95,10 @@ def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]
             _check_whole(config, {"CPU": cpus, "GPU": count_gpus() if config.device != "cpu" else 0}, "machine")
             continue
         amounts = _amounts(config)
-        _check_enough(config.plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
         if (wanted := amounts["GPU"]) and wanted > (has := count_gpus()):
             remedy = "fewer devices" if has else "its processors"
             raise UserError(f"{config.plan} needs {wanted:g} GPUs; this machine has {has or 'none'}: plan for {remedy}")
+        _check_enough(config.plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
 
 
 def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]:

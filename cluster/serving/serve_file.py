@@ -361,6 +361,8 @@ def _read(path: Path) -> ServeFile:
     applications = content.get("applications") if isinstance(content, dict) else None
     if not (isinstance(applications, list) and applications and all(isinstance(entry, dict) for entry in applications)):
         raise UserError(f"{path} is not a Serve file: it needs a list 'applications:', as cluster/serve.yaml has")
+    if "devices" in content:
+        raise UserError(f"{path} is the file of a fleet: 'isobatch plan {path} --out serve.yaml' makes a Serve file")
     for known, place, settings in [
         (OF_FILES | {NODES}, "http_options", content), *((OF_APPLICATIONS, "args", each) for each in applications),
     ]:  # fmt: skip

@@ -179,7 +179,9 @@ def policy_at(path: str) -> Policy:
             raise ValueError("it names no function")
         policy = cast(Policy, resolve_name(path))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
+        raise UserError(
+            f"policy {path!r} cannot be imported ({error}): use {FOR_LABELS}, or write it as module:function"
+        ) from error
     try:
         decision: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
     except Exception as error:

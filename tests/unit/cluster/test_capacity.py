@@ -71,6 +71,8 @@ def test_a_plan_for_more_processors_than_there_are_needs_no_ray_to_be_refused(tm
     check_machine(content(tmp_path, "cpu", 3), 4, lambda: 0)
     check_machine(content(tmp_path, "cpu", 3, cpus_per_replica=0), 1, lambda: 0)
     check_machine(content(tmp_path, "a100", 64, backend="virtual"), 2, lambda: 0)
+    with pytest.raises(UserError, match="needs 64 GPUs; this machine has none"):  # where other CPUs would not help
+        check_machine(content(tmp_path, "a100", 64), 2, lambda: 0)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is only one")

@@ -350,6 +350,8 @@ def test_compose_names_what_it_has_and_watches_what_it_serves() -> None:
         assert {each["source"] for each in service.get("configs", ())} <= set(told["configs"])
         named = {each.partition(":")[0] for each in service.get("volumes", ())}
         assert {name for name in named if "/" not in name} <= set(told["volumes"])
+        ignored = (CLUSTER.parent / ".dockerignore").read_text().splitlines()
+        assert {name.removeprefix("../") for name in named if "/" in name} <= set(ignored), "the image would copy them"
     prometheus = yaml.safe_load(told["configs"]["prometheus"]["content"])
     (target,) = prometheus["scrape_configs"][0]["static_configs"][0]["targets"]
     assert target == f"isobatch:{services['isobatch']['command'][-1]}"

@@ -52,7 +52,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
     [
         ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: this field is missing"),
         ('"version": 2', '"version": 3', r"exits.json: version: Input should be 1 or 2"),
-        ("entropy", "entropie", r"policy 'isobatch.deployments.exits:entropie' cannot be imported"),
+        ("entropy", "entropie", r"policy 'isobatch.deployments.exits:entropie' cannot .* use entropy, conf"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
         ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),
         ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),

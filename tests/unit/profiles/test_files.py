@@ -131,6 +131,9 @@ def test_a_backend_and_precision_choose_among_derived_tables(tmp_path: Path) -> 
     assert profile.on("tensorrt", "float16").kinds == ("v100", "cpu")  # better those that there are than none
     with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16, onnx float32, torch"):
         profile.check_has("v100", "tensorrt", "")
+    measured = Profile("distilbert", (replace(V100, source="measured", backend="torch", dtype="float32"),))
+    with pytest.raises(UserError, match="torch float32: measure some there with 'isobatch profile ... --backend onnx"):
+        measured.check_has("v100", "onnx", "float16")
 
 
 def test_derived_tables_of_several_backends_stand_side_by_side_until_one_is_measured() -> None:

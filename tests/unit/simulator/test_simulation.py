@@ -114,7 +114,7 @@ def test_an_application_is_rehearsed_with_its_own_controller(serve_file: Path, t
         (["--jitter", "nan"], "jitter = nan must be 0 or more and finite"),
         (["--mix", "0=1"], "must look like SECONDS:SHARE"),
         (["--mix", "0:0.8,0:0.2"], "seconds of a mix must ascend"),
-        (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
+        (["--mix", "0:1.5"], "'0:1.5': the shares of a mix must be from 0 to 1"),
         (["--arrivals", "gamma", "--cv", "nan"], "cv = nan must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "1e-200"], "cv = 1e-200 must be 0.001 to 100"),
         (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
