@@ -317,7 +317,10 @@ def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
         ({"applications": [entry("a", args={"backend": [1]})]}, r"a: args: backend = \[1\]"),
         ({"applications": [entry("a", args={"backnd": "onnx"})]}, "a: args: there is no field 'backnd'"),
         ({"applications": [{"name": "a"}]}, "fleet.yaml: a: profile is missing"),
-        ({"applications": [{"name": "a", "import_path": "b:c", "args": {}}]}, "fleet.yaml is a Serve file: 'isobatch pl"),
+        (
+            {"applications": [{"name": "a", "import_path": "b:c", "args": {}}]},
+            "fleet.yaml is a Serve file: 'isobatch plan' makes one",
+        ),
         ({"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]}, "reviews needs 90000 per second, these devices"),
     ],
 )
