@@ -13,13 +13,14 @@ from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, check_outputs, model_of
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
-from isobatch.deployments.front.openapi import BY_GUARD, READING, WITH_INPUTS, documented, problems
+from isobatch.deployments.front.openapi import BY_GUARD, READING, WITH_INPUTS, documented
 from isobatch.deployments.front.service import Service
 
-_EMPTY: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Yes.", "content": {}},
-    503: {"description": "Not now.", "content": {}},
-}
+
+def _readiness(reply: type[schemas.ServerReady], *statuses: int) -> dict[str, Any]:
+    route = documented(reply, *statuses)
+    route["responses"][503] = {"model": reply, "description": "Not now."}
+    return route
 
 
 def routes(service: Service) -> APIRouter:
@@ -32,15 +33,17 @@ def routes(service: Service) -> APIRouter:
         """The server's name, version and extensions."""
         return protocol.server(model)
 
-    @router.get("/health/live", responses={200: _EMPTY[200]}, response_class=Response)
-    async def live() -> Response:
+    @router.get("/health/live", **documented(schemas.ServerLive))
+    async def live() -> dict[str, bool]:
         """The server is alive."""
-        return Response()
+        return {"live": True}
 
-    @router.get("/health/ready", responses=_EMPTY, response_class=Response)
-    async def ready() -> Response:
+    @router.get("/health/ready", **_readiness(schemas.ServerReady))
+    async def ready(response: Response) -> dict[str, Any]:
         """Every part of the network has a replica."""
-        return Response(status_code=503 if await service.missing() else 200)
+        missing = bool(await service.missing())
+        response.status_code = 503 if missing else 200
+        return {"ready": not missing}
 
     errors = *BY_GUARD, 404, 500
 
@@ -59,14 +62,12 @@ def routes(service: Service) -> APIRouter:
         check(model, name, version)
         return protocol.metadata(model) | {"properties": {"promise": service.promised}}
 
-    readiness: dict[str, Any] = {"responses": {**_EMPTY, **problems(*errors)}, "response_class": Response}
-
-    @router.get("/models/{name}/ready", **readiness)
-    @router.get("/models/{name}/versions/{version}/ready", **readiness)
-    async def model_ready(name: str, version: str = VERSION) -> Response:
+    @router.get("/models/{name}/ready", **_readiness(schemas.ModelReady, *errors))
+    @router.get("/models/{name}/versions/{version}/ready", **_readiness(schemas.ModelReady, *errors))
+    async def model_ready(response: Response, name: str, version: str = VERSION) -> dict[str, Any]:
         """Every part of the model has a replica."""
         check(model, name, version)
-        return await ready()
+        return {"name": name} | await ready(response)
 
     @router.get("/models/{name}/config", **documented(schemas.ModelConfiguration, *errors))
     @router.get("/models/{name}/versions/{version}/config", **documented(schemas.ModelConfiguration, *errors))

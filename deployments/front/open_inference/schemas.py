@@ -96,6 +96,18 @@ class InferResponse(_Part):
     outputs: list[OutputTensor]
 
 
+class ServerLive(Schema):
+    live: bool
+
+
+class ServerReady(Schema):
+    ready: bool
+
+
+class ModelReady(ServerReady):
+    name: str
+
+
 class ServerMetadata(Schema):
     name: str
     version: str

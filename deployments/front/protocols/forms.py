@@ -82,7 +82,12 @@ class TextForm(Form, Generic[AnyBody]):
         raise NotImplementedError
 
     def checked(self, content: object) -> AnyBody:
-        """The body of a request; raises a `RefusedError` that names the first wrong value."""
+        """The body of a request; raises a `RefusedError` that names the first wrong value.
+
+        A field that is null counts as absent: clients send all their fields, with null for each that is not set.
+        """
+        if isinstance(content, dict):
+            content = {name: value for name, value in content.items() if value is not None}
         if unknown := isinstance(content, dict) and content.keys() - _names_of(self.body):
             known = ", ".join(self.body.model_fields)
             raise RefusedError(self.wrong, f"{shown(min(unknown))} is not accepted; there are: {known}")

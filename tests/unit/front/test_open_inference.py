@@ -95,6 +95,9 @@ def test_health_and_metadata(client: TestClient) -> None:
     assert client.get("/v2/models/toy").json()["properties"] == {"promise": "nothing is promised about losses by exits"}
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/toy/ready", "/v2/models/toy/versions/1/ready"):
         assert client.get(path).status_code == client.head(path).status_code == 200, path
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2/models/toy/ready").json() == {"name": "toy", "ready": True}
     extensions = ["classification", "binary_tensor_data", "model_configuration", "statistics"]
     assert client.get("/v2").json()["extensions"] == extensions
     about = client.get("/v2/models/toy").json()

@@ -209,6 +209,9 @@ def test_rerank_answers_as_jina_cohere_and_vllm(client: DocumentedClient, folder
     assert reply["results"] == [
         {"index": index, "relevance_score": near(scores[index]), "document": {"text": TEXTS[index]}} for index in order
     ]
+    unset = dict.fromkeys(("max_tokens_per_doc", "rank_fields", "return_documents"))  # as LangChain sends them
+    with_null = client.post(path, json={"query": QUERY, "documents": documents, **unset}).json()
+    assert with_null["results"] == reply["results"]
     best = client.post(path, json={"query": QUERY, "documents": TEXTS, "top_n": 1, "return_documents": False}).json()
     assert best["results"] == [{"index": order[0], "relevance_score": near(scores[order[0]])}]
     assert best["usage"]["total_tokens"] > 10
