@@ -26,7 +26,7 @@ from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
-from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
+from isobatch.optimizer.fleets.application import SOMETHING, FleetApplication, FleetGoal, value_of
 from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
@@ -143,6 +143,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     content, out = read_fleet(file), options.out
     devices: Sequence[Device] = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
     _check_outputs(content, file, out)
+    live = LivePlan(options.seconds)
     options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
     applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
     _check_simulated(applications, options)
@@ -159,7 +160,7 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     elif len(applications) > 1 and content.goal != "cost":  # plans for cost rent whole devices
         choices = sharing_choices(devices, covered)
         applications, devices = _shared_or_not(applications, choices, content.goal, file.parent)
-    planned = _planned(applications, devices, content.goal, options.gap)
+    planned = _planned(applications, devices, content.goal, options.gap, live)
     folder = out.parent if out else Path()
     plans = {_plan_file(each.entry, folder): each.plan for each in planned.applications if each.plan}
     for path, plan in plans.items():
@@ -245,17 +246,23 @@ def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) ->
             )
 
 
-def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
-    """Divide and plan; if a plan sustains less than its application needs, divide again by the simulated goodput."""
-    short = list[Planned]()
-    for _ in range(DIVISIONS):
+def _planned(
+    applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float, live: LivePlan
+) -> PlannedFleet:
+    """Divide and plan; if a plan sustains less than its application needs, divide again by the simulated goodput.
+
+    While another division may follow, a division takes half of the time that is left.
+    """
+    short, needs = list[Planned](), any(each.application.needed_per_s(goal) > SOMETHING for each in applications)
+    for number in range(1, DIVISIONS + 1):
         try:
             division = divide([each.application for each in applications], devices, goal, gap)
         except UserError:
             if not short:
                 raise
             break  # the error below names the shortfall
-        applications = _planned_on(applications, devices, division)
+        share = 0.5 if needs and division.estimates and number < DIVISIONS else 1.0
+        applications = _planned_on(applications, devices, division, live, share)
         short = [each for each in applications if each.goodput_per_s < each.application.needed_per_s(goal) * (1 - SAME)]
         if not short:
             return PlannedFleet(goal, devices, applications, division)
@@ -273,11 +280,19 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
     )
 
 
-def _planned_on(applications: Sequence[Planned], devices: Sequence[Device], division: Division) -> list[Planned]:
-    """Plan each application on its part; after Ctrl-C in one search, the other searches end with a first plan."""
-    planned = list[Planned]()
+def _planned_on(
+    applications: Sequence[Planned], devices: Sequence[Device], division: Division, live: LivePlan, share: float
+) -> list[Planned]:
+    """Plan each application on its part, in this share of the time that is left.
+
+    After Ctrl-C in one search, the other searches end with a first plan.
+    """
+    planned, kept_s = list[Planned](), (1 - share) * (live.left_s or 0.0)
     for each, counts in zip(applications, division.parts, strict=True):
         hurried = any(one.hurried for one in (*applications, *planned))
+        if (left_s := live.left_s) is not None:
+            seconds = max(0.0, left_s - kept_s) / (len(applications) - len(planned))
+            each = replace(each, options=replace(each.options, seconds=seconds))
         planned.append((each.in_a_hurry if hurried else each).planned_on(devices, counts))
     return planned
 

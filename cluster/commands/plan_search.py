@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
-SIMULATED_PER_S = 15_000  # inputs that a core of 2021 simulates in a second
+STOPPED_S = 3.0  # for the promise of the best plan, after Ctrl-C
 SHOW_EVERY_S = 0.2  # how often to look whether a line is due
 PARALLEL_RUNS = 3  # cores that the runs which make a promise keep busy: four rates at once, twice, and one run alone
 
@@ -65,7 +65,7 @@ class LivePlan:
         # A status renders this object again and again.
         self._status: Status | None = console.status(self) if console.is_terminal else None
         self._due_s = self._began_s + FIRST_LINE_S
-        self._best = "looking for a first plan"
+        self._best, self._inputs_per_s = "looking for a first plan", 0.0
         self._before: Any = None  # the handler of Ctrl-C
         self._end = threading.Event()
 
@@ -100,8 +100,15 @@ class LivePlan:
 
     def fits(self, inputs: float) -> bool:
         """Whether this many inputs can be simulated in the time that is left."""
-        left_s = self.left_s
-        return left_s is None or inputs <= left_s * min(usable_cores(), PARALLEL_RUNS) * SIMULATED_PER_S
+        left_s = STOPPED_S if self.stopped else self.left_s
+        return left_s is None or inputs <= left_s * min(usable_cores(), PARALLEL_RUNS) * self._inputs_per_s
+
+    def timed(self, inputs: int, simulate: Callable[[], float]) -> float:
+        """Simulate, and learn how many inputs a core simulates in a second."""
+        began_s = self._clock()
+        result = simulate()
+        self._inputs_per_s = inputs / max(1e-6, self._clock() - began_s)
+        return result
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
@@ -325,7 +332,7 @@ def simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | N
             return None
         effort = replace(
             _hurried(options.seconds), out_of_time=live.is_over, in_time=in_time, better=live.better,
-            fits=live.fits,
+            fits=live.fits, timed=live.timed,
         )  # fmt: skip
         if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
             effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))

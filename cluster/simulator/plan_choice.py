@@ -12,6 +12,7 @@ ends earlier.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice, tee
 from math import inf, sqrt
 
@@ -35,12 +36,14 @@ COMPARED = 20  # the effort suffices for at least this many runs, shortened if n
 OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been the best by chance
 LAST_SEED = 2  # of inputs that choose no plan: they and those of OTHER_SEED make the promise
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
-FIRST_RUNS = 4  # how many short runs the first plan takes, about
-LAST_RUNS = 9  # runs that make a promise: twice at four rates, and one for the latencies; five in a hurry
+FIRST_RUNS = 10  # how many runs the first plan takes, about: five, one after another, on one of several cores
+RUNS = 4  # at nearby rates, which confirm a rate
+LAST_RUNS = 2 * RUNS + 1  # runs that make a promise: twice at nearby rates, and one for the latencies
+HURRIED_RUNS = RUNS + 1  # the same in a hurry
 # A run of n SLOs passes rates that are this share of 1 / n too high, because queues grow slowly. Runs longer than
 # `LASTING_SLOS` are not corrected for this.
 PASSES, LASTING_SLOS = 0.3, 60.0
-GUESS = 0.95  # of the estimate: where the search of a promise begins if there is no time for a first simulation
+LEAST_RUN = 2_000, 4.0  # inputs, and SLOs, of the shortest run that makes a promise in a hurry
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 HURRIED_CELL = 200  # inputs within an SLO of a cell that makes a promise in a hurry
 SURELY = 0.05  # a plan that sustains this share less is worse, and not by chance
@@ -54,9 +57,9 @@ def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
     """Do nothing: the default for `SimulationEffort.better`, which is called with each better plan."""
 
 
-def always(inputs: float) -> bool:
-    """The default for `SimulationEffort.fits`."""
-    return True
+def untimed(inputs: int, simulate: Callable[[], float]) -> float:
+    """The default for `SimulationEffort.timed`."""
+    return simulate()
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,10 @@ class SimulationEffort:
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-    fits: Callable[[float], bool] = always  # whether this many inputs can be simulated in the time that is left
+    fits: Callable[[float], bool] = (
+        sustained.always
+    )  # whether this many inputs can be simulated in the time that is left
+    timed: Callable[[int, Callable[[], float]], float] = untimed  # simulates this many inputs, and learns the pace
     better: Callable[[Plan, float, int], None] = ignore
     each: Each = map  # runs independent simulations
     tails: Tails | None = None  # the latencies that plans must keep; None: any
@@ -131,17 +137,25 @@ class BestSoFar:
     _first: Plan = field(init=False)
     _short_inputs: int = field(init=False)
     _guesses: bool = field(init=False)  # whether there is no time to simulate more than the promise of the first plan
-    _hurries: bool = field(init=False, default=False)  # whether the runs that make the promise are few, short and small
+    _hurries: bool = field(init=False, default=False)  # whether the runs that make the promise are few and small
     _tried: set[Plan] = field(default_factory=set)
+    _worlds: dict[tuple[Plan, float, float], World] = field(default_factory=dict)
     _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
 
     def __post_init__(self) -> None:
         self._first, effort, world = self.best, self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
-        slos = min(effort.slos, sustained.SHORT_SLOS)
-        self._short_inputs = sustained.inputs_of(world, believed_per_s, effort.inputs, slos)
-        self._guesses = not self._has_time_for(FIRST_RUNS)
-        first_per_s = GUESS * believed_per_s if self._guesses else self._searched_per_s(self.best)
+        short, long = (
+            sustained.inputs_of(world, believed_per_s, effort.inputs, slos)
+            for slos in (min(effort.slos, sustained.SHORT_SLOS), effort.slos)
+        )
+        most_per_s = sustained.ABOVE * believed_per_s
+        count = sustained.inputs_of(world, most_per_s, *LEAST_RUN)
+        _ = world.route  # is computed once, so it is no part of the pace
+        guess_per_s = effort.timed(count, partial(sustained.overloaded_in, world, most_per_s, count))
+        self._short_inputs = short
+        self._guesses = not effort.fits(FIRST_RUNS * long + LAST_RUNS * short)
+        first_per_s = guess_per_s if self._guesses else self._searched_per_s(self.best)
         self.first_per_s = self.rate_per_s = first_per_s
         self._tried.add(self.best)
         if not self._guesses:
@@ -173,14 +187,13 @@ class BestSoFar:
 
     def _is_late(self) -> bool:
         """Whether the promise needs all the time left."""
-        return self.effort.out_of_time() or not self._has_time_for(0)
-
-    def _has_time_for(self, short_runs: int) -> bool:
-        return self.effort.fits((short_runs + LAST_RUNS) * self._short_inputs)
+        return self.effort.out_of_time() or not self.effort.fits(LAST_RUNS * self._short_inputs)
 
     def _must_hurry(self) -> bool:
-        inputs = self._last_inputs(self._world(self.best), self.rate_per_s)
-        return not self.effort.fits(LAST_RUNS * inputs)
+        """Whether there is no time to confirm the best plan and the first one, and to simulate a larger cell."""
+        small, large = (self._last_inputs(self._world(self.best, times), self.rate_per_s) for times in (1, 2))
+        confirmed = RUNS * (1 if self.best == self._first else 2)
+        return not self.effort.fits(confirmed * small + HURRIED_RUNS * large)
 
     def improve_by_all(self, plans: Iterator[Plan]) -> None:
         while left := self.improve(plans):
@@ -219,6 +232,15 @@ class BestSoFar:
         counts = {sustained.inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}
         return sustained.RateTrial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
 
+    def _shorten(self) -> None:
+        """Shorten the runs that make the promise until they fit the time that is left, or cannot be shorter."""
+        world, effort = self._world(self.best), self.effort
+        for least, most_slos in ((effort.inputs, effort.slos), (LEAST_RUN[0], sustained.SHORT_SLOS), LEAST_RUN):
+            inputs, slos = min(effort.inputs, least), min(effort.last_slos, effort.slos, most_slos)
+            self.effort = replace(effort, last_inputs=inputs, last_slos=slos)
+            if effort.fits(HURRIED_RUNS * sustained.inputs_of(world, self.rate_per_s, inputs, slos)):
+                break
+
     def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.
 
@@ -226,6 +248,8 @@ class BestSoFar:
         In the end a plan with fewer splits is taken if it sustains nearly as much, and no less than any rival.
         """
         first, best, self._hurries = self._first, self.best, self._must_hurry()
+        if self._hurries:
+            self._shorten()
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s) or self._searched_per_s(best)
         if best != first:
             worse = self._hurries or self.first_per_s * (1 + SURELY) < after_per_s
@@ -288,14 +312,7 @@ class BestSoFar:
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, world: World, rate_per_s: float) -> int:
-        return sustained.inputs_of(world, rate_per_s, *self._last_runs())
-
-    def _last_runs(self) -> tuple[int, float]:
-        """The least inputs of a run that makes the promise, and its least duration in SLOs."""
-        effort = self.effort
-        if self._hurries:
-            return effort.inputs, min(effort.last_slos, effort.slos)
-        return effort.last_inputs, effort.last_slos
+        return sustained.inputs_of(world, rate_per_s, self.effort.last_inputs, self.effort.last_slos)
 
     def _rate_above(self, plan: Plan, rate_per_s: float) -> float:
         """The rate that a plan sustains with other inputs, if it is clearly above this rate; else 0."""
@@ -334,14 +351,17 @@ class BestSoFar:
     def _confirmed_in(self, world: World, rate_per_s: float, seed: int) -> float:
         if not rate_per_s:
             return 0.0
-        inputs, slos = self._last_runs()
+        effort = self.effort
         return sustained.confirmed_rate_per_s(
-            world, rate_per_s, inputs, seed, slos, self.effort.in_time, self.effort.each
+            world, rate_per_s, effort.last_inputs, seed, effort.last_slos, effort.in_time, effort.each, effort.fits
         )
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
         size = min(self.effort.cell, HURRIED_CELL) if self._hurries else self.effort.cell
-        return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
+        key = plan, larger * size, 2 * size
+        if key not in self._worlds:
+            self._worlds[key] = world_of(plan, self.facts, self.slo_s, *key[1:])
+        return self._worlds[key]
 
 
 def num_splits(plan: Plan) -> int:

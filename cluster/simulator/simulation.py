@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -51,6 +52,15 @@ class World:
             raise UserError(f"jitter = {self.jitter} must be 0 or more and finite")
         object.__setattr__(self, "facts", self.facts.for_plan(self.plan))
 
+    @cached_property
+    def route(self) -> Route:
+        """The plan's stages, which all runs in this world share, also in other processes."""
+        return self.route_of(self.plan)
+
+    def route_of(self, plan: Plan) -> Route:
+        running = self.facts.without_exits if self.limits.answers_early else self.facts
+        return route_of(plan, running, group_names(plan, running))
+
 
 def simulate(
     world: World, inputs: Chunks, seconds: float, seed: int = 0, progress: Callable[[float], None] = lambda at_s: None
@@ -83,7 +93,7 @@ class Simulation:
         random = np.random.default_rng([seed, JITTER_SEED])
         self._devices = devices(world.plan, world.facts, world.jitter, random, world.host)
         chance = np.random.default_rng([seed, AUDITS_SEED]).random
-        dispatching = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
+        dispatching = dispatcher(world.route, self._devices.groups(), world.limits, chance)
         self._loop = EventLoop(dispatching, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._full = np.random.default_rng([seed, FULL_SEED])
@@ -116,7 +126,7 @@ class Simulation:
             self.tally.start_launches(self.now_s)
         self.plan = plan
         self._devices.follow(plan, self._loop.dispatcher.benched(self.now_s))
-        self._loop.dispatcher.reroute(self._route(), self._devices.groups())
+        self._loop.dispatcher.reroute(self.world.route_of(plan), self._devices.groups())
         self._loop.tick(self.now_s)
 
     @property
@@ -125,7 +135,9 @@ class Simulation:
 
     def park(self, wakes_in_s: float) -> None:
         """End all replicas until `follow`. `wakes_in_s`: the expected time from the next input until they run."""
-        self._loop.dispatcher.reroute(self._route(), dict.fromkeys(self._devices.groups(), ()), wakes_in_s)
+        self._loop.dispatcher.reroute(
+            self.world.route_of(self.plan), dict.fromkeys(self._devices.groups(), ()), wakes_in_s
+        )
 
     def observe(self) -> Observed:
         """The observations since the last call, or since the start."""
@@ -154,11 +166,6 @@ class Simulation:
         self.tally.arrive(times_s, int(weights.sum()), int(full.sum()), int(weights[full].sum()))
         arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
         self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), full.tolist(), strict=True))
-
-    def _route(self) -> Route:
-        facts = self.world.facts
-        running = facts.without_exits if self.world.limits.answers_early else facts
-        return route_of(self.plan, running, group_names(self.plan, running))
 
 
 def _launching(plan: Plan) -> list[tuple[object, ...]]:

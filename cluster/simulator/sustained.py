@@ -36,6 +36,11 @@ LOOKS = 50  # how often a run checks whether too many inputs are lost
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
+def always(inputs: float) -> bool:
+    """The default for `fits`: whether this many inputs can be simulated in the time that is left."""
+    return True
+
+
 def sustained_per_s(
     plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, slos: float = SLOS
 ) -> float:
@@ -55,14 +60,19 @@ def sustained_in(
     `promised_per_s`: the planner's estimate. The search begins near the goodput of a short overloaded run.
     """
     most = ABOVE * promised_per_s
-    overload = run(world, most, inputs_of(world, most, inputs, min(slos, SHORT_SLOS)), seed)
-    answered_per_s = overload.good / (overload.tally.seconds + world.slo_s) / world.share
+    answered_per_s = overloaded_in(world, most, inputs_of(world, most, inputs, min(slos, SHORT_SLOS)), seed)
 
     def run_at(rate: float) -> Report | None:
         return run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time)
 
     best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most, out_of_time)
     return best.goodput_per_s / world.share if best else 0.0
+
+
+def overloaded_in(world: World, rate_per_s: float, inputs: int, seed: int = 0) -> float:
+    """The goodput of the fleet at a rate that is too high."""
+    overload = run(world, rate_per_s, inputs, seed)
+    return float(overload.good / (overload.tally.seconds + world.slo_s) / world.share)
 
 
 def rate_beyond(
@@ -116,13 +126,16 @@ def highest_run(
 
 def confirmed_rate_per_s(
     world: World, rate_per_s: float, inputs: int, seed: int, slos: float = SLOS, in_time: float = IN_TIME_SHARE,
-    each: Each = map,
+    each: Each = map, fits: Callable[[float], bool] = always,
 ) -> float:  # fmt: skip
     """The rate at which exactly this share is in time, searched near `rate_per_s`; 0 where there is none.
+
+    If no time is left to simulate more inputs, the highest simulated rate, once it is sustained.
 
     Inputs are lost in bursts, so one run of few inputs is inaccurate. Several runs with inputs of their own are as
     accurate as one run of all. If losses jump at some rate, no curve fits them, and the interval is halved.
     """
+    _ = world.route  # computed once, not in each process
     nearby, first_seed = np.log(NEARBY_RATES), len(NEARBY_RATES) * seed
     sustained_per_s, failed_per_s = 0.0, inf
     for _ in range(TURNS):
@@ -130,12 +143,14 @@ def confirmed_rate_per_s(
             (rate, inputs_of(world, rate, inputs, slos), first_seed + index)
             for index, rate in enumerate(rate_per_s * np.array(NEARBY_RATES))
         ]
-        lost = np.array([*each(partial(_lost, world), runs)])
+        lost = np.array([*each(partial(_lost, world, in_time), runs)])
         moved = _allowed_at(nearby, lost / (1 - in_time))
         if nearby[0] <= moved <= nearby[-1]:
             return rate_per_s * float(np.exp(moved))
         if moved > 0:
             sustained_per_s = rate_per_s
+            if not fits(sum(inputs for _, inputs, _ in runs)):
+                return rate_per_s * NEARBY_RATES[-1]
         else:
             failed_per_s = rate_per_s
         rate_per_s *= float(np.exp(moved))
@@ -144,8 +159,11 @@ def confirmed_rate_per_s(
     return sustained_per_s
 
 
-def _lost(world: World, rate_inputs_and_seed: tuple[float, int, int]) -> float:
-    return 1 - run(world, *rate_inputs_and_seed).good_share
+def _lost(world: World, in_time: float, rate_inputs_and_seed: tuple[float, int, int]) -> float:
+    """The share that is not answered in time, or the most that counts: then the run is broken off."""
+    most = FAR * (1 - in_time)
+    report = run_if_sustained(world, *rate_inputs_and_seed, in_time=1 - most)
+    return 1 - report.good_share if report else most
 
 
 def _allowed_at(nearby: Floats, lost: Floats) -> float:

@@ -10,7 +10,7 @@ import pytest
 from experiments.planner.networks import distilbert
 from isobatch.cluster.commands import plan_search
 from isobatch.cluster.commands.plan import ClassifierPlanOptions, plan_classifier
-from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, SIMULATED_PER_S, LivePlan
+from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, LivePlan
 from isobatch.cluster.commands.tune import tuned_with
 from isobatch.cluster.simulator import plan_choice
 from isobatch.cluster.simulator.candidates import Find
@@ -47,13 +47,20 @@ def test_the_search_the_choice_and_the_promise_each_get_a_share_of_the_seconds()
     assert not forever.is_over()
 
 
-def test_as_many_inputs_fit_as_the_cores_simulate_in_the_time_that_is_left() -> None:
+def test_as_many_inputs_fit_as_the_cores_were_seen_to_simulate_in_the_time_that_is_left() -> None:
     clock = Clock(100.0)
     live = LivePlan(10.0, clock)
-    clock.now_s += 8.0
-    fit = 2.0 * min(usable_cores(), 3) * SIMULATED_PER_S
+
+    def simulate() -> float:
+        clock.now_s += 8.0
+        return 5.0
+
+    assert live.timed(4_000, simulate) == 5.0
+    fit = 2.0 * min(usable_cores(), 3) * 500
     assert live.fits(0.99 * fit)
     assert not live.fits(1.01 * fit)
+    live.stopped = True
+    assert live.fits(1.49 * fit)
     assert LivePlan(None, clock).fits(1e12)
 
 
