@@ -26,7 +26,7 @@ from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
-from isobatch.optimizer.fleets.application import SOMETHING, FleetApplication, FleetGoal, value_of
+from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
 from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
@@ -43,6 +43,7 @@ OF_ONE = ("profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", 
 HANDOVER_S = 1.0  # until a standby replica is used
 LOOK_EVERY_S = 1.0  # with standby or parking, so that lent devices return soon
 DIVISIONS = 3  # at most; each knows the goodput of the plans of the previous division
+AMPLE = 0.5  # a need below this share of the estimate: the first plan is likely to sustain it
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 NO_TIME = 0.0  # in place of --seconds, after Ctrl-C
 
@@ -251,9 +252,9 @@ def _planned(
 ) -> PlannedFleet:
     """Divide and plan; if a plan sustains less than its application needs, divide again by the simulated goodput.
 
-    While another division may follow, a division takes half of the time that is left.
+    While another division is likely to follow, a division takes half of the time that is left.
     """
-    short, needs = list[Planned](), any(each.application.needed_per_s(goal) > SOMETHING for each in applications)
+    short = list[Planned]()
     for number in range(1, DIVISIONS + 1):
         try:
             division = divide([each.application for each in applications], devices, goal, gap)
@@ -261,7 +262,11 @@ def _planned(
             if not short:
                 raise
             break  # the error below names the shortfall
-        share = 0.5 if needs and division.estimates and number < DIVISIONS else 1.0
+        is_tight = any(
+            each.application.needed_per_s(goal) > AMPLE * estimate.estimated_per_s
+            for each, estimate in zip(applications, division.estimates, strict=False)
+        )
+        share = 0.5 if is_tight and number < DIVISIONS else 1.0
         applications = _planned_on(applications, devices, division, live, share)
         short = [each for each in applications if each.goodput_per_s < each.application.needed_per_s(goal) * (1 - SAME)]
         if not short:

@@ -143,7 +143,7 @@ def confirmed_rate_per_s(
             (rate, inputs_of(world, rate, inputs, slos), first_seed + index)
             for index, rate in enumerate(rate_per_s * np.array(NEARBY_RATES))
         ]
-        lost = np.array([*each(partial(_lost, world, in_time), runs)])
+        lost = np.array([*each(partial(_lost, world), runs)])
         moved = _allowed_at(nearby, lost / (1 - in_time))
         if nearby[0] <= moved <= nearby[-1]:
             return rate_per_s * float(np.exp(moved))
@@ -159,11 +159,8 @@ def confirmed_rate_per_s(
     return sustained_per_s
 
 
-def _lost(world: World, in_time: float, rate_inputs_and_seed: tuple[float, int, int]) -> float:
-    """The share that is not answered in time, or the most that counts: then the run is broken off."""
-    most = FAR * (1 - in_time)
-    report = run_if_sustained(world, *rate_inputs_and_seed, in_time=1 - most)
-    return 1 - report.good_share if report else most
+def _lost(world: World, rate_inputs_and_seed: tuple[float, int, int]) -> float:
+    return 1 - run(world, *rate_inputs_and_seed).good_share
 
 
 def _allowed_at(nearby: Floats, lost: Floats) -> float:

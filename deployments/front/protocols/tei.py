@@ -18,7 +18,10 @@ from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
 from isobatch.deployments.transport.packed import Packed
 from isobatch.profiles.model import probabilities_in
 
-_TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
+_TYPES = {
+    413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded", 500: "backend", 503: "overloaded",
+    504: "overloaded",
+}  # fmt: skip
 TOO_MANY = 413  # TEI's status for inputs that are too many or too long
 MOST_TOKENIZED = 2**20  # characters of the texts of one request to /tokenize, together
 

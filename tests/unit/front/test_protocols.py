@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.protocols.tei import info
+from isobatch.deployments.front.protocols.tei import PredictForm, info
 from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
@@ -332,6 +333,8 @@ def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, p
         reply = plain.post(path, json=body, headers=late)
         expected = 429, "overloaded", True
         assert (reply.status_code, reply.json().get("error_type"), "retry-after" in reply.headers) == expected, path
+    refused = (PredictForm.error(RefusedError(status, "late")) for status in (500, 503, 504))
+    assert [each["error_type"] for each in refused] == ["backend", "overloaded", "overloaded"]
 
 
 def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: DocumentedClient) -> None:

@@ -256,18 +256,3 @@ def test_a_sustained_rate_is_raised_only_as_long_as_there_is_time() -> None:
     low_per_s = confirmed_rate_per_s(world, 0.1 * most_per_s, 2000, 1, 20, fits=fits)
     assert low_per_s == pytest.approx(0.106 * most_per_s)
     assert len(asked) == 1
-
-
-def test_runs_of_a_confirmation_are_broken_off_once_their_loss_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = list[float]()
-
-    def counted(*given: Any, **named: Any) -> Report | None:
-        report = run_if_sustained(*given, **named)
-        lost.append(1 - report.good_share if report else 1.0)
-        return report
-
-    monkeypatch.setattr("isobatch.cluster.simulator.sustained.run_if_sustained", counted)
-    world, most_per_s = World(POOR, FAST, 0.02), evaluate(POOR, FAST).goodput_per_s
-    assert 0 < confirmed_rate_per_s(world, 2 * most_per_s, 2000, 1, 20) < most_per_s
-    assert lost[:4] == [1.0] * 4
-    assert all(share <= 0.08 for share in lost if share < 1)
