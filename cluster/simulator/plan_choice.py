@@ -74,9 +74,7 @@ class SimulationEffort:
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-    fits: Callable[[float], bool] = (
-        sustained.always
-    )  # whether this many inputs can be simulated in the time that is left
+    fits: Callable[[float], bool] = sustained.always  # whether there is time to simulate this many inputs
     timed: Callable[[int, Callable[[], float]], float] = untimed  # simulates this many inputs, and learns the pace
     better: Callable[[Plan, float, int], None] = ignore
     each: Each = map  # runs independent simulations
