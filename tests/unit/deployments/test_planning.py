@@ -92,7 +92,7 @@ def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_p
         ({"thresholds": ((3, 0.5),)}, r"plan\.json has a ramp after block 3: the last one is after block 2"),
         ({"thresholds": ((-1, 0.5),)}, "has a ramp after block -1: the last one is after block 2"),
         ({"placements": (Placement("v100", 2, (Split(0, BLOCKS, 8, ramps=(3,)),)),)}, "has a ramp after block 3: the"),
-        ({"backend": "abacus"}, "toy on v100 has no times of abacus, only of torch float32: add some"),
+        ({"backend": "abacus"}, "toy on v100 has no times of abacus, only of torch float32: measure some"),
     ],
 )
 def test_a_plan_that_does_not_fit_its_profile_is_refused(
