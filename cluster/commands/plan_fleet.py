@@ -85,15 +85,16 @@ class Planned:
         )
         return cls(entry, path, profile, own, application)
 
-    def planned_on(self, devices: Sequence[Device], counts: Sequence[int]) -> Self:
+    def planned_on(self, devices: Sequence[Device], counts: Sequence[int], seconds: float | None) -> Self:
         """The same with the plan that `isobatch plan` makes on this part of the devices, if it has any."""
         part = [replace(each, count=count) for each, count in zip(devices, counts, strict=True) if count]
         if not (here := _known(part, self.profile)):
             return replace(self, result=None)
         if self.result and tuple(here) == self.result.facts.devices:  # divided again, with the same part
             return self
-        with LivePlan(self.options.seconds) as live:
-            result = searched(self.options, here, self.profile, self.application.objective, live)
+        options = replace(self.options, seconds=seconds)
+        with LivePlan(seconds) as live:
+            result = searched(options, here, self.profile, self.application.objective, live)
         return replace(self, result=replace(result, hurried=live.stopped))
 
     @property
@@ -295,10 +296,10 @@ def _planned_on(
     planned, kept_s = list[Planned](), (1 - share) * (live.left_s or 0.0)
     for each, counts in zip(applications, division.parts, strict=True):
         hurried = any(one.hurried for one in (*applications, *planned))
-        if (left_s := live.left_s) is not None:
-            seconds = max(0.0, left_s - kept_s) / (len(applications) - len(planned))
-            each = replace(each, options=replace(each.options, seconds=seconds))
-        planned.append((each.in_a_hurry if hurried else each).planned_on(devices, counts))
+        here, seconds = (each.in_a_hurry, NO_TIME) if hurried else (each, live.left_s)
+        if seconds is not None:
+            seconds = max(0.0, seconds - kept_s) / (len(applications) - len(planned))
+        planned.append(here.planned_on(devices, counts, seconds))
     return planned
 
 
