@@ -169,7 +169,12 @@ def test_a_signal_during_the_start_ends_it_soon_and_leaves_no_process(tmp_path: 
 
 @pytest.mark.long
 def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
-    endless = {"model": str(tmp_path), "loader": "tests.helpers.toy_model:load_endless", "drain_s": 10 * END_S}
+    endless = {
+        "model": str(tmp_path),
+        "loader": "tests.helpers.toy_model:load_endless",
+        "drain_s": 10 * END_S,
+        "slo_ms": 60_000,  # HAProxy ends a request soon after its deadline
+    }
     file = serve_file(tmp_path, {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": endless})
     with serving(tmp_path, file) as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert left_in(tmp_path)
