@@ -90,22 +90,22 @@ class Evidence:
         """Candidates with which, by the test table, at most the share `most` of answers differs from the full
         network's.
 
-        The test table cannot show less than half an input: for a smaller `most`, no input leaves early. This is no
-        promise by itself: audits must watch it.
+        Half an input is added to those that differ, since none among few rows does not mean none at all: if `most` is
+        smaller than that, no input leaves early. This is no promise by itself: audits must watch it.
         """
         chosen, rows = self.shape.strictest, list(ramps)
         if rows and most >= self.smallest_share:
             rungs, test = self._ladder(rows, costs, "agreement"), self.test.only(rows, costs)
-            chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean <= most))
+            chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean + self.smallest_share <= most))
         return chosen
 
     def disagreement(self, chosen: Indices) -> float:
-        """The share of answers that differ from the full network's, by the test table; at least half an input."""
-        return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.smallest_share)
+        """The share of answers that differ from the full network's, by the test table, with half an input added."""
+        return float(outcome(self.test, chosen, "agreement").lost.mean) + self.smallest_share
 
     @property
     def smallest_share(self) -> float:
-        """The least share of answers that the test table can show: half an input."""
+        """The least disagreement that the test table can show: half an input."""
         return 0.5 / self.test.num_inputs
 
     def nearest(self, thresholds: Mapping[int, float]) -> Indices:

@@ -41,10 +41,10 @@ def summed(parts: list[dict[str, list[tuple[float, float]]]]) -> Iterator[tuple[
         yield f"{method}lost", float(lost.mean())
 
 
-def drawn(name: str, recording: str, metric: Metric) -> tuple[Evidence, Recorded]:
+def drawn(name: str, recording: str, metric: Metric, seed: int = 0) -> tuple[Evidence, Recorded]:
     """The evidence of `isobatch prepare` in one draw, and all other rows."""
     table, rows = read(recording), ROWS[name]
-    order = np.random.default_rng(0).permutation(table.known.num_inputs)
+    order = np.random.default_rng(seed).permutation(table.known.num_inputs)
     some, (shape, test) = table.of(order[:rows]), _parts(rows)
     evidence = Evidence(some.believed.of(shape), some.known.of(test), metric, MAX_LOSS, CONFIDENCE)
     return evidence, table.of(order[rows:])

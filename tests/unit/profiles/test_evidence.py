@@ -97,6 +97,15 @@ def test_nobody_leaves_where_less_is_allowed_than_the_table_can_tell() -> None:
     np.testing.assert_array_equal(nobody, evidence.shape.strictest)
 
 
+@given(allowed=st.floats(0.5, 20.0))
+def test_half_an_input_is_added_to_those_that_differ(allowed: float) -> None:
+    evidence = replace(made_evidence(), test=exit_table(2, count=100))
+    chosen = evidence.agreeing_candidates(range(3), evidence.test.costs, allowed / 100)
+    differ = round(100 * outcome(evidence.test, chosen, "agreement").lost.mean)
+    assert differ + 0.5 <= allowed
+    assert evidence.disagreement(chosen) == pytest.approx((differ + 0.5) / 100)
+
+
 def test_what_is_hoped_for_never_looks_at_the_inputs_of_the_test() -> None:
     evidence = made_evidence()
     other = replace(evidence, test=exit_table(99, count=900))
