@@ -71,12 +71,12 @@ _ERRORS = {
     502: ("Bad Gateway", "the front ended before it had answered"),
     504: ("Service Unavailable", "the front did not answer before the deadline: try again later"),  # sent as 503
 }
-_SENTENCES = {  # of HAProxy's own answers, by their files
+_WRONG = {  # sentences about wrong requests, by their files
     "404": "there is no such path: GET /-/routes lists all paths",
     "405": f"this method is not known here: there are {', '.join(METHODS)}",
     "408": _LATE,
 }
-_REFUSALS = {  # the same of those with status 503
+_REFUSALS = {  # the same of refusals, which have status 503
     "503": "there are too many requests now, or a front has just ended: try again later",
     "slow": "other requests of this client come too slowly: try again later",
     "crowded": "there are too many requests now: try again later",
@@ -92,10 +92,9 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
     for status, (reason, sentence) in _ERRORS.items():
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
-    for name, sentence in _SENTENCES.items():
-        (folder / f"{name}.json").write_text(json.dumps({"error": sentence}))
-    for name, sentence in _REFUSALS.items():
-        about = f"%[var(txn.before)]{json.dumps(sentence)}%[var(txn.after)]"  # as OpenAI has it, or a sentence alone
+    for name, sentence in (_WRONG | _REFUSALS).items():
+        after = "var(txn.after),regsub(server,invalid_request)" if name in _WRONG else "var(txn.after)"
+        about = f"%[var(txn.before)]{json.dumps(sentence)}%[{after}]"  # as OpenAI has it, or a sentence alone
         (folder / f"{name}.json").write_text(f'{{"error": {about}}}')
     (folder / SLO_MAP).touch()
     (folder / STARTING).touch()

@@ -119,6 +119,17 @@ def test_clients_of_openai_read_why_haproxy_refuses(tmp_path: Path, prefix: str,
             assert about["message"].startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"), [("POST /other/v1/completions", 404), ("FOO /app/v1/chat/completions", 405)]
+)
+def test_clients_of_openai_read_what_is_wrong(tmp_path: Path, line: str, expected: int) -> None:
+    with haproxy(tmp_path) as port:
+        status, _, body = asked(port, said=b"%s HTTP/1.1\r\nHost: x\r\n\r\n" % line.encode())
+        about = json.loads(body)["error"]
+        assert (status, about["type"], about["code"]) == (expected, "invalid_request_error", None)
+        assert about["message"].startswith(("there is no such path", "this method"))
+
+
 def test_a_connection_has_one_request_at_once_and_not_a_hundred_of_http_2(tmp_path: Path) -> None:
     with haproxy(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
