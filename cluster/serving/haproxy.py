@@ -81,7 +81,8 @@ _REFUSALS = {  # the same of refusals, which have status 503
     "slow": "other requests of this client come too slowly: try again later",
     "crowded": "there are too many requests now: try again later",
     READY: "no front is running now: another one starts",
-    STARTING: "this server starts: try again when it is ready",
+    # HAProxy has this sentence until its next configuration, which may first come when the server stops.
+    STARTING: "this server starts or stops: try again later",
     STOPPING: "this server stops: it takes no more requests",
 }
 
