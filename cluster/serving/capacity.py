@@ -34,6 +34,7 @@ _REMEDIES = {
     "CPU": "plan for fewer devices, or let replicas share processors (cpus_per_replica: 0 in the Serve file)",
     "GPU": "plan for fewer devices",
 }
+_FEWER = "serve fewer applications, or add a node"  # the remedy where no application has a plan
 _COUNTED = tuple(_REMEDIES)  # the resources that are compared
 _ROUNDING = 1e-6
 DRIVER_ANSWERS_WITHIN_S = 20.0
@@ -84,7 +85,7 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     _check_growth(grows, budgets)
     needs = {name: _needs(config, nodes) for name, config in configs.items()}
     if len(needs) > 1:
-        _check_together(needs, total(nodes))
+        _check_together(needs, total(nodes), _REMEDIES if planned else dict.fromkeys(_REMEDIES, _FEWER))
 
 
 def check_machine(content: ServeFile, cpus: float, count_gpus: Callable[[], int]) -> None:
@@ -213,13 +214,13 @@ def _check_enough(plan: str, name: str, amount: float, available: float, owner_h
         raise UserError(f"{plan} needs {amount:g} {name}s with the front; this {owner_has}: {_REMEDIES[name]}")
 
 
-def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:
+def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources, remedies: Mapping[str, str]) -> None:
     for name in _COUNTED:
         amounts = {application: need[name] for application, need in needs.items() if need[name]}
         if sum(amounts.values()) > has.get(name, 0) + _ROUNDING:
             needed = ", ".join(f"{application} needs {amount:g}" for application, amount in amounts.items())
             raise UserError(
-                f"{name}s: this Ray has {has.get(name, 0):g}, but with its front {needed}: {_REMEDIES[name]}"
+                f"{name}s: this Ray has {has.get(name, 0):g}, but with its front {needed}: {remedies[name]}"
             )
 
 

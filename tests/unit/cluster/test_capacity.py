@@ -142,7 +142,7 @@ def test_processors_are_for_all_applications_together(tmp_path: Path) -> None:
         check_capacity(two(tmp_path, "cpu", 1, 1), [{"CPU": 3.0}])
     check_capacity(two(tmp_path, "cpu", 1, 1, cpus_per_replica=0), [{"CPU": 2.0}])
     whole = {"applications": [{"name": name, "import_path": APPLICATION, "args": {}} for name in ("film", "shop")]}
-    with pytest.raises(UserError, match=r"^CPUs: this Ray has 1, but with its front film needs 1, shop needs 1"):
+    with pytest.raises(UserError, match=r"^CPUs: this Ray has 1, but with its front film needs 1, shop needs 1: serve"):
         check_capacity(whole, [{"CPU": 1.0}])
 
 
