@@ -28,6 +28,8 @@ def value_of(argument: str) -> object:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     try:
         for output in predict(sys.argv[1], [value_of(each) for each in sys.argv[2:]]):
             print(output)
