@@ -22,6 +22,8 @@ from isobatch.optimizer.search.bounds import through
 from isobatch.optimizer.search.options import Options
 
 CHUNK = 256  # points that are compared with each other at once
+SPARSE = 8  # if fewer than one of this many pairs of points is left, and ...
+FEW = 6  # ... at least this many columns, these are compared for the remaining pairs only, which is faster
 
 
 @dataclass(frozen=True)
@@ -234,15 +236,23 @@ def _front(points: Ints, order: Ints) -> Ints:
     front = np.zeros(0, np.int64)
     for at in range(0, len(order), CHUNK):
         rows = order[at : at + CHUNK]
-        rows = rows[~_beaten(points[front], points[rows])]
+        rows = rows[~_beaten(points[front], points[rows], np.ones((len(front), len(rows)), bool))]
         earlier = np.tri(len(rows), k=-1, dtype=bool).T  # [i, j]: i comes before j
-        alive = ~((points[rows][:, None] <= points[rows]).all(axis=2) & earlier).any(axis=0)
-        front = np.concatenate([front, rows[alive]])
+        front = np.concatenate([front, rows[~_beaten(points[rows], points[rows], earlier)]])
     return front
 
 
-def _beaten(front: Ints, points: Ints) -> Bools:
-    beats = np.ones((len(front), len(points)), bool)
-    for column in range(points.shape[1]):
+def _beaten(front: Ints, points: Ints, beats: Bools) -> Bools:
+    """The points that one of the front equals or undercuts in every column, among the pairs that `beats` marks."""
+    columns = points.shape[1]
+    for column in range(columns):
+        if columns - column >= FEW and SPARSE * np.count_nonzero(beats) < beats.size:
+            break
         beats &= front[:, column, None] <= points[:, column]
-    return np.asarray(beats.any(axis=0))
+    else:
+        return np.asarray(beats.any(axis=0))
+    winner, loser = np.nonzero(beats)
+    for each in range(column, columns):
+        keep = front[winner, each] <= points[loser, each]
+        winner, loser = winner[keep], loser[keep]
+    return np.bincount(loser, minlength=len(points)) > 0
