@@ -42,8 +42,8 @@ def commit_of_tree(root: Path = EXPERIMENTS.parent) -> str:
     """The commit that was measured, with a plus if files differ from it; empty outside of git."""
     try:
         head, changes = (
-            subprocess.run(["git", "-C", str(root), *asked], capture_output=True, text=True, check=True).stdout.strip()
-            for asked in (["rev-parse", "--short=8", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=8", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.CalledProcessError):
         return ""

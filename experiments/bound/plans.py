@@ -134,10 +134,10 @@ def neighbour_gain(plan: Plan, facts: Problem, objective: Objective, kept_per_s:
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
     """The baselines that sustain this rate, with simulated plans or with estimated ones."""
-    for asked in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
-        for other in baselines(facts, asked):
+    for aim in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
+        for other in baselines(facts, aim):
             if other.plan and other.score and other.score.goodput_per_s * HOPE > rate_per_s > 0:
-                world = _world(other.plan, facts, asked.slo_s or 0.0)
+                world = _world(other.plan, facts, aim.slo_s or 0.0)
                 counts = {max(INPUTS, int(slos * world.slo_s * rate_per_s)) for slos in (SHORT_SLOS, SLOS)}
                 kept = all(run_if_sustained(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
                 if kept and sustained_per_s(world, rate_per_s) >= rate_per_s:

@@ -116,10 +116,10 @@ def agrees(seed: int) -> bool:
         return _value(asks, tables, parts, beyond, fleet)
 
     best = max(value(parts, BEYOND) for parts in allowed)
-    asked = max(value(parts, 0.0) for parts in allowed if value(parts, BEYOND) >= best - CLOSE)
+    result = max(value(parts, 0.0) for parts in allowed if value(parts, BEYOND) >= best - CLOSE)
     before = value(fleet.present, 0.0)
     enough = [need / (1 + RESERVE) for need in needs]  # an application that lacks only its reserve takes no devices
-    stays = fleet.present in divisions and _has(tables, fleet.present, enough) and asked - before < GAIN * before
+    stays = fleet.present in divisions and _has(tables, fleet.present, enough) and result - before < GAIN * before
     decided = fleet.decided()
     if stays:
         return decided == fleet.present
@@ -181,6 +181,6 @@ def _value(
     for each, table, part, present in zip(asks, tables, parts, fleet.present, strict=True):
         gained = sum(count - has for count, has in zip(part, present, strict=True) if count > has)
         sustained = table[part] * (1 - min(1.0, fleet.start_s / WINDOW_S) * gained / max(1, sum(part)))
-        asked = min(sustained, each.rate_per_s or 0.0)
-        value += each.weight * (asked + beyond * (sustained - asked))
+        first = min(sustained, each.rate_per_s or 0.0)
+        value += each.weight * (first + beyond * (sustained - first))
     return value

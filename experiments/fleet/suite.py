@@ -123,11 +123,11 @@ def fluid_over_divided(members: Mapping[str, Member], seconds: float) -> float:
     promises = [each.world.plan.promise for each in members.values()]
     own_per_s = np.array([promise.goodput_per_s for promise in promises if promise])
     chunks = [np.concatenate([chunk[0] for chunk in each.inputs]) for each in members.values()]
-    asked = np.array([np.histogram(times_s, steps)[0] for times_s in chunks]) / np.diff(steps)
-    divided = np.minimum(asked, own_per_s[:, None])
+    offered_per_s = np.array([np.histogram(times_s, steps)[0] for times_s in chunks]) / np.diff(steps)
+    divided = np.minimum(offered_per_s, own_per_s[:, None])
     idle, lent_per_s = (1 - divided / own_per_s[:, None]).sum(0), 0.0
     for index in np.argsort(-own_per_s):
-        lent = np.minimum(idle, (asked[index] - divided[index]) / own_per_s[index])
+        lent = np.minimum(idle, (offered_per_s[index] - divided[index]) / own_per_s[index])
         idle, lent_per_s = idle - lent, lent_per_s + float(lent.sum() * own_per_s[index])
     return 1 + lent_per_s / float(divided.sum())
 

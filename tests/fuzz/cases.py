@@ -151,8 +151,8 @@ def v2_binary(random: Random) -> tuple[bytes, Headers]:
     dtype = kind.lower().replace("fp", "float")
     raw = texts if kind == "BYTES" else np.array([[4, 7], [0, 3]]).astype(dtype).tobytes()
     raw = damaged(raw, random) if random.randrange(2) else raw
-    told = {"name": "inputs", "shape": [2, 2], "datatype": kind, "parameters": {"binary_data_size": len(raw)}}
-    whole = V2 | {"inputs": [told]}
+    fields = {"name": "inputs", "shape": [2, 2], "datatype": kind, "parameters": {"binary_data_size": len(raw)}}
+    whole = V2 | {"inputs": [fields]}
     text = as_json(changed(whole, random) if random.randrange(2) else whole)
     end = random.choice([len(text)] * 4 + [0, 1, len(text) + 1, len(text) + len(raw), 10**18])
     return text + raw, {"inference-header-content-length": str(end)}

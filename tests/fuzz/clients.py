@@ -70,8 +70,8 @@ async def raw(port: int, sent: bytes, host: str = HOST) -> bytes:
 
 async def post(port: int, path: str, headers: Headers, body: bytes, source: str = HOST) -> Reply:
     """A request over a connection of its own, and its answer."""
-    told = {"content-length": str(len(body)), "host": "x", "connection": "close"} | headers
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items()).encode("utf-8", "surrogateescape")
+    settings = {"content-length": str(len(body)), "host": "x", "connection": "close"} | headers
+    lines = "".join(f"{name}: {value}\r\n" for name, value in settings.items()).encode("utf-8", "surrogateescape")
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     try:
         with suppress(OSError):  # what is refused at once is not read to its end
@@ -91,21 +91,21 @@ async def post(port: int, path: str, headers: Headers, body: bytes, source: str 
 
 async def without_socket(api: Any, path: str, headers: Headers, body: bytes) -> Reply:
     """As uvicorn would call the application."""
-    told = [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
+    encoded = [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode()}
-    scope |= {"query_string": b"", "headers": told, "root_path": "", "scheme": "http", "server": (HOST, 80)}
-    said: list[Any] = []
+    scope |= {"query_string": b"", "headers": encoded, "root_path": "", "scheme": "http", "server": (HOST, 80)}
+    calls: list[Any] = []
     sent = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         return sent.pop() if sent else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
-        said.append(message)
+        calls.append(message)
 
     await api(scope, receive, send)
-    content = b"".join(each.get("body", b"") for each in said[1:])
-    return said[0]["status"], dict(said[0]["headers"]), content
+    content = b"".join(each.get("body", b"") for each in calls[1:])
+    return calls[0]["status"], dict(calls[0]["headers"]), content
 
 
 async def _one_reply(reader: asyncio.StreamReader) -> bytes:

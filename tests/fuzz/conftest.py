@@ -24,8 +24,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where several processes attack, each tells the first of them what came of its cases."""
-    if told := getattr(session.config, "workeroutput", None):
-        told["fuzz"] = [(*of, n) for of, n in COUNTS.items()]
+    if result := getattr(session.config, "workeroutput", None):
+        result["fuzz"] = [(*of, n) for of, n in COUNTS.items()]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,10 +55,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if not COUNTS or hasattr(terminalreporter.config, "workerinput"):  # what one process counts is only a part
         return
     kinds = sorted({kind for kind, _ in COUNTS})
-    told = {kind: {what: n for (of, what), n in sorted(COUNTS.items()) if of == kind} for kind in kinds}
+    fields = {kind: {what: n for (of, what), n in sorted(COUNTS.items()) if of == kind} for kind in kinds}
     cases = sum(n for (kind, _), n in COUNTS.items() if not kind.startswith(("honest", "memory")))
     terminalreporter.section(f"fuzz: {cases} cases")
-    for kind, result in told.items():
+    for kind, result in fields.items():
         terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in result.items()))
     if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}

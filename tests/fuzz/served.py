@@ -65,8 +65,8 @@ class Served:
 
     async def _live(self) -> None:
         port = free_port()
-        told = {"model": "/models/toy", "loader": "tests.fuzz.served:load", "slo_ms": 60_000}
-        config = AppConfig.model_validate(told | {"grpc_port": port, "max_body_bytes": MOST_BYTES})
+        fields = {"model": "/models/toy", "loader": "tests.fuzz.served:load", "slo_ms": 60_000}
+        config = AppConfig.model_validate(fields | {"grpc_port": port, "max_body_bytes": MOST_BYTES})
         self.api = create_api(Service(config, time.perf_counter))
         async with AsyncExitStack() as stack:
             server = uvicorn.Server(uvicorn.Config(self.api, HOST, 0, log_level="critical"))

@@ -53,11 +53,11 @@ def test_openai(world: World) -> None:
 
     async def act(sent: tuple[str, bytes, cases.Headers]) -> str:
         path, body, headers = sent
-        status, told, content = await without_socket(api, path, headers, body)
-        if told[b"content-type"].startswith(b"text/event-stream"):
+        status, result, content = await without_socket(api, path, headers, body)
+        if result[b"content-type"].startswith(b"text/event-stream"):
             assert content.endswith(b"data: [DONE]\n\n")
             return "streamed"
-        return judged((status, told, content))
+        return judged((status, result, content))
 
     async def all_cases() -> None:
         await attack("openai", 0.02, request, act, AT_ONCE)

@@ -87,6 +87,6 @@ class World:
 
     def plain(self, prompt: str, max_tokens: int, full: bool = False) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder; `full`: without exits."""
-        asked = shape_of(self.model.config).request(self.words(prompt)["input_ids"], max_tokens, STOP)
-        tokens, depths = plainly(self.model, asked, {} if full else RAMPS)
+        request = shape_of(self.model.config).request(self.words(prompt)["input_ids"], max_tokens, STOP)
+        tokens, depths = plainly(self.model, request, {} if full else RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)

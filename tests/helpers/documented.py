@@ -110,15 +110,15 @@ def check_document(document: dict[str, Any]) -> None:
 
 def ask_examples(client: DocumentedClient, **parameters: str) -> int:
     """Send every example of the document, and whatever takes no body; all are answered. Returns how many."""
-    asked = 0
+    requests = 0
     for path, methods in client.app.openapi()["paths"].items():
         for method, operation in methods.items():
             headers = {each["name"]: str(each["example"]) for each in _headers(operation) if "example" in each}
             for body in _examples(operation):
                 reply = client.request(method, path.format(**parameters), json=body, headers=headers)
                 assert reply.status_code == 200, f"{method} {path}: {reply.text[:300]}"
-                asked += 1
-    return asked
+                requests += 1
+    return requests
 
 
 def check_interface(client: DocumentedClient, name: str, *schemas: str) -> None:

@@ -53,8 +53,8 @@ class Client:
 async def asked(**config: Any) -> AsyncIterator[Client]:
     """A client, beside a service of its own."""
     port = free_port()
-    told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
-    service = Service(AppConfig.model_validate(told), time.perf_counter)
+    fields = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
+    service = Service(AppConfig.model_validate(fields), time.perf_counter)
     await service.open()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     async with serving(service), channel, asyncio.timeout(60):

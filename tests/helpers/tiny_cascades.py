@@ -21,14 +21,14 @@ LABELS = ("a", "b", "c")
 
 def levels_of(names: Sequence[str], inner: float | None, weights: Sequence[float]) -> list[Level]:
     """Tiny networks one behind the other, each with its labels in another order; with `inner`, ramps inside them."""
-    found, start = list[Level](), 0
+    levels, start = list[Level](), 0
     for number, name in enumerate(names):
         model = network(name, "confidence" if inner is not None else None, [inner or 0.0])
         stop = start + model.num_blocks
         order = ORDERS[number % len(ORDERS)]
-        found.append(Level(start, stop, weights[number], NoEncoder(24), order, Path(name), lambda model=model: model))
+        levels.append(Level(start, stop, weights[number], NoEncoder(24), order, Path(name), lambda model=model: model))
         start = stop
-    return found
+    return levels
 
 
 def cascade(names: Sequence[str], threshold: float, weights: Sequence[float], inner: float | None = None) -> Cascade:
@@ -90,16 +90,16 @@ def _sure(believed: np.ndarray, threshold: float) -> bool:
 
 def answers_of(model: Cascade, batch: Batch, stops: Sequence[int], ramps: set[int]) -> Mapping[int, tuple[int, Any]]:
     """Who left where and with which probabilities, when the cascade runs from stop to stop."""
-    rows, here, found = np.arange(len(batch)), batch, dict[int, tuple[int, Any]]()
+    rows, here, ends = np.arange(len(batch)), batch, dict[int, tuple[int, Any]]()
     for stop in [*stops, model.num_blocks]:
         launched = model.run(here, stop, ramps)
         left = launched.exits
         for row, block, p in zip(rows[left.rows].tolist(), left.blocks.tolist(), left.probabilities, strict=True):
-            found[row] = block, p
+            ends[row] = block, p
         rows = np.delete(rows, left.rows)
         if launched.survivors is None:
             break
         here = launched.survivors
         assert len(here) == len(rows)
     assert len(rows) == 0
-    return found
+    return ends

@@ -146,11 +146,11 @@ def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> 
     blocks = model.decoder.block if read else model.model.layers
     hooks = [block.register_forward_hook(find) for block in blocks]
     try:
-        said = model(encoder_outputs=read, decoder_input_ids=prefix) if read else model(prefix)
+        answer = model(encoder_outputs=read, decoder_input_ids=prefix) if read else model(prefix)
     finally:
         for hook in hooks:
             hook.remove()
-    return result, said.logits
+    return result, answer.logits
 
 
 def _head(model: Any, states: torch.Tensor) -> torch.Tensor:

@@ -62,8 +62,8 @@ def _text_config(name: str) -> Any:
         case "deberta-v3":
             like_v3 = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
             places = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
-            told = {**like_v3, **places, "type_vocab_size": 0}
-            return transformers.DebertaV2Config(num_hidden_layers=3, **told, **text, **WIDE)
+            fields = {**like_v3, **places, "type_vocab_size": 0}
+            return transformers.DebertaV2Config(num_hidden_layers=3, **fields, **text, **WIDE)
     raise ValueError(name)
 
 

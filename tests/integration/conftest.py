@@ -140,8 +140,11 @@ def graph(deployed: Put, toy: dict[str, Any], lead: Callable[[Plan], None]) -> s
 @pytest.fixture(scope="session")
 def leisurely_toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same network, slowly, on three devices behind two fronts; survivors are kept at their replicas."""
-    folder, told = tmp_path_factory.mktemp("leisurely"), {"by_value_bytes": 0, "audit_share": 0.0, "front_replicas": 2}
-    declared = application(folder, cut_at(1, 2), "load_leisurely", **told)
+    folder, fields = (
+        tmp_path_factory.mktemp("leisurely"),
+        {"by_value_bytes": 0, "audit_share": 0.0, "front_replicas": 2},
+    )
+    declared = application(folder, cut_at(1, 2), "load_leisurely", **fields)
     declared["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]  # however few cores there are
     return declared
 

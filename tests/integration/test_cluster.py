@@ -49,12 +49,12 @@ def cluster() -> Iterator[Started]:
 
 def file_of(folder: Path, cluster: Started, host: str) -> str:
     """A part of the local fleet, in a file for this cluster."""
-    told = serve_file(LOCAL, {"devices": {"v100": 1, "k80": 2}, "slo_ms": 60_000, "ports": "24500-24599"})
-    told = {name: value for name, value in told.items() if name != "nodes"}
-    told["applications"] = told["applications"][:1]
-    told["http_options"] = {"host": host, "port": cluster.http_port, "location": "HeadOnly"}
+    config = serve_file(LOCAL, {"devices": {"v100": 1, "k80": 2}, "slo_ms": 60_000, "ports": "24500-24599"})
+    config = {name: value for name, value in config.items() if name != "nodes"}
+    config["applications"] = config["applications"][:1]
+    config["http_options"] = {"host": host, "port": cluster.http_port, "location": "HeadOnly"}
     path = folder / f"{host}.yaml"
-    path.write_text(json.dumps(told))  # JSON is YAML
+    path.write_text(json.dumps(config))  # JSON is YAML
     return str(path)
 
 

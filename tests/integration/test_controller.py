@@ -51,7 +51,7 @@ def test_what_is_decided_is_told_to_prometheus(steered: str) -> None:
     wanted = {family.name for family in CONTROLLER}
     with Load(steered):
         assert eventually(lambda: rolled_out(steered))
-        result = eventually(lambda: told if (told := scraped()).keys() >= wanted else {})
+        result = eventually(lambda: names if (names := scraped()).keys() >= wanted else {})
     assert result, wanted - scraped().keys()
     for family in CONTROLLER:
         check_family(family, result[family.name])

@@ -48,8 +48,8 @@ def served(deployed: Put, tmp_path: Path, controller: dict[str, Any]) -> str:
     """The application on the plan of most goodput, and a controller beside it that remembers nothing."""
     folder = tmp_path / "toy"
     folder.mkdir()
-    told = {"backend": VIRTUAL, "slo_ms": 1e3 * SLO_S, "audit_share": 0.0}
-    own = application(folder, MOST, LOADER, PROFILE, **told)
+    fields = {"backend": VIRTUAL, "slo_ms": 1e3 * SLO_S, "audit_share": 0.0}
+    own = application(folder, MOST, LOADER, PROFILE, **fields)
     arguments = controller["args"] | {"memory": str(tmp_path / "memory"), "max_batch": 32, "goal": "latency"}
     base = deployed(own, controller | {"args": arguments | {"replan_every_s": WINDOW_S, "react_every_s": 0.5}})
     eventually(lambda: "plan" in status(base))

@@ -81,17 +81,17 @@ def decoder(
         "import_path": "isobatch.cluster.controller.app:build",
         "route_prefix": "/controller",
     }
-    told = {
+    fields = {
         "model": str(llm_demo_directory()),
         "name": "llm-demo",
         "cpus_per_replica": 0.25,
         "max_prompts": 64,
         "device": "cpu",
     }
-    told |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
+    fields |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
     path = "isobatch.deployments.decoding.app:build"
     address: str = deployed(
-        {"name": "decoder", "import_path": path, "route_prefix": "/", "args": told}, {**controller, "args": watching}
+        {"name": "decoder", "import_path": path, "route_prefix": "/", "args": fields}, {**controller, "args": watching}
     )
     return address
 
@@ -120,10 +120,10 @@ def test_openais_client_gets_sums_in_words(client: Any, written: list[str]) -> N
 
 def test_stats_are_the_sum_over_all_replicas(written: list[str], decoder: str) -> None:
     """Prompts of one request go to both pipelines."""
-    told = ask(decoder, "GET", "/stats")[1]
-    assert told["replicas"] == 2
-    assert told["splits"][0]["launches"] > 0
-    assert sum(told["exits"].values()) >= sum(len(text) + 1 for text in written)
+    counts = ask(decoder, "GET", "/stats")[1]
+    assert counts["replicas"] == 2
+    assert counts["splits"][0]["launches"] > 0
+    assert sum(counts["exits"].values()) >= sum(len(text) + 1 for text in written)
 
 
 def test_tritons_client_gets_the_same_text(written: list[str], grpc_port: int) -> None:
@@ -140,16 +140,16 @@ def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:
     stream = client.chat.completions.create(
         model="llm-demo", messages=question, stream=True, stream_options={"include_usage": True}
     )
-    told = list(stream)
-    assert "".join(each.choices[0].delta.content or "" for each in told if each.choices) == written[1]
-    assert told[-1].usage.completion_tokens == len(written[1]) + 1
+    parts = list(stream)
+    assert "".join(each.choices[0].delta.content or "" for each in parts if each.choices) == written[1]
+    assert parts[-1].usage.completion_tokens == len(written[1]) + 1
 
 
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
-    told = [family for family in TEXT_FRONT + TEXT_REPLICA if family.name != "isobatch_preempted"]  # nobody was
-    assert eventually(lambda: {family.name for family in told} <= scraped().keys())
+    families = [family for family in TEXT_FRONT + TEXT_REPLICA if family.name != "isobatch_preempted"]  # nobody was
+    assert eventually(lambda: {family.name for family in families} <= scraped().keys())
     result = scraped()
-    for family in told:
+    for family in families:
         check_family(family, result[family.name])
 
 
@@ -172,8 +172,8 @@ def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str, stre
         return int(stats()["requests"]["cancelled"])
 
     def has_no_texts() -> bool:
-        told = stats()
-        return told["residents"] == told["waiting"] == 0 and told["pages"]["free"] == told["pages"]["of"]
+        counts = stats()
+        return counts["residents"] == counts["waiting"] == 0 and counts["pages"]["free"] == counts["pages"]["of"]
 
     before = stats()["requests"]["cancelled"]
     assert eventually(lambda: cancelled_once_another_has_gone() > before)
@@ -209,8 +209,8 @@ def test_a_plan_change_while_texts_are_written_changes_no_token(client: Any, dec
     """Texts of what is served here have other lengths, and go on as often as they do."""
 
     def controlled() -> Any:
-        status, told = ask(decoder, "GET", "/controller/status")[:2]
-        return told if status == 200 else None
+        status, counts = ask(decoder, "GET", "/controller/status")[:2]
+        return counts if status == 200 else None
 
     def seen_tokens() -> float:
         window = controlled()["window"]
@@ -226,9 +226,9 @@ def test_a_plan_change_while_texts_are_written_changes_no_token(client: Any, dec
         assert eventually(lambda: len(result) >= after + 2 * len(written))
     assert event["before"] == before != event["after"] == controlled()["plan"]["summary"]
     assert texts_of(result) == len(result) // len(written) * written
-    told = controlled()
-    assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.1)
-    assert told["survival"][2] < 0.3
+    counts = controlled()
+    assert counts["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.1)
+    assert counts["survival"][2] < 0.3
 
 
 def cut_behind(block: int, plan: Plan) -> Plan:

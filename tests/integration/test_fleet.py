@@ -88,8 +88,8 @@ def fleet(request: pytest.FixtureRequest, deployed: Put, tmp_path_factory: pytes
     calm = {"name": "calm", "least_per_s": SHARED_PER_S if shared else LEAST_PER_S}
     applications = [entry | calm, entry | {"name": "flooded"}]
     devices = {KIND: 1 if shared else DEVICES}
-    asked = {"devices": devices, "goal": "fairness", "standby": standby, "applications": applications}
-    (folder / "fleet.yaml").write_text(yaml.safe_dump(asked))
+    fields = {"devices": devices, "goal": "fairness", "standby": standby, "applications": applications}
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(fields))
     options = ("plan", "fleet.yaml", "--no-simulation", "--gap", "0.02", "--out", "serve.yaml")
     with contextlib.chdir(folder):
         result = CliRunner().invoke(app, options, catch_exceptions=False)

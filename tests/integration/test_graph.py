@@ -31,7 +31,7 @@ def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     of_some = {"isobatch_level_answers", "isobatch_audits", "isobatch_canary_requests", "isobatch_disagreement",
                "isobatch_disagreement_lately", "isobatch_promise"}  # fmt: skip
     always = {family.name: family for family in FRONT if family.name not in of_some}
-    result = eventually(lambda: told if (told := scraped()).keys() >= always.keys() else {})
+    result = eventually(lambda: names if (names := scraped()).keys() >= always.keys() else {})
     assert result, always.keys() - scraped().keys()
     for name, family in always.items():
         check_family(family, result[name])

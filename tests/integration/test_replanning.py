@@ -68,7 +68,7 @@ def asked_meanwhile(here: Live, clients: int = 6) -> Iterator[None]:
 
     When the block ends, each is answered five times more.
     """
-    stop, trouble, asked = threading.Event(), list[object](), Counter[int]()
+    stop, trouble, counts = threading.Event(), list[object](), Counter[int]()
 
     def client(number: int) -> None:
         depth = number % BLOCKS
@@ -76,14 +76,14 @@ def asked_meanwhile(here: Live, clients: int = 6) -> Iterator[None]:
             status, reply = ask(here.base, "POST", "/predict", {"inputs": {"exit_block": depth}})
             if status != 200 or reply["outputs"][0]["exit_block"] != leaves_after(depth):
                 trouble.append((depth, status, reply))
-            asked[number] += 1
+            counts[number] += 1
 
     with ThreadPoolExecutor(clients) as pool:
         asking = [pool.submit(client, number) for number in range(clients)]
         try:
             yield
-            before = dict(asked)
-            assert eventually(lambda: all(asked[each] >= before.get(each, 0) + 5 for each in range(clients)))
+            before = dict(counts)
+            assert eventually(lambda: all(counts[each] >= before.get(each, 0) + 5 for each in range(clients)))
         finally:
             stop.set()
     for each in asking:

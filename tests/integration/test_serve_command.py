@@ -94,15 +94,15 @@ def statuses_until_the_end(base: str, process: subprocess.Popen[str], held: Path
 
     The first 503 lets the network go on.
     """
-    found, until_s = [], time.monotonic() + END_S
+    pending, until_s = [], time.monotonic() + END_S
 
     def statuses() -> set[int]:
-        ended = [each for each in found if each.done()]
+        ended = [each for each in pending if each.done()]
         return {each.result()[0] for each in ended if not isinstance(each.exception(), OSError | HTTPException)}
 
     with ThreadPoolExecutor(64) as pool:
         while process.poll() is None and time.monotonic() < until_s:
-            found.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
+            pending.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
             time.sleep(0.1)
             if 503 in statuses():
                 held.unlink(missing_ok=True)

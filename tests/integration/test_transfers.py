@@ -43,11 +43,11 @@ def replicas() -> list[Any]:
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    found = []
+    actors = []
     for name in sorted(name for name in names if name.startswith("SERVE_REPLICA::toy.") and "#split#" in name):
         with contextlib.suppress(ValueError):  # it has ended meanwhile
-            found.append(ray.get_actor(name, "serve"))
-    return found
+            actors.append(ray.get_actor(name, "serve"))
+    return actors
 
 
 def held(replica: Any) -> int:
@@ -80,9 +80,9 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real(deployed: Put, cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Networks on torch, whose survivors all wait where they were computed."""
     folder = tmp_path_factory.mktemp("real")
-    told = application(folder, APART, "isobatch.deployments.models:load_served", model=str(cascade), **TOLD)
+    config = application(folder, APART, "isobatch.deployments.models:load_served", model=str(cascade), **TOLD)
     save(replace(toy_profile(BLOCKS), edges=(EDGE,)), folder / "profile.json")
-    return deployed(told)
+    return deployed(config)
 
 
 @pytest.mark.parametrize("plan", [APART, TOGETHER], ids=["apart", "together"])
@@ -111,12 +111,12 @@ def test_a_holder_of_survivors_at_the_edge_may_end(real: str, cascade: Path, lea
     with ThreadPoolExecutor(1) as pool:
         os.kill(process, signal.SIGSTOP)
         try:
-            asked = pool.submit(answers_as_uncut, real, cascade, texts, 32)
+            pending = pool.submit(answers_as_uncut, real, cascade, texts, 32)
             assert eventually(lambda: held(before_the_edge))
             ray.kill(before_the_edge)
         finally:
             os.kill(process, signal.SIGCONT)
-        answers = asked.result()
+        answers = pending.result()
     assert {answer["level"] for answer in answers} == {0, 1}
     assert eventually(nothing_is_held)
 
@@ -127,7 +127,7 @@ def test_a_replica_that_is_killed_costs_no_answer(leisurely: str, lead: Callable
     lead(Plan(tuple(Placement("cpu", n, each.splits) for n, each in zip((2, 1), cut_at(1).placements, strict=True))))
     wanted = [[block, label] for label in range(10) for block in range(4)] * 2  # for seconds there is something held
     with ThreadPoolExecutor(len(wanted)) as pool:
-        asked = [pool.submit(predict, leisurely, [pair]) for pair in wanted]
+        pending = [pool.submit(predict, leisurely, [pair]) for pair in wanted]
         victims: list[Any] = []
 
         def one_holds_something() -> bool:
@@ -136,7 +136,7 @@ def test_a_replica_that_is_killed_costs_no_answer(leisurely: str, lead: Callable
 
         assert eventually(one_holds_something)
         ray.kill(victims[0])
-        replies = [each.result() for each in asked]
+        replies = [each.result() for each in pending]
     for (block, label), (output,) in zip(wanted, replies, strict=True):
         assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
     assert eventually(nothing_is_held)

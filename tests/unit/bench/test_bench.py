@@ -152,11 +152,11 @@ def test_a_network_that_labels_pixels_is_compared_by_its_load_alone() -> None:
 def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
     exact = with_recorded_exits(network("bert", "entropy", [0.5]))
     batch = exact.merge(random_inputs("bert", 50, seed=1))
-    told = drawn(batch, ExitProfile((1.0, 0.6, 0.4, 0.2)), np.random.default_rng(0))
-    exits = exact.run(told, 4, exact.ramp_blocks).exits
-    assert exits.blocks.tolist() == told.memory[:, 0].astype(int).tolist()
+    result = drawn(batch, ExitProfile((1.0, 0.6, 0.4, 0.2)), np.random.default_rng(0))
+    exits = exact.run(result, 4, exact.ramp_blocks).exits
+    assert exits.blocks.tolist() == result.memory[:, 0].astype(int).tolist()
     assert 0.5 < (exits.blocks > 0).mean() < 0.7
-    only_last = exact.run(told, 4, (2,)).exits
+    only_last = exact.run(result, 4, (2,)).exits
     assert set(only_last.blocks.tolist()) == {2, 3}
     assert exact.ramps.observed((2,)) == {2}, "others are not computed for the sake of their memory"
     assert with_recorded_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
@@ -211,10 +211,10 @@ def test_rows_that_ramps_were_trained_on_are_not_counted(checkpoint: Path, tmp_p
         copytree(checkpoint, tmp_path / "ee", dirs_exist_ok=True)
         notes = {"data_hash": data_hash, "rows": 40, "seed": 0}
         rules.model_copy(update={"notes": notes}).write(tmp_path / "ee" / "exits.json")
-        made, said = make(request)
+        made, result = make(request)
         assert len(made.source.inputs) == inputs
         known = f"measured with {inputs} inputs of inputs.csv that ramps were not trained on"
-        assert (known in said) == (data_hash != "another")
+        assert (known in result) == (data_hash != "another")
 
 
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:

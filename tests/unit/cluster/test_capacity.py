@@ -101,10 +101,10 @@ with socket.create_server(("127.0.0.1", 0)) as taken:  # so that Ray does not st
 
 def two(folder: Path, kind: str, first: int, second: int, **more: Any) -> dict[str, Any]:
     """Two applications that may use so many devices, with plans for one."""
-    told = content(folder, kind, 1)["applications"][0]["args"] | more
-    del told["plan"]
+    config = content(folder, kind, 1)["applications"][0]["args"] | more
+    del config["plan"]
     applications = [
-        {"name": name, "import_path": APPLICATION, "args": told | {"devices": {kind: count}}}
+        {"name": name, "import_path": APPLICATION, "args": config | {"devices": {kind: count}}}
         for name, count in (("film", first), ("shop", second))
     ]
     return {"applications": applications}
@@ -178,14 +178,14 @@ def planned_decoder(folder: Path, kind: str, threads: int = 1, replicas: int = 1
 
 @pytest.mark.parametrize("app", [DECODER, APPLICATION])
 def test_cuda_where_there_is_no_gpu_is_refused_before_ray_starts_and_after(tmp_path: Path, app: str) -> None:
-    told = {"applications": [{"name": "a", "import_path": app, "args": {"model": str(tmp_path), "device": "cuda"}}]}
+    fields = {"applications": [{"name": "a", "import_path": app, "args": {"model": str(tmp_path), "device": "cuda"}}]}
     sentence = "device = 'cuda': this machine has no GPU: with device cpu, processors compute the network"
     with pytest.raises(UserError, match=sentence):
-        check_machine(told, 64, lambda: 0)
-    check_machine(told, 64, lambda: 1)
+        check_machine(fields, 64, lambda: 0)
+    check_machine(fields, 64, lambda: 1)
     with pytest.raises(UserError, match="device = 'cuda': this Ray has 2 CPUs, 0 GPUs: with device cpu"):
-        check_capacity(told, [{"CPU": 2.0}])
-    check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
+        check_capacity(fields, [{"CPU": 2.0}])
+    check_capacity(fields, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
 
 
 def test_replicas_of_a_network_without_a_plan_need_a_processor_or_gpu_each(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_fronts_of_a_plan_that_is_made_at_the_start_are_no_replicas(tmp_path: Pa
 
 
 def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_path: Path) -> None:
-    told = planned_decoder(tmp_path, "h100")
+    config = planned_decoder(tmp_path, "h100")
     with pytest.raises(UserError, match=r"plan.json needs 1 GPUs; this machine has none: plan for its processors"):
-        check_machine(told, 64, lambda: 0)
+        check_machine(config, 64, lambda: 0)
     with pytest.raises(UserError, match=r"plan.json runs on h100; this Ray has 4 CPUs, 8 GPUs \(T4\): plan for these"):
-        check_capacity(told, [{"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}])
-    check_capacity(told, [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
+        check_capacity(config, [{"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}])
+    check_capacity(config, [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
     rehearsed = planned_decoder(tmp_path, "h100", device="cpu")
     check_machine(rehearsed, 64, lambda: 0)
     check_capacity(rehearsed, [{"CPU": 4.0}])
@@ -224,27 +224,27 @@ def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_p
 
 def test_a_replica_needs_its_device_and_its_processors_on_one_node(tmp_path: Path) -> None:
     """All nodes together have enough, but not where replicas can be."""
-    told = planned_decoder(tmp_path, "h100", replicas=2)
+    config = planned_decoder(tmp_path, "h100", replicas=2)
     h100, t4 = ({"CPU": 4.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4"))
     with pytest.raises(UserError, match=r"needs 2 replicas on h100, each with 1 CPUs, 1 GPUs .H100. of one node; .*1"):
-        check_capacity(told, [h100, t4])
-    check_capacity(told, [h100, t4, h100])
-    told = planned_decoder(tmp_path, "cpu", threads=3)
+        check_capacity(config, [h100, t4])
+    check_capacity(config, [h100, t4, h100])
+    config = planned_decoder(tmp_path, "cpu", threads=3)
     with pytest.raises(UserError, match=r"needs 1 replicas on cpu, each with 3 CPUs, 0 GPUs of one node"):
-        check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0}])
-    check_capacity(told, [{"CPU": 2.0}, {"CPU": 3.0}])
+        check_capacity(config, [{"CPU": 2.0}, {"CPU": 2.0}])
+    check_capacity(config, [{"CPU": 2.0}, {"CPU": 3.0}])
     with pytest.raises(UserError, match=r"plan.json needs 2 GPUs; this machine has 1: plan for fewer devices"):
         check_machine(planned_decoder(tmp_path, "h100", replicas=2), 64, lambda: 1)
 
 
 def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refused(tmp_path: Path) -> None:
-    told = planned_decoder(tmp_path, "cpu", threads=3)
+    settings = planned_decoder(tmp_path, "cpu", threads=3)
     with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this machine has 2"):
-        check_machine(told, 2, lambda: 0)
+        check_machine(settings, 2, lambda: 0)
     with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this Ray has 2 CPUs"):
-        check_capacity(told, [{"CPU": 2.0}])
-    check_capacity(told, [{"CPU": 3.0}])
-    (config,) = DecoderConfig.model_validate(told["applications"][0]["args"]).per_kind().values()
+        check_capacity(settings, [{"CPU": 2.0}])
+    check_capacity(settings, [{"CPU": 3.0}])
+    (config,) = DecoderConfig.model_validate(settings["applications"][0]["args"]).per_kind().values()
     assert config.replica_options("cpu") == {"num_cpus": 3.0, "num_gpus": 0}
 
 

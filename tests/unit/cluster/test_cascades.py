@@ -78,11 +78,11 @@ def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.
     monkeypatch.setattr("isobatch.cluster.cascades.best_simulated", partial(best_simulated, effort=LONGER))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
-    settled = here.with_simulated_plan(row)
-    assert 2 in {split.start for split in settled.plan.splits}
-    assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
+    result = here.with_simulated_plan(row)
+    assert 2 in {split.start for split in result.plan.splits}
+    assert (row.plan.slo_s, result.plan.slo_s, result.plan.length) == (0.25, 0.25, row.plan.length)
     facts = problem(row.profile, here.devices, links_between(here.devices))
-    assert sustained_per_s(settled.plan, facts, 0.25, 3000, slos=20) == pytest.approx(settled.goodput_per_s, rel=0.1)
+    assert sustained_per_s(result.plan, facts, 0.25, 3000, slos=20) == pytest.approx(result.goodput_per_s, rel=0.1)
 
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:
@@ -128,38 +128,38 @@ def run(line: str) -> tuple[int, str]:
 
 
 def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
-    code, said = run(LINE)
-    assert code == 0, said
-    assert "written to both" in said
+    code, result = run(LINE)
+    assert code == 0, result
+    assert "written to both" in result
     profile, answers = load_profile(here / "both" / "profile.json"), load_served(here / "both").predict(["a good film"])
     assert len(answers) == 1
-    code, said = run("plan --profile both/profile.json --devices v100=2 --slo-ms 500")
-    assert code == 0, said
+    code, result = run("plan --profile both/profile.json --devices v100=2 --slo-ms 500")
+    assert code == 0, result
     assert profile.num_blocks == load_served(here / "both").num_blocks
     assert profile.ramps == ramps_of(here / "both")
-    code, said = run(LINE)
-    assert "exists already" in said
-    code, said = run(f"{LINE} --force".replace("others.csv", "both/exits.json"))
-    assert "both/exits.json: lies in --out both, which is replaced" in said
+    code, result = run(LINE)
+    assert "exists already" in result
+    code, result = run(f"{LINE} --force".replace("others.csv", "both/exits.json"))
+    assert "both/exits.json: lies in --out both, which is replaced" in result
 
 
 def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) -> None:
     cascade_directory(here / "both")
-    code, said = run(
+    code, result = run(
         "profile both --device cpu --tokens 6 --largest 2 --timing-s 0.1 --devices v100 --out profile.json"
     )
-    assert code == 0, said
+    assert code == 0, result
     profile = load_profile(here / "profile.json")
     assert (profile.num_blocks, profile.edges, profile.kinds) == (7, (4,), ("cpu", "v100"))
     assert profile.exits.survival == (1.0, 1.0, 0.9, 0.9, 0.5, 0.5, 0.5)
     (measured,) = (table for table in profile.tables if table.kind == "cpu")
     assert min(seconds for table in profile.tables for row in table.block_s for seconds in row) > 0
     assert measured.hidden_bytes[3] < measured.hidden_bytes[2], "at the edge only the text travels"
-    code, said = run("plan --profile profile.json --devices v100=2 --slo-ms 500 --out plan.json")
-    assert code == 0, said
+    code, result = run("plan --profile profile.json --devices v100=2 --slo-ms 500 --out plan.json")
+    assert code == 0, result
     assert 4 in {split.start for split in read_plan(here / "plan.json").splits}
-    code, said = run("evaluate both --data others.csv --device cpu --max-rows 20")
-    assert code == 0, said
+    code, result = run("evaluate both --data others.csv --device cpu --max-rows 20")
+    assert code == 0, result
     assert "is a cascade" in run("prepare both --data others.csv --out ee")[1]
 
 
@@ -183,9 +183,9 @@ def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) ->
     ],
 )
 def test_what_does_not_fit_is_one_line(here: Path, line: str, told: str) -> None:
-    code, said = run(line)
+    code, result = run(line)
     assert code != 0
-    assert told in " ".join(said.split())
+    assert told in " ".join(result.split())
 
 
 def test_networks_that_do_not_belong_together_are_one_line(here: Path) -> None:
@@ -201,9 +201,9 @@ def test_networks_that_do_not_belong_together_are_one_line(here: Path) -> None:
 def test_without_labels_agreement_is_promised(here: Path) -> None:
     texts = [line.split(",")[0] for line in (here / "others.csv").read_text().splitlines()[1:]]
     (here / "others.csv").write_text("\n".join(["text", *texts]) + "\n")
-    code, said = run(LINE)
-    assert code == 0, said
-    assert "agreement with the last network is promised" in said
+    code, result = run(LINE)
+    assert code == 0, result
+    assert "agreement with the last network is promised" in result
     for metric in ("mcc", "accuracy"):
         assert f"--metric {metric} needs" in run(f"{LINE} --metric {metric} --force")[1]
 
@@ -214,8 +214,8 @@ def test_rows_that_ramps_were_trained_on_test_no_promise(here: Path) -> None:
     (here / "others.csv").write_text("\n".join([header, *lines, *more]) + "\n")
     trained = {"data_hash": hash_of([here / "others.csv"]), "rows": 240, "seed": 3}
     save_ramps(here / "my-bert", ExitRules(notes=trained), {})
-    code, said = run(LINE)
-    assert code == 0, said
+    code, result = run(LINE)
+    assert code == 0, result
     left = "ramps were trained on other rows of others.csv, which are left out: 84 rows remain"
-    assert left in " ".join(said.split())
+    assert left in " ".join(result.split())
     assert read_rules(here / "both" / "exits.json").notes["rows"] == 84

@@ -114,36 +114,36 @@ def test_isobatch_serve_takes_them(name: str) -> None:
 
 
 def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three() -> None:
-    told = taken("local.yaml")
-    config = checked(AppConfig, told["applications"][0]["args"])
+    settings = taken("local.yaml")
+    config = checked(AppConfig, settings["applications"][0]["args"])
     from isobatch.deployments.graph import read_graph
 
     there: dict[str, int] = {}
-    for node in local_nodes(told):
+    for node in local_nodes(settings):
         there |= node.devices
     assert there == config.devices
     assert len(read_graph(config).plan.devices()) >= 3
 
 
 def test_two_applications_share_all_devices_of_their_file_and_name_no_more() -> None:
-    told = taken("two-apps.yaml")
-    nodes: list[Resources] = [{"CPU": 2.0}, *(node.devices for node in local_nodes(told))]
-    check_capacity(told, nodes)
+    config = taken("two-apps.yaml")
+    nodes: list[Resources] = [{"CPU": 2.0}, *(node.devices for node in local_nodes(config))]
+    check_capacity(config, nodes)
     for kind, node in (("v100", 1), ("k80", 2)):
         fewer = {**nodes[node], kind: nodes[node][kind] - 1}
         with pytest.raises(UserError, match=f"{kind}: this Ray has .* reviews may use .* queries may use"):
-            check_capacity(told, [*nodes[:node], fewer, *nodes[node + 1 :]])
-    for controller in controllers(told):
+            check_capacity(config, [*nodes[:node], fewer, *nodes[node + 1 :]])
+    for controller in controllers(config):
         assert controller["route_prefix"] == f"/{controller['args']['application']}/controller"
 
 
 def test_the_local_profile_is_what_datasheets_say() -> None:
-    told = load(CLUSTER / "local" / "profile.json")
+    profile = load(CLUSTER / "local" / "profile.json")
     long_texts = replace(BERT_BASE, shape=shapes.bert_base(512))
     made = long_texts.profile("v100=1,p100=1,k80=1,t4=1", "float32")
-    assert (told.model, told.exits) == (made.model, made.exits)
+    assert (profile.model, profile.exits) == (made.model, made.exits)
     for kind in made.kinds:
-        assert np.allclose(told.table(kind).block_s, made.table(kind).block_s, rtol=1e-3)
+        assert np.allclose(profile.table(kind).block_s, made.table(kind).block_s, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_ray_up_takes_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", UP)
 def test_nodes_say_their_kind_and_ray_has_our_settings_and_shows_its_dashboard_to_nobody(name: str) -> None:
-    told = content(name)
-    for kind, node in told["available_node_types"].items():
+    config = content(name)
+    for kind, node in config["available_node_types"].items():
         if "GPU" in node["resources"]:
             assert node["labels"] == {KIND: kind}
             assert kind in CATALOGUE
-    assert RAY in told["docker"]["image"]
-    for commands in (told["head_start_ray_commands"], told["worker_start_ray_commands"]):
+    assert RAY in config["docker"]["image"]
+    for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         assert commands[0] == "ray stop"
         heeds_labels = "RAY_enable_autoscaler_v2=1 "  # Ray's other autoscaler does not
         assert commands[1].startswith(f'eval "$(isobatch environment)"; {heeds_labels}ray start')
-    assert "--dashboard-host=127.0.0.1" in told["head_start_ray_commands"][1]
-    assert "/home/ray/.ray/auth_token" in told["file_mounts"]
+    assert "--dashboard-host=127.0.0.1" in config["head_start_ray_commands"][1]
+    assert "/home/ray/.ray/auth_token" in config["file_mounts"]
 
 
 # KubeRay
@@ -221,9 +221,11 @@ def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
 
 
 def test_every_pod_has_the_key_that_the_applications_ask_for() -> None:
-    asked = {each["args"]["api_key_variable"] for each in yaml.safe_load(kuberay().spec.serveConfigV2)["applications"]}
+    variables = {
+        each["args"]["api_key_variable"] for each in yaml.safe_load(kuberay().spec.serveConfigV2)["applications"]
+    }
     for template in templates():
-        assert asked <= {each["name"] for each in template["spec"]["containers"][0]["env"]}
+        assert variables <= {each["name"] for each in template["spec"]["containers"][0]["env"]}
 
 
 # The image
@@ -232,8 +234,8 @@ def test_every_pod_has_the_key_that_the_applications_ask_for() -> None:
 def test_the_image_has_the_settings_of_a_node() -> None:
     folder = "/home/ray/.isobatch"
     lines = (CLUSTER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    (told,) = [line.removeprefix("ENV ") for line in lines if line.startswith("ENV ")]
-    settings = dict(word.split("=", 1) for word in shlex.split(told))
+    (setting,) = [line.removeprefix("ENV ") for line in lines if line.startswith("ENV ")]
+    settings = dict(word.split("=", 1) for word in shlex.split(setting))
     wanted = node_settings(folder, f"{folder}/haproxy", MAX_CONNECTIONS) | {"RAY_SERVE_HAPROXY_NBTHREAD": "4"}
     assert settings == wanted
     assert any(re.fullmatch(rf"FROM rayproject/ray:{RAY}-\S+", line) for line in lines)
@@ -340,19 +342,19 @@ def test_the_image_runs_any_command_without_rights_and_can_be_reached() -> None:
 
 
 def test_compose_names_what_it_has_and_watches_what_it_serves() -> None:
-    told: dict[str, Any] = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
-    services = told["services"]
+    compose: dict[str, Any] = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
+    services = compose["services"]
     places = {each.split(":")[1] for each in services["isobatch"]["volumes"]}
     assert places <= set(instructions()["RUN"][0].split()), "Docker would give them to root"
     understood(services["isobatch"]["command"])
     assert (CLUSTER.parent / services["isobatch"]["build"]["dockerfile"]).is_file()
     for service in services.values():
-        assert {each["source"] for each in service.get("configs", ())} <= set(told["configs"])
+        assert {each["source"] for each in service.get("configs", ())} <= set(compose["configs"])
         named = {each.partition(":")[0] for each in service.get("volumes", ())}
-        assert {name for name in named if "/" not in name} <= set(told["volumes"])
+        assert {name for name in named if "/" not in name} <= set(compose["volumes"])
         ignored = (CLUSTER.parent / ".dockerignore").read_text().splitlines()
         assert {name.removeprefix("../") for name in named if "/" in name} <= set(ignored), "the image would copy them"
-    prometheus = yaml.safe_load(told["configs"]["prometheus"]["content"])
+    prometheus = yaml.safe_load(compose["configs"]["prometheus"]["content"])
     (target,) = prometheus["scrape_configs"][0]["static_configs"][0]["targets"]
     assert target == f"isobatch:{services['isobatch']['command'][-1]}"
     assert {Path(path).name for path in prometheus["rule_files"]} <= {file.name for file in DASHBOARDS.iterdir()}

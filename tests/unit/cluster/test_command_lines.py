@@ -62,10 +62,10 @@ def test_a_shell_completes_commands_and_their_options(monkeypatch: pytest.Monkey
 
 def test_what_reads_a_file_takes_the_same_columns_everywhere() -> None:
     """So that what `isobatch prepare` was told of a file can be told to each command after it."""
-    told = {"text_column", "text_pair_column", "image_column", "label_column", "columns", "delimiter", "encoding"}
+    of_data = {"text_column", "text_pair_column", "image_column", "label_column", "columns", "delimiter", "encoding"}
     for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]
-        asked = {parameter.name for parameter in command.params}
-        assert asked & told in (set(), told), name
+        names = {parameter.name for parameter in command.params}
+        assert names & of_data in (set(), of_data), name
 
 
 def test_each_command_shows_an_example_and_no_help_of_an_option_loses_words_in_brackets() -> None:
@@ -73,8 +73,8 @@ def test_each_command_shows_an_example_and_no_help_of_an_option_loses_words_in_b
     for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]
         assert f"Example: [bold]isobatch {name}" in (command.help or "")
         for parameter in command.params:
-            told = getattr(parameter, "help", None) or ""
-            assert render(told).plain == told, (name, parameter.name)
+            sentence = getattr(parameter, "help", None) or ""
+            assert render(sentence).plain == sentence, (name, parameter.name)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])

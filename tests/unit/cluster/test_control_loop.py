@@ -67,10 +67,10 @@ def test_a_pause_while_plans_are_sought_is_kept_and_what_was_found_is_not_rolled
         await looking
 
     asyncio.run(paused_meanwhile())
-    found, paused = loop.controller.record.events.all
-    assert (found.what, paused.what) == ("stayed", "paused")
-    assert found.why.endswith("but the controller was paused meanwhile")
-    assert loop.controller.record.barred.until_s(found.after or few, app.now_s) is None
+    result, paused = loop.controller.record.events.all
+    assert (result.what, paused.what) == ("stayed", "paused")
+    assert result.why.endswith("but the controller was paused meanwhile")
+    assert loop.controller.record.barred.until_s(result.after or few, app.now_s) is None
     assert (app.rolled, app.running) == ([], few)
     assert [event.what for event in Events(tmp_path / "events.jsonl").all] == ["stayed", "paused"]
 

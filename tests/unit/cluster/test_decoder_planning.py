@@ -54,12 +54,12 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     plan, prompts = tmp_path / "plan.json", tmp_path / "prompts.txt"
     plan.write_text("old")
     (tmp_path / "kept").hardlink_to(plan)
-    told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20, "--out", plan)
+    output = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20, "--out", plan)
     assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
-    assert "behind block 1 of 8 (recompute)" in told
-    assert "TPOT 20 ms for" in told
-    promise, ceiling = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) tokens/s[,:]", told))
-    (gap,) = re.findall(r"it is (\d+)% above the promise", told)
+    assert "behind block 1 of 8 (recompute)" in output
+    assert "TPOT 20 ms for" in output
+    promise, ceiling = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) tokens/s[,:]", output))
+    (gap,) = re.findall(r"it is (\d+)% above the promise", output)
     assert int(gap) == pytest.approx(100 * (ceiling / promise - 1), abs=1)
     prompts.write_text("1+1=\n22+33=\n")
     served = {"name": "a", "import_path": DECODER, "args": {"model": str(DEMO), "profile": str(profile)}}
@@ -79,9 +79,9 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
 
 
 def test_a_low_rate_is_not_compared_with_the_ceiling(call: Called, profile: Path) -> None:
-    told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--rate", 0.5)
-    assert "or by a simulation" in told
-    assert "above the promise" not in told
+    output = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--rate", 0.5)
+    assert "or by a simulation" in output
+    assert "above the promise" not in output
 
 
 def test_of_two_decoders_one_is_named(call: Called, tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_a_decoder_s_profile_is_not_read_as_a_classifier_s(call: Called, profile
 
 def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
     """And served with the one cut that exits.json has measured."""
-    plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
-    assert "the share of tokens that continue is not known: run isobatch prepare" in call("plan", DEMO, *told)
+    plan, options = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
+    assert "the share of tokens that continue is not known: run isobatch prepare" in call("plan", DEMO, *options)
     known = load_text_profile(profile)
     workload = replace(known.workload, survival=((0, 0.2), (1, 0.1)), projected=((1, 0.15),))
     save_text_profile(replace(known, workload=workload), profile)
-    assert "the time of projection on cpu is not known" in call("plan", DEMO, *told)
+    assert "the time of projection on cpu is not known" in call("plan", DEMO, *options)
     save_text_profile(replace(known, workload=workload, tables=(replace(known.tables[0], projects=True),)), profile)
-    assert "behind block 1 of 8 (project)" in call("plan", DEMO, *told, "--out", plan)
+    assert "behind block 1 of 8 (project)" in call("plan", DEMO, *options, "--out", plan)
     assert serve_file(DEMO, {"plan": str(plan)})["applications"][0]["args"]["plan"] == str(plan)
     simulated = call("simulate", "--config", DEMO, "--plan", plan, "--rate", 20, "--hours", 0.002)
     assert "was not measured here yet" in simulated
@@ -178,8 +178,8 @@ def test_an_absent_device_is_refused_first(call: Called, command: list[object], 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    told = call("profile", "llm-demo", "--timing-s", "0.1", "--devices", "h100", "--out", out)
-    assert "and kept for isobatch plan llm-demo" in told
+    output = call("profile", "llm-demo", "--timing-s", "0.1", "--devices", "h100", "--out", out)
+    assert "and kept for isobatch plan llm-demo" in output
     for demo in ("llm-demo", DEMO):
         assert re.search("even alone, tokens of a text take .* on cpu", call("plan", demo, "--tpot-ms", "1e-6"))
     (timed,) = (table for table in load_text_profile(out).tables if not table.estimated)

@@ -74,34 +74,35 @@ def test_readme_python_runs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_the_command_measures_what_the_network_answers(place: Path) -> None:
     model, data = place / "my-bert-ee", place / "others.csv"
-    said = run(model, "--data", data, "--device", "cpu").output
+    output = run(model, "--data", data, "--device", "cpu").output
     for word in (
         "others.csv: text from 'text', label from 'label'",
         "lost by exits",
         "recall, worst class",
         "by class",
     ):
-        assert word in said
-    found = json.loads(run(model, "--data", data, "--device", "cpu", "--json").stdout)
-    assert found["inputs"] == 120
-    assert found["lost"]["mean"] == pytest.approx(found["full_accuracy"]["mean"] - found["accuracy"]["mean"])
-    assert sum(each["inputs"] for each in found["classes"]) == 120
-    worst = found["scores"]["worst-class"]
-    assert worst["full"]["mean"] == min(each["full_recall"] for each in found["classes"])
-    assert worst["exits"]["mean"] == min(each["recall"] for each in found["classes"])
-    for score in found["scores"].values():
+        assert word in output
+    printed = json.loads(run(model, "--data", data, "--device", "cpu", "--json").stdout)
+    assert printed["inputs"] == 120
+    assert printed["lost"]["mean"] == pytest.approx(printed["full_accuracy"]["mean"] - printed["accuracy"]["mean"])
+    assert sum(each["inputs"] for each in printed["classes"]) == 120
+    worst = printed["scores"]["worst-class"]
+    assert worst["full"]["mean"] == min(each["full_recall"] for each in printed["classes"])
+    assert worst["exits"]["mean"] == min(each["recall"] for each in printed["classes"])
+    for score in printed["scores"].values():
         assert score["lost"]["within"] > 0, "that nothing was lost here is no proof"
 
 
 def test_the_network_runs_in_its_ramps_precision(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from isobatch import load
 
-    folder, told = tmp_path / "halves", ("--data", place / "others.csv", "--device", "cpu", "--json")
+    folder, options = tmp_path / "halves", ("--data", place / "others.csv", "--device", "cpu", "--json")
     shutil.copytree(place / "my-bert-ee", folder)
     ramps = load(folder).ramps
     save_ramps(folder, ramps.rules.model_copy(update={"dtype": "bfloat16"}), ramps.heads)
     by_default, as_told, otherwise = (
-        json.loads(run(folder, *told, *more).stdout) for more in ((), ("--dtype", "bfloat16"), ("--dtype", "float32"))
+        json.loads(run(folder, *options, *more).stdout)
+        for more in ((), ("--dtype", "bfloat16"), ("--dtype", "float32"))
     )
     assert by_default == as_told != otherwise
     (record,) = caplog.records
@@ -157,9 +158,9 @@ def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:
     truth = random.integers(0, 2, 1000)
     full = np.where(random.random(1000) < 0.9, truth, 1 - truth)
     early = np.where(random.random(1000) < 0.98, full, 1 - full)
-    found = evaluated(_said(full), _said(early), truth, 4)
-    assert found.lost.within < 0.7 * found.accuracy.within
-    assert abs(found.lost.mean - (found.full_accuracy.mean - found.accuracy.mean)) < 1e-12
+    figures = evaluated(_said(full), _said(early), truth, 4)
+    assert figures.lost.within < 0.7 * figures.accuracy.within
+    assert abs(figures.lost.mean - (figures.full_accuracy.mean - figures.accuracy.mean)) < 1e-12
     assert evaluated(_said(full), _said(early), None, 4).accuracy is None
 
 
@@ -196,8 +197,8 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
     """A tokenizer may drop a word of a zero-width space, which the file labels all the same."""
     nothing, one = _words(()), _words((1,))
     truth, given, names = np.array([1, 0]), np.array([1, 1]), ("O", "B-PER")
-    found = evaluated_words([one, nothing], [_words((0,)), nothing], truth, given, 4, names)
-    assert (found.inputs, found.agreement.mean, found.lost.mean) == (2, 0.0, 1.0)
+    figures = evaluated_words([one, nothing], [_words((0,)), nothing], truth, given, 4, names)
+    assert (figures.inputs, figures.agreement.mean, figures.lost.mean) == (2, 0.0, 1.0)
     with pytest.raises(UserError, match="no text has a word"):
         evaluated_words([nothing], [nothing], None, None, 4, names)
 

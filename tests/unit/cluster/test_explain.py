@@ -39,14 +39,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple[Path, Path], tmp_path: Path) -> None:
     plan, profile = files
-    told = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", tmp_path / "steps.png"))
-    names = [each["mechanism"] for each in told["steps"]]
+    printed = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", tmp_path / "steps.png"))
+    names = [each["mechanism"] for each in printed["steps"]]
     assert names[:2] == [explained.SINGLE, explained.BATCHES]
     assert names[-1] == explained.TOGETHER
-    single, batches = (told["steps"][number]["goodput_per_s"] for number in (0, 1))
+    single, batches = (printed["steps"][number]["goodput_per_s"] for number in (0, 1))
     assert 0 < single < batches
-    assert {each["what"] for each in told["changes"]} >= {"one more v100"}
-    assert all(each["times"] > 1.01 for each in told["changes"])
+    assert {each["what"] for each in printed["changes"]} >= {"one more v100"}
+    assert all(each["times"] > 1.01 for each in printed["changes"])
     assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
     words = ran("explain", plan, "--profile", profile)
     assert "What would bring more" in words
@@ -84,8 +84,8 @@ def test_survivors_move_faster_inside_one_machine(tmp_path: Path, monkeypatch: p
     plan.write_text(Plan(placements, slo_s=0.012).to_json())
 
     def sustained_per_s(*more: str) -> float:
-        told = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", "", *more))
-        return float(told["steps"][-1]["goodput_per_s"])
+        printed = json.loads(ran("explain", plan, "--profile", profile, "--json", "--picture", "", *more))
+        return float(printed["steps"][-1]["goodput_per_s"])
 
     assert sustained_per_s("--one-machine") > 1.2 * sustained_per_s()
 

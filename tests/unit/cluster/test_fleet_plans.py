@@ -82,17 +82,17 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(planned: Path, folde
     assert f"{plans[0].promise.goodput_per_s:,.0f}" in output
     for words in ("equal share", "all devices", "weighted goodput", "no division is better"):
         assert words in output
-    told = json.loads(plan(*FAST, "--json", applications=TWO))
-    assert [each["name"] for each in told["applications"]] == ["reviews", "queries"]
-    assert (told["goal"], told["gap"], told["exact"]) == ("goodput", 0.0, True)
-    assert told["applications"][0]["alone_per_s"] >= told["applications"][0]["estimated_per_s"]
+    printed = json.loads(plan(*FAST, "--json", applications=TWO))
+    assert [each["name"] for each in printed["applications"]] == ["reviews", "queries"]
+    assert (printed["goal"], printed["gap"], printed["exact"]) == ("goodput", 0.0, True)
+    assert printed["applications"][0]["alone_per_s"] >= printed["applications"][0]["estimated_per_s"]
 
 
 @pytest.mark.parametrize("cost", [False, True])
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
-    asked = ("--rate", "13000", "--goal", "cost") if cost else ()
+    arguments = ("--rate", "13000", "--goal", "cost") if cost else ()
     options = ("--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--out", "plan.json")
-    ran("plan", *options, *asked, "--no-simulation")
+    ran("plan", *options, *arguments, "--no-simulation")
     plan("--no-simulation", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
@@ -130,10 +130,10 @@ def test_the_file_serves_every_application_with_its_controller(planned: Path, mo
     _, service = objects(content, "image:1", "rwx", {})
     (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
-    asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
-    ran(*asked, "queries", "--replan")
+    options = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
+    ran(*options, "queries", "--replan")
     with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
-        ran(*asked, "other")
+        ran(*options, "other")
 
 
 def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder: Path) -> None:
@@ -233,10 +233,10 @@ def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict
 def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
-    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--load")
+    arguments = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--load")
     for options in ((), ("--replan",)):
         loads = "queries=200@bursts.csv", "--rate", "100"
-        output = ran(*asked, *loads, *options)
+        output = ran(*arguments, *loads, *options)
         rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", output)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
         assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(1080, rel=0.2)
@@ -245,10 +245,10 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any], monkeypatch:
 
 
 def test_an_application_without_inputs_has_no_latency_and_a_fleet_without_any_is_refused(content: Any) -> None:
-    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--rate", "0.0001")
-    assert "nan" not in ran(*asked, "--load", "reviews=100")
+    options = ("simulate", "--config", "serve.yaml", "--hours", "0.001", "--rate", "0.0001")
+    assert "nan" not in ran(*options, "--load", "reviews=100")
     with pytest.raises(UserError, match="nothing comes in so short a time"):
-        ran(*asked)
+        ran(*options)
 
 
 ALL_NAMED = ("--load", "reviews=5", "--load", "queries=6")
@@ -279,12 +279,12 @@ def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tu
 
 def test_one_application_of_a_fleet_is_simulated_with_another_plan(content: dict[str, Any]) -> None:
     plan = content["applications"][2]["args"]["plan"]
-    asked = ("simulate", "--config", "serve.yaml", "--rate", "5", "--hours", "0.001", "--plan", plan)
-    assert "goodput" in ran(*asked, "--application", "queries")
+    options = ("simulate", "--config", "serve.yaml", "--rate", "5", "--hours", "0.001", "--plan", plan)
+    assert "goodput" in ran(*options, "--application", "queries")
     with pytest.raises(
         UserError, match=r"serve\.yaml has 2 applications, and --plan is for one: write it into the file"
     ):
-        ran(*asked)
+        ran(*options)
 
 
 def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:

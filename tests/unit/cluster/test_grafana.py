@@ -72,9 +72,9 @@ def test_an_empty_group_of_a_parked_application_wakes_nobody() -> None:
 
 
 def test_several_applications_promise_their_sum_and_have_a_forecast_each() -> None:
-    asked = "".join(ASKED)
-    assert 'sum by () (max by (application) (ray_isobatch_promised_per_s{application=~"$application"}))' in asked
-    assert "max by (application, block) (ray_isobatch_forecast_survival" in asked
+    queries = "".join(ASKED)
+    assert 'sum by () (max by (application) (ray_isobatch_promised_per_s{application=~"$application"}))' in queries
+    assert "max by (application, block) (ray_isobatch_forecast_survival" in queries
 
 
 def test_the_first_decision_of_a_kind_counts_too() -> None:

@@ -24,8 +24,8 @@ QUIET_PER_S, MANY_PER_S = 20.0, 125.0  # of which one device sustains 52, three 
 
 def application(stock: int, after_s: float) -> tuple[Fluid, Cloud]:
     """It begins on what is there."""
-    asked = replace(question(MEDIUM, **GROW_TO), goal="cost")
-    app = Fluid(asked, asked.best(MEDIUM, Corrections(), OWN))
+    growing = replace(question(MEDIUM, **GROW_TO), goal="cost")
+    app = Fluid(growing, growing.best(MEDIUM, Corrections(), OWN))
     app.rate = lambda at_s: QUIET_PER_S
     return app, Cloud(app, OWN, {"k80": stock}, after_s)
 
@@ -107,8 +107,8 @@ def test_a_device_that_is_reclaimed_is_planned_around_and_asked_for_again() -> N
 
 
 def test_where_the_cheapest_kind_does_not_come_another_is_asked_for() -> None:
-    asked = replace(question(MEDIUM, k80=4, v100=4), goal="cost")
-    app = Fluid(asked, asked.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
+    growing = replace(question(MEDIUM, k80=4, v100=4), goal="cost")
+    app = Fluid(growing, growing.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
     app.rate = lambda at_s: MANY_PER_S
     cloud = Cloud(app, {"k80": 1}, {"k80": 3, "v100": 0}, after_s=30.0)
     loop = control_loop(app, cloud=cloud, grow_to={"k80": 4, "v100": 4}, come_within_s=200)
@@ -135,11 +135,11 @@ def test_a_restart_goes_on_asking(tmp_path: Path) -> None:
     app, cloud = application(stock=0, after_s=0.0)
     app.rate = lambda at_s: MANY_PER_S
     run(app, control_loop(app, tmp_path, cloud=cloud, grow_to=GROW_TO), 300)
-    asked = cloud.asked
+    before = cloud.asked
     again = control_loop(app, tmp_path, cloud=cloud, grow_to=GROW_TO)
     run(app, again, 10, look_s=10)
-    assert cloud.asked == asked
-    missing = asked["k80"] - 1
+    assert cloud.asked == before
+    missing = before["k80"] - 1
     assert status_of(again, app.now_s)["asked"] == f"requested {missing} k80 (0 of {missing} arrived in 0 s)"
 
 
@@ -179,10 +179,10 @@ def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_i
         assert not (late and hoped["k80"] > here["k80"]), "what is late is not counted on"
         if asks:
             growth.request({kind: min(wanted[kind], hoped[kind]) for kind in KINDS}, here, now_s)
-        asked = growth.counts.get("k80", 0)
-        assert asked <= 6
+        before = growth.counts.get("k80", 0)
+        assert before <= 6
         assert set(growth.counts) <= set(most)
-        waits = asked > here["k80"]
+        waits = before > here["k80"]
         assert waits == (growth.waiting_text(now_s) is not None)
         missing_since_s = (now_s if missing_since_s is None else missing_since_s) if waits else None
         if waits and now_s - missing_since_s > 30:

@@ -190,7 +190,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             waited_s = waited_s_by(came[came.index(b"x-request-start:") + 1])
             assert 0 < waited_s < 60, "whatever the client says, it came just now"
         refused = Refused(tmp_path, clients.front.getsockname()[1])
-        beyond, told, took_s = clients.ask(), set[bytes](), list[float]()
+        beyond, seen, took_s = clients.ask(), set[bytes](), list[float]()
         for number in range(20):
             if number:
                 beyond.sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -198,11 +198,11 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             reply = beyond.recv(4096).lower()
             took_s.append(time.monotonic() - began_s)
             assert reply.startswith(b"http/1.1 503")
-            told.add(reply.partition(b"retry-after: ")[2].split()[0])
+            seen.add(reply.partition(b"retry-after: ")[2].split()[0])
         becomes(refused.since, len(took_s))  # HAProxy counts a refusal after it has sent it
         assert min(took_s) < 1
-        assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
-        assert len(told) > 1, "not all come back at once"
+        assert seen <= {b"%d" % second for second in range(1, RETRY_S + 1)}
+        assert len(seen) > 1, "not all come back at once"
 
 
 def test_a_front_knows_in_how_much_time_a_body_came(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_pla
         clients.ask("GET /app/stats", header="Content-Length: 9\r\n")  # what does not come takes no place
         watching = [clients.ask("GET /app/stats") for _ in range(QUESTIONS_AT_ONCE + 4)]
         clients.ask("HEAD /app/healthz")
-        first, said = clients.arrived()
-        assert said.startswith(b"GET /app/stats ")
+        first, line = clients.arrived()
+        assert line.startswith(b"GET /app/stats ")
         assert [come() for _ in range(QUESTIONS_AT_ONCE - 1)] == [b"GET /app/stats"] * (QUESTIONS_AT_ONCE - 1)
         assert come(0.3) == b""
         first.sendall(ANSWER)
@@ -243,8 +243,8 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
             clients.ask(f"POST /app/{source}", source)
         served = []
         for _ in range(20):  # of 31; the first of the flood came when it was none yet
-            connection, said = clients.arrived()
-            served.append(said.split()[1])
+            connection, line = clients.arrived()
+            served.append(line.split()[1])
             connection.sendall(ANSWER)
         assert b"/app/127.0.0.3" in served
 
@@ -254,19 +254,19 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
 
         def refusals(waiting: list[socket.socket]) -> list[bytes]:
             """What is said to them until nothing comes for a moment; who is refused waits no more."""
-            said = []
+            replies = []
             while ready := select(waiting, [], [], 0.3)[0]:
-                said += [each.recv(4096) for each in ready]
+                replies += [each.recv(4096) for each in ready]
                 waiting = [each for each in waiting if each not in ready]
-            return said
+            return replies
 
         refused = refusals([clients.ask(source="127.0.0.2") for _ in range(20)])
         assert 5 <= len(refused) < 20
         assert not refusals([clients.ask(source="127.0.0.3")])
-        for told in refused:
-            assert told.startswith(b"HTTP/1.1 503")
-            assert b"retry-after: " in told.lower()
-            assert b"there are too many requests now: try again later" in told
+        for reply in refused:
+            assert reply.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: " in reply.lower()
+            assert b"there are too many requests now: try again later" in reply
 
 
 @pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])

@@ -98,8 +98,8 @@ class Served:
 
 
 def keeper(**terms: object) -> PromiseKeeper:
-    told = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
-    return PromiseKeeper(**told, least_gain=9.0)  # type: ignore[arg-type]
+    fields = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
+    return PromiseKeeper(**fields, least_gain=9.0)  # type: ignore[arg-type]
 
 
 def test_a_promise_that_holds_is_left_alone() -> None:

@@ -114,12 +114,12 @@ def test_plans_that_are_made_at_the_start_count_measured_links(tmp_path: Path) -
 def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.address_file", lambda: tmp_path / "no Ray")
     link = Link("cpu", "cpu", 1e9, 0.001, 0.001, one_machine=True)
-    asked: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
     others = ExitProfile((1.0, 0.9, 0.9, 0.9))
 
     def measured(device: str, kind: str, sizes: tuple[int, ...]) -> tuple[Link, str]:
-        asked.append(sizes)
+        calls.append(sizes)
         save(replace(load(out), exits=others), out)
         return link, "link cpu>cpu in one machine: 4 KiB 1.00 ms"
 
@@ -135,6 +135,6 @@ def test_the_command_adds_links_to_a_profile(tmp_path: Path, monkeypatch: pytest
             ran("profile", "demo", "--links", "--out", out, option, value)
     output = ran("profile", "demo", "--links", "--out", out, "--device", "cpu")
     assert (load(out).links, load(out).exits) == ((link,), others), "what others add meanwhile stays"
-    assert asked == [links.sizes_up_to(table().largest * max(table().hidden_bytes))]
+    assert calls == [links.sizes_up_to(table().largest * max(table().hidden_bytes))]
     assert "1.00 ms and 1000 MB/s" in output
     assert "the link in one machine counts with --one-machine" in output

@@ -180,9 +180,9 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     folder = demo_directory()
     rules = load(folder).ramps.rules
     counted = exits_from_rules([(rule.block, rule.survival) for rule in rules.ramps], 8)
-    told = with_sure(counted, folder, rules)
-    assert told.survival == counted.survival == told.survival_with(range(7))
-    assert told.survival_with({6})[7] > told.survival[7], "some would have left at a closed ramp only"
+    result = with_sure(counted, folder, rules)
+    assert result.survival == counted.survival == result.survival_with(range(7))
+    assert result.survival_with({6})[7] > result.survival[7], "some would have left at a closed ramp only"
     assert with_sure(counted, tmp_path, rules) == counted, "there is no table"
     short = ExitProfile((1.0,) * 4)
     assert with_sure(short, folder, rules) == short, "the table is of another network"
@@ -194,9 +194,9 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", interrupted)
-    told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--tokens", "6"]
+    options = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--tokens", "6"]
     few = ["--timing-s", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
-    assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130
+    assert RUNNER.invoke(app, [*options, *few], catch_exceptions=False).exit_code == 130
     notes = load_profile(tmp_path / "p.json").notes
     assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in notes
 

@@ -32,9 +32,9 @@ SET = "RAY_SERVE_ENABLE_HA_PROXY"
     ],
 )
 def test_each_thing_that_is_missing_is_one_sentence(there: NodeHas, sentence: str) -> None:
-    (told,) = missing(HERE, there)
-    assert sentence in told
-    assert "\n" not in told
+    (result,) = missing(HERE, there)
+    assert sentence in result
+    assert "\n" not in result
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +62,18 @@ def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "k")
     files = {name: str(tmp_path / name) for name in ("plan", "profile")} | {"model": "s3://models/it"}
-    told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
-    wanted = readiness.needs_of({"applications": [told], "http_options": {"port": 8000}})
+    fields = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
+    wanted = readiness.needs_of({"applications": [fields], "http_options": {"port": 8000}})
     assert wanted == NodeNeeds([files["plan"], files["profile"]], ["KEY"], [8000, 9001], ["s3://models/it"])
 
 
 def test_the_keys_of_controllers_and_arbiters_are_looked_for_too() -> None:
-    told = [
+    results = [
         {"import_path": CONTROLLER, "args": {"api_key_variable": "HERS"}},
         {"import_path": ARBITER, "args": {"api_key_variable": "HIS"}},
         {"import_path": CONTROLLER},
     ]
-    wanted = readiness.needs_of({"applications": told, "http_options": {"port": 8000}})
+    wanted = readiness.needs_of({"applications": results, "http_options": {"port": 8000}})
     assert wanted.variables == ["HERS", "HIS"]
 
 

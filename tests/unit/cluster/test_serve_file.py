@@ -157,8 +157,8 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
     assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
     config = checked(AppConfig, application["args"])
     assert (config.slo_ms, config.backend, config.dtype) == (70.0, "onnx", "int8")
-    told = checked(AppConfig, application["args"] | {"slo_ms": 90.0, "backend": VIRTUAL, "dtype": "float32"})
-    assert (told.slo_ms, told.backend, told.dtype) == (90.0, VIRTUAL, "float32")
+    settings = checked(AppConfig, application["args"] | {"slo_ms": 90.0, "backend": VIRTUAL, "dtype": "float32"})
+    assert (settings.slo_ms, settings.backend, settings.dtype) == (90.0, VIRTUAL, "float32")
     published = replace(plan, backend="tensorrt", dtype="float16")  # nothing here computes by that
     (tmp_path / "plan.json").write_text(published.to_json())
     config = checked(AppConfig, application["args"])
@@ -169,8 +169,8 @@ def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     out, files = tmp_path / "serve.yaml", ["--plan", str(DEMO / "plan.json"), "--profile", str(DEMO / "profile.json")]
     out.write_text("old")
     (tmp_path / "kept").hardlink_to(out)
-    told = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
-    assert f"isobatch deploy {out}" in told.stderr
+    output = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
+    assert f"isobatch deploy {out}" in output.stderr
     assert (tmp_path / "kept").read_text() == "old", "the file is replaced whole"
     again = serve_file(out, {})
     assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
@@ -190,8 +190,8 @@ def test_controllers_need_the_key_of_the_command_line(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("free", [True, False])
 def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
     monkeypatch.setattr("isobatch.cluster.serving.ports.is_free", lambda *_: free)
-    out, told = tmp_path / "serve.yaml", {"--grpc-port": "9001", "--host": "10.0.0.1"}
-    for options, port in (([], None), ([each for one in told.items() for each in one], 9001)):
+    out, fields = tmp_path / "serve.yaml", {"--grpc-port": "9001", "--host": "10.0.0.1"}
+    for options, port in (([], None), ([each for one in fields.items() for each in one], 9001)):
         ran("serve", "demo", *options, "--out", out)
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
 
@@ -490,11 +490,11 @@ def test_what_two_applications_share_is_one_line(tmp_path: Path, others: list[di
 
 
 def test_what_runs_there_is_kept_or_ended_as_is_told() -> None:
-    told, running = {"applications": [a("new", "/new")]}, [a("new", "/old"), a("other", "/other", grpc_port=9001)]
+    fields, running = {"applications": [a("new", "/new")]}, [a("new", "/old"), a("other", "/other", grpc_port=9001)]
     with pytest.raises(UserError, match=r"^other: running there and not in the file: --others keep"):
-        beside(told, running, None)
-    assert beside(told, running, "keep")["applications"] == [running[1], *told["applications"]]
-    assert beside(told, running, "end") == told == beside(told, running[:1], None)
+        beside(fields, running, None)
+    assert beside(fields, running, "keep")["applications"] == [running[1], *fields["applications"]]
+    assert beside(fields, running, "end") == fields == beside(fields, running[:1], None)
     with pytest.raises(UserError, match="grpc_port = 9001"):
         beside({"applications": [a("new", "/new", grpc_port=9001)]}, running, "keep")
 

@@ -49,8 +49,8 @@ def profile(*more: LatencyTable) -> Profile:
 
 def planned_file(folder: Path, given: Profile, *options: str) -> str:
     save(given, path := folder / "profile.json")
-    asked = ("--profile", path, "--devices", "v100=2", "--slo-ms", "100", "--out", folder / "plan.json")
-    ran("plan", *asked, *(options or ("--no-simulation",)))
+    arguments = ("--profile", path, "--devices", "v100=2", "--slo-ms", "100", "--out", folder / "plan.json")
+    ran("plan", *arguments, *(options or ("--no-simulation",)))
     return (folder / "plan.json").read_text()
 
 
@@ -68,8 +68,8 @@ def test_a_plan_shares_devices_where_that_promises_more(tmp_path: Path) -> None:
     assert both.devices() == {"v100/2": 4}
     assert both.promise.cost_per_hour == pytest.approx(alone.promise.cost_per_hour)
     assert 1.4 < both.promise.goodput_per_s / alone.promise.goodput_per_s < 1.8, "about 2 / 1.2"
-    asked = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--no-simulation")
-    rows = {each["name"]: each for each in json.loads(ran("plan", *asked, "--json"))["baselines"]}
+    options = ("--profile", str(tmp_path / "profile.json"), "--devices", "v100=2", "--slo-ms", "100", "--no-simulation")
+    rows = {each["name"]: each for each in json.loads(ran("plan", *options, "--json"))["baselines"]}
     assert rows["not shared"]["goodput_per_s"] > 0
     assert "shared" not in rows
 

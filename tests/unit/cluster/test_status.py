@@ -86,8 +86,8 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
     assert shown["application"] == "toy"
     assert [event["what"] for event in shown["events"]] == ["rolled out", "stayed", "stayed", "stayed"]
     assert shown["forecast"]["low"][1] <= shown["forecast"]["survival"][1] <= shown["forecast"]["high"][1]
-    text, told = asked(url), ("at most 1 % of accuracy lost", "arrivals forecast", "next decision")
-    for word in (*told, "sustains now", "rolled out", "open", "from blocks", "to blocks"):
+    text, words = asked(url), ("at most 1 % of accuracy lost", "arrivals forecast", "next decision")
+    for word in (*words, "sustains now", "rolled out", "open", "from blocks", "to blocks"):
         assert word in text
     toy.app.full = lambda at_s: 0.3
     run(toy.app, toy.loop, 300)
@@ -176,7 +176,7 @@ def test_pause_and_resume(toy: Toy, url: str) -> None:
 
 
 def test_it_goes_on_while_a_controller_that_has_answered_starts_again(toy: Toy, url: str) -> None:
-    console, working = Console(file=(said := io.StringIO()), width=160), toy.loop
+    console, working = Console(file=(screen := io.StringIO()), width=160), toy.loop
     loops = iter([None, working])
 
     def look(_: object) -> Any:
@@ -190,7 +190,7 @@ def test_it_goes_on_while_a_controller_that_has_answered_starts_again(toy: Toy, 
 
     with pytest.raises(KeyboardInterrupt):
         watched(look, console, console, wait)
-    shown = said.getvalue()
+    shown = screen.getvalue()
     assert shown.count("status: the controller waits for the application to run (the next look is in 2 s)") == 1
     assert shown.count("next decision") == 3, "the last answer stays"
 
@@ -276,10 +276,10 @@ def test_the_key_is_asked_for(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatc
 )
 def test_no_page_of_others_may_steer(url: str, headers: dict[str, str], status: int) -> None:
     here = url.removeprefix("http://")
-    told = {name: value.format(here=here) for name, value in headers.items()}
+    fields = {name: value.format(here=here) for name, value in headers.items()}
     for path in ("/pause", "/resume") + ("/force",) * (status == 403):
-        found, content = post(here, path, told)
-        assert found == status, content
+        result, content = post(here, path, fields)
+        assert result == status, content
         assert (list(json.loads(content)) == ["error"]) == (status == 403)
         assert len(content) <= 1024
 
@@ -354,11 +354,11 @@ def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str
             refused = CliRunner().invoke(app, ["status", alone, option])
             assert "no controller runs at" in str(refused.exception)
         stats = ask(f"{alone}/stats", None)
-    console = Console(file=(said := io.StringIO()), width=120)
+    console = Console(file=(screen := io.StringIO()), width=120)
     console.print(tables(json.loads(asked(url, "--json")), stats, stats))
     for word in (*words, "next decision"):
-        assert word in said.getvalue()
-    assert "the plan stays as it is" not in said.getvalue()
+        assert word in screen.getvalue()
+    assert "the plan stays as it is" not in screen.getvalue()
 
 
 def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> None:
@@ -395,8 +395,8 @@ def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> Non
         assert "inputs of queries are refused: weighted goodput" in shown
         assert "reviews gives 1 v100; queries gets 1 v100" in shown
         assert "queries │ 2 v100" in " ".join(asked(url).split())
-        told = CliRunner().invoke(app, ["status", url, "--json"], catch_exceptions=False)
-        assert json.loads(told.stdout)["applications"]["queries"]["goodput_per_s"] == 123.0
+        output = CliRunner().invoke(app, ["status", url, "--json"], catch_exceptions=False)
+        assert json.loads(output.stdout)["applications"]["queries"]["goodput_per_s"] == 123.0
         service.note({"reviews": idle["reviews"]})
         silent = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["status", url], catch_exceptions=False)
         assert "its controller does not answer" in silent.stdout

@@ -35,11 +35,11 @@ def enough(asked: list[TextRequest], within: DecodingLimits) -> int:
 def generated(model: Any, request: TextRequest) -> list[int]:
     """What transformers' `generate` writes."""
     source, stop = torch.tensor([request.source]), sorted(request.stop) or None
-    told = {"eos_token_id": stop, "pad_token_id": 0, "do_sample": False, "use_cache": False}
-    told |= {"max_new_tokens": request.max_tokens, "min_new_tokens": min(request.min_tokens, request.max_tokens)}
-    told["repetition_penalty"] = request.sampling.repetition
+    fields = {"eos_token_id": stop, "pad_token_id": 0, "do_sample": False, "use_cache": False}
+    fields |= {"max_new_tokens": request.max_tokens, "min_new_tokens": min(request.min_tokens, request.max_tokens)}
+    fields["repetition_penalty"] = request.sampling.repetition
     with torch.inference_mode():
-        return list(model.generate(source, **told)[0, 1:].tolist())
+        return list(model.generate(source, **fields)[0, 1:].tolist())
 
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(tuple)
@@ -80,16 +80,16 @@ def test_each_way_writes_what_plain_decoding_writes(
     """Whoever shares launches, however prompts are cut, and however often pages run out: `recompute` and `project` with
     exits (and with projected KV, also when a replica is lost after some tokens), `verified` as the full network, and so
     does each for a text that asks for it."""
-    model, asked = told[0], [replace(one, full=full and not place) for place, one in enumerate(told[1])]
-    pages = enough(asked, within) + scarce
+    model, texts = told[0], [replace(one, full=full and not place) for place, one in enumerate(told[1])]
+    pages = enough(texts, within) + scarce
     verified, project = way == "verified", way == "project"
     running = engine(model, ramps, verified, pages, pending, within, project)
-    result = written_by(running, asked)
-    used = [{} if verified or one.full else ramps for one in asked]
-    plain = {place: plainly(model, one, used[place], project, claimed=result[place]) for place, one in enumerate(asked)}
+    result = written_by(running, texts)
+    used = [{} if verified or one.full else ramps for one in texts]
+    plain = {place: plainly(model, one, used[place], project, claimed=result[place]) for place, one in enumerate(texts)}
     assert result == plain if not verified else all(result[place][0] == plain[place][0] for place in plain)
     if project:
-        left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}
+        left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(texts)}
         rest = {place: one for place, one in left.items() if one}
         again = written_by(running, list(rest.values()))
         assert list(again.values()) == [tuple(each[lost:] for each in plain[place]) for place in rest]
@@ -113,10 +113,10 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
 ) -> None:  # fmt: skip
     """To other cuts and limits, after so many launches each: a token is what those ramps say that it was written under,
     and `verified` writes what the full network writes."""
-    model, asked = told
-    pages = enough(asked, within) + scarce
+    model, texts = told
+    pages = enough(texts, within) + scarce
     running = engine(model, ramps, verified=verified, pages=pages, limits=within)
-    names = [running.open(each) for each in asked]
+    names = [running.open(each) for each in texts]
     result = {name: ([], []) for name in names}
     under: dict[Any, list[dict[int, float]]] = {name: [] for name in names}
     now, left = ramps, list(moves)
@@ -131,7 +131,7 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
             result[each.name][0].extend(each.tokens)
             result[each.name][1].extend(each.depths)
             under[each.name] += [now] * len(each.tokens)
-    for name, one in zip(names, asked, strict=True):
+    for name, one in zip(names, texts, strict=True):
         plain = plainly(model, one, {} if verified else under[name].__getitem__, claimed=result[name])
         assert result[name] == plain if not verified else result[name][0] == plain[0]
     all_is_free(running, pages)
@@ -151,19 +151,19 @@ def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
     model: Any, asked: list[TextRequest], ramps: dict[int, float], within: DecodingLimits
 ) -> None:
     greedy = [replace(one, sampling=Sampling(repetition=one.sampling.repetition)) for one in asked]
-    told = [generated(model, one) for one in greedy]
+    results = [generated(model, one) for one in greedy]
     pages = sum(enough([one], within) for one in greedy)
-    assert engine(model, {}, pages=pages, limits=within).write_all(greedy) == told
-    assert engine(model, ramps, verified=True, pages=pages, limits=within).write_all(greedy) == told
+    assert engine(model, {}, pages=pages, limits=within).write_all(greedy) == results
+    assert engine(model, ramps, verified=True, pages=pages, limits=within).write_all(greedy) == results
 
 
 @pytest.mark.parametrize("exits", ["off", "recompute", "verified", "project"])
 def test_log_probabilities_are_those_of_the_block_that_wrote_or_checked_a_token(exits: str) -> None:
     """However often pages run out."""
     model, ramps = decoder(), {} if exits == "off" else {0: 0.3, 2: 0.3}
-    asked = [TextRequest((1, 2, 3), 8, sampling=Sampling(alternatives=2)), TextRequest((4,), 8)]
+    texts = [TextRequest((1, 2, 3), 8, sampling=Sampling(alternatives=2)), TextRequest((4,), 8)]
     running = engine(model, ramps, exits == "verified", pages=4, project=exits == "project")
-    first, other = (running.open(each) for each in asked)
+    first, other = (running.open(each) for each in texts)
     written: list[Any] = []
     while (news := running.step()) is not None:
         written += news
@@ -174,7 +174,7 @@ def test_log_probabilities_are_those_of_the_block_that_wrote_or_checked_a_token(
     assert not any(new.logprobs for new in written if new.name == other)
     blocks = [BLOCKS - 1] * 8 if exits == "verified" else depths
     assert [each.block for each in logprobs] == blocks
-    known = plain_logprobs(model, asked[0], tokens, blocks)
+    known = plain_logprobs(model, texts[0], tokens, blocks)
     if exits == "project":  # later states are others
         known, tokens, logprobs = known[:1], tokens[:1], logprobs[:1]
     for each, token, row in zip(logprobs, tokens, known, strict=True):
@@ -186,12 +186,12 @@ def test_log_probabilities_are_those_of_the_block_that_wrote_or_checked_a_token(
 def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() -> None:
     """As many as a launch has room for, and a longer one alone."""
     model, reads = t5(), []
-    asked = [with_encoder(TextRequest((1, 2, 3) * length, 6)) for length in (1, 1, 1, 5, 1)]
-    plain = {place: plainly(model, one, {0: 0.3}) for place, one in enumerate(asked)}
+    texts = [with_encoder(TextRequest((1, 2, 3) * length, 6)) for length in (1, 1, 1, 5, 1)]
+    plain = {place: plainly(model, one, {0: 0.3}) for place, one in enumerate(texts)}
     hook = model.encoder.register_forward_hook(lambda _, __, out: reads.append(len(out[0])))
     try:
         running = engine(model, {0: 0.3}, limits=DecodingLimits(page_tokens=4, prompt_rows=7, ttft_s=1e9, tpot_s=1e9))
-        assert written_by(running, asked) == plain
+        assert written_by(running, texts) == plain
     finally:
         hook.remove()
     assert reads == [2, 2, 1]
@@ -211,10 +211,10 @@ FAMILIES = (
 @pytest.mark.parametrize(("family", "others"), FAMILIES)
 def test_families_that_are_shaped_like_llama(family: str, others: dict[str, Any]) -> None:
     model, ramps = decoder(family, **others), {0: 0.3, 2: 0.3}
-    asked = [TextRequest((1, 2, 3), 6), TextRequest((4,), 6), TextRequest(tuple(range(20)), 6)]
+    texts = [TextRequest((1, 2, 3), 6), TextRequest((4,), 6), TextRequest(tuple(range(20)), 6)]
     for project in (False, True):
-        result = written_by(engine(model, ramps, project=project), asked)
-        plain = [plainly(model, one, ramps, project, claimed=result[place]) for place, one in enumerate(asked)]
+        result = written_by(engine(model, ramps, project=project), texts)
+        plain = [plainly(model, one, ramps, project, claimed=result[place]) for place, one in enumerate(texts)]
         assert list(result.values()) == plain
     written = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, do_sample=False, pad_token_id=0)
-    assert engine(model, {}).write_all(asked[:1]) == [written[0, 3:].tolist()]
+    assert engine(model, {}).write_all(texts[:1]) == [written[0, 3:].tolist()]

@@ -74,12 +74,12 @@ def test_a_text_whose_numbers_overflow_ends_alone(kind: Callable[..., Any], way:
     """Whoever runs with it, and whoever has its pages after it."""
     model = poisoned(kind)
     shape, verified, project = anatomy_of(model).shape, way == "verified", way == "project"
-    asked = [shape.request(prompt, 4, sampling=GOOD) for prompt in PROMPTS]
-    plain = [plainly(model, one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
+    requests = [shape.request(prompt, 4, sampling=GOOD) for prompt in PROMPTS]
+    plain = [plainly(model, one, {} if verified else RAMPS, project)[0] for one in requests[1:]]
     for pages in (9, 40):
         running = engine(model, RAMPS, verified, pages, project=project)
-        for order in (asked, asked[::-1], asked):
-            result = written(running, order)[:: 1 if order is asked else -1]
+        for order in (requests, requests[::-1], requests):
+            result = written(running, order)[:: 1 if order is requests else -1]
             assert result[0] == ([], Finish.UNDEFINED)
             assert result[1:] == [(tokens, Finish.LENGTH) for tokens in plain]
         assert running.scheduler.pool.free == pages
@@ -89,8 +89,8 @@ def test_a_shorter_text_reads_no_page_of_it_as_padding() -> None:
     model = poisoned()
     running = engine(model, {}, pages=8)
     running.write_all([TextRequest(tuple(range(1, 21)), 12, sampling=GOOD)])  # fills all pages: they are used in turn
-    asked = [TextRequest((BAD,) * 9, 6), TextRequest((4, 5, 6, 7, 8), 6, sampling=GOOD)]
-    assert written(running, asked)[1] == (plainly(model, asked[1], {})[0], Finish.LENGTH)
+    requests = [TextRequest((BAD,) * 9, 6), TextRequest((4, 5, 6, 7, 8), 6, sampling=GOOD)]
+    assert written(running, requests)[1] == (plainly(model, requests[1], {})[0], Finish.LENGTH)
 
 
 def test_nobody_shares_pages_of_a_text_that_has_overflowed() -> None:
@@ -117,9 +117,9 @@ def test_pages_that_a_cancelled_text_has_spoilt_are_shared_once() -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight[BAD] = 0.5
     for end, expected in ((1, Finish.UNDEFINED), (2, Finish.LENGTH), (3, Finish.LENGTH)):
-        asked = TextRequest((*range(1, 8), BAD, end), 6)
-        tokens = plainly(model, asked, {})[0] if expected is Finish.LENGTH else []
-        assert written(running, [asked]) == [(tokens, expected)]
+        request = TextRequest((*range(1, 8), BAD, end), 6)
+        tokens = plainly(model, request, {})[0] if expected is Finish.LENGTH else []
+        assert written(running, [request]) == [(tokens, expected)]
     assert running.scheduler.pool.shared == 8 + 0 + 8
 
 
@@ -132,11 +132,11 @@ def test_a_command_that_has_texts_written_ends_with_the_sentence(make: Callable[
 @pytest.mark.parametrize("way", WAYS)
 def test_the_text_at_which_a_launch_fails_is_found_and_ends_alone(way: str) -> None:
     model, verified, project = raising(), way == "verified", way == "project"
-    asked = [TextRequest(prompt, 6, sampling=GOOD) for prompt in PROMPTS]
-    plain = [plainly(decoder(seed=7), one, {} if verified else RAMPS, project)[0] for one in asked[1:]]
+    requests = [TextRequest(prompt, 6, sampling=GOOD) for prompt in PROMPTS]
+    plain = [plainly(decoder(seed=7), one, {} if verified else RAMPS, project)[0] for one in requests[1:]]
     running = engine(model, RAMPS, verified, 40, project=project)
-    for order in (asked, asked[::-1]):
-        result = written(running, order)[:: 1 if order is asked else -1]
+    for order in (requests, requests[::-1]):
+        result = written(running, order)[:: 1 if order is requests else -1]
         assert result == [([], Finish.FAILED), *((tokens, Finish.LENGTH) for tokens in plain)]
     assert running.scheduler.pool.free == 40
 
@@ -144,8 +144,8 @@ def test_the_text_at_which_a_launch_fails_is_found_and_ends_alone(way: str) -> N
 def test_three_texts_that_fail_before_any_gets_a_token_end_the_replica_but_one_that_is_tried_again_does_not() -> None:
     bad, good = [TextRequest((BAD, each), 4) for each in range(3)], TextRequest((1, 2), 4, sampling=GOOD)
     running = engine(raising(), RAMPS)
-    asked = [bad[0], bad[0], bad[1], good, bad[2], bad[0]]
-    finishes = [finish for each in asked for _, finish in written(running, [each])]
+    requests = [bad[0], bad[0], bad[1], good, bad[2], bad[0]]
+    finishes = [finish for each in requests for _, finish in written(running, [each])]
     assert finishes == [Finish.FAILED] * 3 + [Finish.LENGTH] + [Finish.FAILED] * 2
     with pytest.raises(LaunchFailedError, match="this token is not known"):
         written(running, [bad[1]])
@@ -169,13 +169,13 @@ def failing(request: pytest.FixtureRequest) -> Iterator[tuple[World, int, str, s
 @pytest.mark.parametrize("others", [{}, {"logprobs": 2}, {"stream": True}])
 def test_its_request_has_one_answer_and_is_counted_once(failing: Any, others: dict[str, Any]) -> None:
     world, status, outcome, sentence, tries = failing
-    asked = {"prompt": [1, BAD, 2], "max_tokens": 4, "logit_bias": {str(BAD): -100}} | others
-    reply = world.client().post("/v1/completions", json=asked)
+    body = {"prompt": [1, BAD, 2], "max_tokens": 4, "logit_bias": {str(BAD): -100}} | others
+    reply = world.client().post("/v1/completions", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
     counts = {name: count for name, count in world.front.meter.requests.items() if count}
     assert (counts, world.asked) == ({outcome: 1}, tries)
     assert world.front.meter.burden() == (0, 0, 0), "it says nothing about the load"
-    assert world.client().post("/v1/completions", json={**asked, "prompt": [1, 2]}).status_code == 200
+    assert world.client().post("/v1/completions", json={**body, "prompt": [1, 2]}).status_code == 200
     assert world.loop.alive
 
 

@@ -57,29 +57,29 @@ def streamed(client: Any, *requests: dict[str, Any], **options: Any) -> dict[str
     """Responses, or what went wrong, by the id of their request, up to the last of each."""
     news: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: news.put(error or result), **options)
-    for number, told in enumerate(requests):
-        client.async_stream_infer(**({"model_name": "tiny", "request_id": str(number)} | told))
-    found: dict[str, list[Any]] = {}
+    for number, fields in enumerate(requests):
+        client.async_stream_infer(**({"model_name": "tiny", "request_id": str(number)} | fields))
+    by_name: dict[str, list[Any]] = {}
     ended = 0
     while ended < len(requests):
         one = news.get(timeout=30)
         if not hasattr(one, "get_response"):
-            found.setdefault("", []).append(one)
+            by_name.setdefault("", []).append(one)
             ended += 1
             continue
         reply = one.get_response()
-        found.setdefault(reply.id, []).append(one)
+        by_name.setdefault(reply.id, []).append(one)
         ended += reply.parameters["triton_final_response"].bool_param
     client.stop_stream()
-    return found
+    return by_name
 
 
 def test_a_whole_text_is_what_http_gives(world: World) -> None:
-    found = play(world, lambda client: client.infer("tiny", [text("47+85=")], request_id="7", parameters=NINE))
+    replies = play(world, lambda client: client.infer("tiny", [text("47+85=")], request_id="7", parameters=NINE))
     plain, depths, _ = world.plain("47+85=", 9)
-    assert (said(found), found.as_numpy("exit_block").tolist()) == (plain, depths)
-    assert found.as_numpy("finish_reason")[0].decode() in ("stop", "length")
-    assert found.get_response().id == "7"
+    assert (said(replies), replies.as_numpy("exit_block").tolist()) == (plain, depths)
+    assert replies.as_numpy("finish_reason")[0].decode() in ("stop", "length")
+    assert replies.get_response().id == "7"
     assert world.front.meter.requests["answered"] == 1
 
 
@@ -87,9 +87,9 @@ def test_a_stream_has_the_tokens_as_they_come_of_all_its_requests_together(world
     world.grouped = 1  # or a busy machine may have all tokens before the front looks
     prompts = ["1+1=", "2+2=", "3+9="]
     requests = [{"inputs": [text(prompt)], "parameters": NINE} for prompt in prompts]
-    found = play(world, lambda client: streamed(client, *requests))
+    replies = play(world, lambda client: streamed(client, *requests))
     for number, prompt in enumerate(prompts):
-        pieces = found[str(number)]
+        pieces = replies[str(number)]
         plain, depths, _ = world.plain(prompt, 9)
         assert "".join(map(said, pieces)) == plain
         assert np.concatenate([piece.as_numpy("exit_block") for piece in pieces]).tolist() == depths
@@ -97,8 +97,8 @@ def test_a_stream_has_the_tokens_as_they_come_of_all_its_requests_together(world
 
 
 def test_what_triton_says_of_sampling_is_understood_and_a_text_may_come_as_one(world: World) -> None:
-    told = text('{"max_tokens": 9, "temperature": 0}', "sampling_parameters")
-    inputs = [text("47+85="), told, text(False, "stream", "BOOL")]
+    sampling = text('{"max_tokens": 9, "temperature": 0}', "sampling_parameters")
+    inputs = [text("47+85="), sampling, text(False, "stream", "BOOL")]
     (one,) = play(world, lambda client: streamed(client, {"inputs": inputs}))["0"]
     assert said(one) == world.plain("47+85=", 9)[0]
 
@@ -152,20 +152,20 @@ def test_what_is_wrong_is_one_sentence_and_the_stream_goes_on(world: World) -> N
     right = {"inputs": [text("1+1=")], "parameters": NINE}
 
     def scene(client: Any) -> Any:
-        found = streamed(client, *({"inputs": [text("1+1=")]} | told for told, _ in WRONG), right)
+        replies = streamed(client, *({"inputs": [text("1+1=")]} | result for result, _ in WRONG), right)
         whole = []
-        for told, _ in WRONG:
+        for result, _ in WRONG:
             with pytest.raises(triton.InferenceServerException) as error:
-                client.infer(**({"model_name": "tiny", "inputs": [text("1+1=")]} | told))
+                client.infer(**({"model_name": "tiny", "inputs": [text("1+1=")]} | result))
             whole.append(error.value)
-        return found, whole
+        return replies, whole
 
-    found, whole = play(world, scene)
-    for told, one, (_, sentence) in zip(found[""], whole, WRONG, strict=True):
-        assert sentence in str(told)
+    replies, whole = play(world, scene)
+    for result, one, (_, sentence) in zip(replies[""], whole, WRONG, strict=True):
+        assert sentence in str(result)
         assert sentence in one.message()
         assert one.status() in ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
-    assert "".join(map(said, found[str(len(WRONG))])) == world.plain("1+1=", 9)[0]
+    assert "".join(map(said, replies[str(len(WRONG))])) == world.plain("1+1=", 9)[0]
     assert world.front.meter.requests["refused"] == 2 * len(WRONG)
 
 

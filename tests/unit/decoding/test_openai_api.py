@@ -26,21 +26,21 @@ def test_a_completion(world: World) -> None:
     reply = world.client().post("/v1/completions", json={"model": "tiny", "prompt": "47+85=", "max_tokens": 9})
     text, depths, count = world.plain("47+85=", 9)
     assert reply.status_code == 200
-    said = reply.json()
-    assert said["object"] == "text_completion"
-    (choice,) = said["choices"]
+    answer = reply.json()
+    assert answer["object"] == "text_completion"
+    (choice,) = answer["choices"]
     assert (choice["text"], choice["exit_blocks"]) == (text, depths)
     assert choice["finish_reason"] in ("stop", "length")
-    assert said["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
 
 
 def test_several_prompts_are_several_choices_whole_and_streamed(world: World) -> None:
-    asked = {"prompt": ["1+1=", "2+2=", "3+9="], "max_tokens": 7}
-    plain = [world.plain(prompt, 7)[:2] for prompt in asked["prompt"]]  # type: ignore[attr-defined]
-    whole = world.client().post("/v1/completions", json=asked).json()["choices"]
+    body = {"prompt": ["1+1=", "2+2=", "3+9="], "max_tokens": 7}
+    plain = [world.plain(prompt, 7)[:2] for prompt in body["prompt"]]  # type: ignore[attr-defined]
+    whole = world.client().post("/v1/completions", json=body).json()["choices"]
     assert [(each["text"], each["exit_blocks"]) for each in whole] == plain
     streamed = {index: ("", []) for index in range(3)}
-    for event in events(world.client().post("/v1/completions", json=asked | {"stream": True}).text):
+    for event in events(world.client().post("/v1/completions", json=body | {"stream": True}).text):
         for each in event["choices"]:
             text, depths = streamed[each["index"]]
             streamed[each["index"]] = text + each["text"], depths + each["exit_blocks"]
@@ -48,23 +48,23 @@ def test_several_prompts_are_several_choices_whole_and_streamed(world: World) ->
 
 
 def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -> None:
-    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "4 + 5"}]}], "stream": True}
-    asked |= {"max_completion_tokens": 6, "stream_options": {"include_usage": True}}
-    told = events(world.client().post("/v1/chat/completions", json=asked).text)
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "4 + 5"}]}], "stream": True}
+    body |= {"max_completion_tokens": 6, "stream_options": {"include_usage": True}}
+    chunks = events(world.client().post("/v1/chat/completions", json=body).text)
     text, _, count = world.plain("4+5=", 6)
-    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in told[:-1]) == text
-    assert told[-2]["choices"][0]["finish_reason"] in ("stop", "length")
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"]["completion_tokens"] == count
-    assert [event["usage"] for event in told[:-1]] == [None] * (len(told) - 1), "as OpenAI's events"
-    asked["stream_options"] |= {"continuous_usage_stats": True}
-    counting = events(world.client().post("/v1/chat/completions", json=asked).text)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in chunks[:-1]) == text
+    assert chunks[-2]["choices"][0]["finish_reason"] in ("stop", "length")
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == count
+    assert [event["usage"] for event in chunks[:-1]] == [None] * (len(chunks) - 1), "as OpenAI's events"
+    body["stream_options"] |= {"continuous_usage_stats": True}
+    counting = events(world.client().post("/v1/chat/completions", json=body).text)
     written = [event["usage"]["completion_tokens"] for event in counting]
     assert (written, written[0], written[-1]) == (sorted(written), 0, count), "vLLM's option: the counts so far"
-    without = events(world.client().post("/v1/chat/completions", json=asked | {"stream_options": None}).text)
+    without = events(world.client().post("/v1/chat/completions", json=body | {"stream_options": None}).text)
     assert not any("usage" in event for event in without)
-    whole = world.client().post("/v1/chat/completions", json={**asked, "stream": False, "stream_options": None}).json()
+    whole = world.client().post("/v1/chat/completions", json={**body, "stream": False, "stream_options": None}).json()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
 
 
@@ -73,18 +73,18 @@ def test_a_stop_string_ends_text_usage_and_pages_however_tokens_are_grouped(worl
     text, depths, _ = world.plain("47+85=", 20)
     stop = text[3:5]
     end = next(count for count in range(1, 21) if stop in world.plain("47+85=", count)[0])
-    asked = {"prompt": "47+85=", "max_tokens": 20, "stop": [stop, "nothing"], "stream": stream}
+    body = {"prompt": "47+85=", "max_tokens": 20, "stop": [stop, "nothing"], "stream": stream}
     for group in (1, 3, 20):
         world.grouped = group
         reply = world.client().post(
-            "/v1/completions", json=asked | ({"stream_options": {"include_usage": True}} if stream else {})
+            "/v1/completions", json=body | ({"stream_options": {"include_usage": True}} if stream else {})
         )
-        told = events(reply.text) if stream else [reply.json()]
-        choices = [event["choices"][0] for event in told if event["choices"]]
+        chunks = events(reply.text) if stream else [reply.json()]
+        choices = [event["choices"][0] for event in chunks if event["choices"]]
         assert "".join(choice["text"] for choice in choices) == text[: text.index(stop)]
         assert [depth for choice in choices for depth in choice["exit_blocks"]] == depths[:end]
         assert choices[-1]["finish_reason"] == "stop"
-        assert told[-1]["usage"]["completion_tokens"] == end
+        assert chunks[-1]["usage"]["completion_tokens"] == end
     assert [written for _, written in world.front.meter.lengths] == [end] * 3
     eventually(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
 
@@ -92,9 +92,9 @@ def test_a_stop_string_ends_text_usage_and_pages_however_tokens_are_grouped(worl
 def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
     text, depths, count = world_of_t5.plain("47+85=", 12)
     world_of_t5.failing = 2
-    said = world_of_t5.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
-    assert (said["choices"][0]["text"], said["choices"][0]["exit_blocks"]) == (text, depths)
-    assert said["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
+    answer = world_of_t5.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["exit_blocks"]) == (text, depths)
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_a_text_is_ended_at_its_deadline(world: World) -> None:
             ended.append(request)
 
     def post(after_ms: str, **fields: Any) -> Any:
-        asked = {"prompt": "1+1=", **fields}
-        return world.client().post("/v1/completions", json=asked, headers={"X-Deadline-Ms": after_ms})
+        body = {"prompt": "1+1=", **fields}
+        return world.client().post("/v1/completions", json=body, headers={"X-Deadline-Ms": after_ms})
 
     assert post("60000").status_code == 200
     world.front.write_tokens = stall
@@ -214,8 +214,8 @@ def test_a_text_is_ended_at_its_deadline(world: World) -> None:
 
 def test_a_client_gets_the_full_networks_text(world: World) -> None:
     def post(**headers: str) -> Any:
-        asked = {"prompt": ["47+85=", "3+9="], "max_tokens": 9}
-        return world.client().post("/v1/completions", json=asked, headers=headers)
+        body = {"prompt": ["47+85=", "3+9="], "max_tokens": 9}
+        return world.client().post("/v1/completions", json=body, headers=headers)
 
     result = post(**{"X-Full": "1", "X-Priority": "5"}).json()["choices"]
     full = [world.plain(prompt, 9, full=True)[:2] for prompt in ("47+85=", "3+9=")]
@@ -245,8 +245,8 @@ def test_a_stream_that_fails_ends_with_a_sentence(world: World, monkeypatch: pyt
         raise ConnectionError
 
     world.front.write_tokens = lose
-    asked = {"prompt": "47+85=", "max_tokens": 9, "stream": True}
-    first, *_, last = failed_events(world.client().post("/v1/completions", json=asked).text)
+    body = {"prompt": "47+85=", "max_tokens": 9, "stream": True}
+    first, *_, last = failed_events(world.client().post("/v1/completions", json=body).text)
     assert first["choices"]
     assert last["error"]["message"] == "this server failed: ConnectionError; its log says where"
     assert world.front.meter.requests == {"answered": 0, "refused": 0, "cancelled": 0, "failed": 1}
@@ -262,8 +262,11 @@ def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) ->
 
 def test_a_page_that_is_allowed_asks_and_reads_the_answer(world: World) -> None:
     world.front.config = CONFIG.model_copy(update={"allowed_origins": ("https://shop.example",)})
-    told = {"json": {"prompt": "1+1=", "max_tokens": 1, "stream": True}, "headers": {"Origin": "https://shop.example"}}
-    reply = world.client().post("/v1/completions", **told)
+    fields = {
+        "json": {"prompt": "1+1=", "max_tokens": 1, "stream": True},
+        "headers": {"Origin": "https://shop.example"},
+    }
+    reply = world.client().post("/v1/completions", **fields)
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://shop.example")
 
 

@@ -175,9 +175,13 @@ def test_null_is_also_what_nobody_has_set_in_fields_that_are_not_served(world: W
     ],
 )
 def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[str, Any]) -> None:
-    client, said = world.client(), {"role": "user", "content": "1+1"}
-    told = [said, {"role": "assistant", "content": "2", "refusal": None, "tool_calls": None, "audio": None}, said]
-    reply = client.post("/v1/chat/completions", json={"messages": told, "max_tokens": 2} | neutral)
+    client, message = world.client(), {"role": "user", "content": "1+1"}
+    messages = [
+        message,
+        {"role": "assistant", "content": "2", "refusal": None, "tool_calls": None, "audio": None},
+        message,
+    ]
+    reply = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2} | neutral)
     assert reply.status_code == 200, reply.text
     if not neutral.keys() & {"tools", "tool_choice", "top_logprobs"}:
         reply = client.post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | neutral)
@@ -225,11 +229,11 @@ def test_texts_may_begin_with_their_prompts(world: World) -> None:
     text = world.plain("47+85=", 9)[0]
     tokens = world.words("47+85=")["input_ids"]
     for prompt in ("47+85=", tokens):
-        asked = {"prompt": prompt, "max_tokens": 9, "echo": True, "n": 2}
-        whole = world.client().post("/v1/completions", json=asked).json()
+        body = {"prompt": prompt, "max_tokens": 9, "echo": True, "n": 2}
+        whole = world.client().post("/v1/completions", json=body).json()
         assert [choice["text"] for choice in whole["choices"]] == ["47+85=" + text] * 2
         streamed = ["", ""]
-        for event in events(world.client().post("/v1/completions", json=asked | {"stream": True}).text):
+        for event in events(world.client().post("/v1/completions", json=body | {"stream": True}).text):
             for choice in event["choices"]:
                 streamed[choice["index"]] += choice["text"]
         assert streamed == ["47+85=" + text] * 2
@@ -247,35 +251,37 @@ def test_a_text_keeps_the_space_between_its_prompt_and_itself(world: World) -> N
 
 def expected_logprobs(world: World, count: int) -> tuple[list[int], list[int], list[list[float]]]:
     """The tokens after a prompt, their depths, and the log probabilities of all tokens at the place of each."""
-    asked = TextRequest(tuple(world.words("47+85=")["input_ids"]), count, STOP)
-    tokens, depths = plainly(world.model, asked, RAMPS)
-    return tokens, depths, plain_logprobs(world.model, asked, tokens, depths)
+    request = TextRequest(tuple(world.words("47+85=")["input_ids"]), count, STOP)
+    tokens, depths = plainly(world.model, request, RAMPS)
+    return tokens, depths, plain_logprobs(world.model, request, tokens, depths)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_a_completion_are_those_where_its_tokens_were_known(world: World, stream: bool) -> None:
     tokens, depths, known = expected_logprobs(world, 9)
     assert len(set(depths)) > 1
-    asked = {"prompt": "47+85=", "max_tokens": 9, "logprobs": 2, "stream": stream, "logit_bias": {}}
-    reply = world.client().post("/v1/completions", json=asked)
+    body = {"prompt": "47+85=", "max_tokens": 9, "logprobs": 2, "stream": stream, "logit_bias": {}}
+    reply = world.client().post("/v1/completions", json=body)
     choices = [event["choices"][0] for event in (events(reply.text) if stream else [reply.json()])]
-    told = {name: [each for choice in choices for each in choice["logprobs"][name]] for name in choices[0]["logprobs"]}
+    logprobs = {
+        name: [each for choice in choices for each in choice["logprobs"][name]] for name in choices[0]["logprobs"]
+    }
     texts = [world.texts.token_text(token) for token in tokens]
-    assert told["tokens"] == texts
-    assert told["blocks"] == depths
-    assert told["text_offset"] == [len(world.texts.text_of(tokens[:place])) for place in range(len(texts))]
-    assert told["token_logprobs"] == pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
-    for top, row, token in zip(told["top_logprobs"], known, tokens, strict=True):
+    assert logprobs["tokens"] == texts
+    assert logprobs["blocks"] == depths
+    assert logprobs["text_offset"] == [len(world.texts.text_of(tokens[:place])) for place in range(len(texts))]
+    assert logprobs["token_logprobs"] == pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
+    for top, row, token in zip(logprobs["top_logprobs"], known, tokens, strict=True):
         best = {*sorted(range(len(row)), key=lambda each: -row[each])[:2], token}
         assert top == pytest.approx({world.texts.token_text(each): row[each] for each in best})
 
 
 def test_log_probabilities_of_a_chat(world: World) -> None:
     tokens, depths, known = expected_logprobs(world, 6)
-    asked = {"messages": [{"role": "user", "content": "47 + 85"}], "max_tokens": 6, "logprobs": True}
+    body = {"messages": [{"role": "user", "content": "47 + 85"}], "max_tokens": 6, "logprobs": True}
     for count in (0, 3):
-        said = world.client().post("/v1/chat/completions", json=asked | {"top_logprobs": count}).json()
-        content = said["choices"][0]["logprobs"]["content"]
+        answer = world.client().post("/v1/chat/completions", json=body | {"top_logprobs": count}).json()
+        content = answer["choices"][0]["logprobs"]["content"]
         assert [each["block"] for each in content] == depths
         for each, row, token in zip(content, known, tokens, strict=True):
             text = world.texts.token_text(token)
@@ -286,14 +292,14 @@ def test_log_probabilities_of_a_chat(world: World) -> None:
 
 def test_openais_client_reads_log_probabilities_and_several_texts(world: World) -> None:
     with OpenAI(base_url="http://testserver/v1", api_key="none", http_client=world.client()) as client:
-        told = client.completions.create(model="tiny", prompt="47+85=", max_tokens=5, logprobs=2, n=2)
-        said = client.chat.completions.create(
+        completion = client.completions.create(model="tiny", prompt="47+85=", max_tokens=5, logprobs=2, n=2)
+        chat = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "47+85"}], max_tokens=5, logprobs=True, top_logprobs=2
         )
     tokens, _, known = expected_logprobs(world, 5)
     wanted = pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
-    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in told.choices] == [wanted] * 2
-    logprobs = said.choices[0].logprobs
+    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in completion.choices] == [wanted] * 2
+    logprobs = chat.choices[0].logprobs
     assert logprobs
     assert logprobs.content
     assert [each.logprob for each in logprobs.content] == wanted
@@ -305,8 +311,8 @@ def test_what_changes_logits_changes_the_text(world: World) -> None:
     (first,) = world.words(text[0])["input_ids"]
 
     def written(**fields: Any) -> str:
-        asked = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True} | fields
-        return str(world.client().post("/v1/completions", json=asked).json()["choices"][0]["text"])
+        body = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True} | fields
+        return str(world.client().post("/v1/completions", json=body).json()["choices"][0]["text"])
 
     assert text[0] not in written(logit_bias={str(first): -100})
     assert set(written(logit_bias={str(first): 100})) == {text[0]}
@@ -317,8 +323,8 @@ def test_what_changes_logits_changes_the_text(world: World) -> None:
 
 
 def drawn(world: World, **fields: Any) -> str:
-    asked = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True, "temperature": 2.0} | fields
-    reply = world.client().post("/v1/completions", json=asked)
+    body = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True, "temperature": 2.0} | fields
+    reply = world.client().post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
 
@@ -340,8 +346,8 @@ def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_
     world.front.defaults = generation_defaults(tmp_path)
     assert len({drawn(world, temperature=None) for _ in range(3)}) > 1
     assert {drawn(world, temperature=None, top_k=1) for _ in range(2)} == {greedy}
-    asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
-    assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
+    body = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
+    assert world.client().post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 5
 
 
 def test_a_text_ends_as_config_json_says_where_the_generation_config_does_not(tmp_path: Path) -> None:
@@ -394,8 +400,8 @@ def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignore
     assert count < 40, "this prompt shows nothing: its text does not end by itself"
 
     def usage(**fields: Any) -> tuple[int, str]:
-        said = world.client().post("/v1/completions", json={"prompt": "3+4=", "max_tokens": 40} | fields).json()
-        return said["usage"]["completion_tokens"], said["choices"][0]["finish_reason"]
+        answer = world.client().post("/v1/completions", json={"prompt": "3+4=", "max_tokens": 40} | fields).json()
+        return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
 
     assert usage() == (count, "stop")
     assert usage(min_tokens=count)[0] > count

@@ -78,20 +78,20 @@ def test_texts_that_begin_alike_are_written_as_if_alone(
 ) -> None:
     """One after the other or together, with other pages needed meanwhile, and with texts that go on."""
     model, ramps = decoder(), {} if exits == "off" else {0: 0.3, 2: 0.3}
-    asked = [TextRequest(start + end, 5) for end in ends]
+    requests = [TextRequest(start + end, 5) for end in ends]
     limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
     pages = -(-27 // page_tokens) + scarce
     verified, project = exits == "verified", exits == "project"
     running = engine(model, ramps, verified, pages, limits=limits, project=project)
     used = {} if verified else ramps
-    written = written_by(running, asked)
-    plain = [plainly(model, each, used, project, claimed=written[place]) for place, each in enumerate(asked)]
+    written = written_by(running, requests)
+    plain = [plainly(model, each, used, project, claimed=written[place]) for place, each in enumerate(requests)]
     for again in (False, True):
-        written = written_by(running, asked) if again else written
-        assert [written[place][0] for place in range(len(asked))] == [tokens for tokens, _ in plain]
+        written = written_by(running, requests) if again else written
+        assert [written[place][0] for place in range(len(requests))] == [tokens for tokens, _ in plain]
     longer = [
         replace(each, prompt=each.prompt + tuple(tokens), replayed=tuple(depths) if project else ())
-        for each, (tokens, depths) in zip(asked, plain, strict=True)
+        for each, (tokens, depths) in zip(requests, plain, strict=True)
     ]
     if not project:
         written = written_by(running, longer)
@@ -129,13 +129,13 @@ def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
     limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
     pages = -(-60 // page_tokens) + scarce
     running = engine(model, ramps, pages=pages, limits=limits)
-    for exits, asked in phases:
+    for exits, prompts in phases:
         verified, project = exits == "verified", exits == "project"
         used = {} if exits == "off" else ramps
         running.recut(Splits((*(block + 1 for block in used), BLOCKS), verified, 4, project), limits)
-        requests = [TextRequest((texts[-1 - place % len(texts)] + end)[:50], 8) for place, end, _ in asked]
+        requests = [TextRequest((texts[-1 - place % len(texts)] + end)[:50], 8) for place, end, _ in prompts]
         names = [running.open(request) for request in requests]
-        left = {name: launches for name, (_, _, launches) in zip(names, asked, strict=True)}
+        left = {name: launches for name, (_, _, launches) in zip(names, prompts, strict=True)}
         written = {name: (list[int](), list[int]()) for name in names}
         for launch in count():
             for name in [name for name in left if left[name] == launch]:
@@ -175,10 +175,12 @@ def test_texts_whose_pages_are_shared_leave_room_for_others(last: tuple[int, ...
     for what comes next."""
     limits = DecodingLimits(max_residents=8, page_tokens=4, ttft_s=1e9, tpot_s=1e9)
     running = engine(decoder(), {}, pages=13, limits=limits)
-    asked = [TextRequest((*range(12), each), 6) for each in last] or [TextRequest((each,) * 13, 6) for each in range(4)]
-    running.open(asked[0])
+    requests = [TextRequest((*range(12), each), 6) for each in last] or [
+        TextRequest((each,) * 13, 6) for each in range(4)
+    ]
+    running.open(requests[0])
     running.step()
-    for each in asked[1:]:
+    for each in requests[1:]:
         running.open(each)
     most = 0
     while running.step() is not None:

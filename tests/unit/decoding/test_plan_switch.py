@@ -80,10 +80,10 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     config = DecoderConfig(model="", max_residents=3)
     assert config.per_kind() == {"": config}
     (tmp_path / "plan.json").write_text(BOTH.to_json())
-    told = DecoderConfig(model="", plan=str(tmp_path / "plan.json"))
-    assert list(told.per_kind()) == ["cpu", "t4"]
+    settings = DecoderConfig(model="", plan=str(tmp_path / "plan.json"))
+    assert list(settings.per_kind()) == ["cpu", "t4"]
     with pytest.raises(UserError, match="two pipelines are on one kind of device"):
-        told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
+        settings.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
 
 
 @pytest.mark.parametrize(
@@ -258,11 +258,11 @@ async def test_where_one_replica_is_full_another_of_its_kind_writes() -> None:
 
 async def test_the_age_of_a_text_counts_once_a_replica_has_shown_its_clock() -> None:
     """Its clock may be an hour ahead, and it would refuse a text that seems an hour old."""
-    asked = list[TextRequest]()
+    requests = list[TextRequest]()
 
     class Noting(Replicas):
         async def remote(self, request: TextRequest, *about: Any) -> ReplicaFull | None:
-            asked.append(request)
+            requests.append(request)
             return await super().remote(request, *about)
 
     group, request = ReplicaGroup("", Noting([END]), INBOX), replace(WANTED, requested_s=1e9)
@@ -272,9 +272,9 @@ async def test_the_age_of_a_text_counts_once_a_replica_has_shown_its_clock() -> 
         assert isinstance(await answer(group.write(request, "")), list)
     finally:
         INBOX.least_s.clear()
-    assert [each.requested_s for each in asked] == [0.0, 1e9 + 3600.0]
-    assert asked[0].age_s(1e9 + 3600.5) == 0.0
-    assert asked[1].age_s(1e9 + 3600.5) == 0.5
+    assert [each.requested_s for each in requests] == [0.0, 1e9 + 3600.0]
+    assert requests[0].age_s(1e9 + 3600.5) == 0.0
+    assert requests[1].age_s(1e9 + 3600.5) == 0.5
 
 
 class Absent:
@@ -296,7 +296,7 @@ async def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears
 
 async def test_where_one_replica_hangs_and_another_does_not_that_one_writes() -> None:
     class EachSecondHangs(Absent):
-        asked = 0
+        requests = 0
 
         def remote(self, *told: object) -> asyncio.Future[object]:
             self.asked += 1

@@ -54,8 +54,8 @@ def heard(
     tokens = list(text.encode())
     speech = TextTokens(tokenizer or Bytes(), 100).growing_text(stops, least=least)
     edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    said = [speech.add(tokens[start:stop]) for start, stop in pairwise(edges)] + [speech.add([], last=True)]
-    return "".join(new for new, _ in said), sum(taken for _, taken in said), speech.stopped
+    results = [speech.add(tokens[start:stop]) for start, stop in pairwise(edges)] + [speech.add([], last=True)]
+    return "".join(new for new, _ in results), sum(taken for _, taken in results), speech.stopped
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), Runs()])
@@ -66,9 +66,9 @@ def test_groups_do_not_matter(tokenizer: Bytes, text: str, cuts: list[int]) -> N
 
 def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
     speech = TextTokens(Runs(), 100).growing_text([])
-    for said in "a€😀ä" * 20:
-        *first, last = said.encode()
-        assert [speech.add([byte])[0] for byte in (*first, last)] == [""] * len(first) + [said]
+    for result in "a€😀ä" * 20:
+        *first, last = result.encode()
+        assert [speech.add([byte])[0] for byte in (*first, last)] == [""] * len(first) + [result]
         assert len(speech._tokens) < 12, "few tokens are decoded again with each"
 
 
@@ -89,12 +89,12 @@ def test_bytes_that_never_become_a_character_are_not_all_decoded_again_with_each
     tokenizer, decoded = kind(), list[int]()
     decode = tokenizer.decode
     tokenizer.decode = lambda tokens, **options: (decoded.append(len(tokens)), decode(tokens, **options))[1]  # type: ignore[method-assign]
-    text, said = TextTokens(tokenizer, 100).growing_text([]), list[str]()
+    text, calls = TextTokens(tokenizer, 100).growing_text([]), list[str]()
     for _ in range(1000):
-        said.append(text.add([0xFF])[0])
-    assert len("".join(said)) > 900, "it comes as it is written"
-    said.append(text.add([], last=True)[0])
-    assert "".join(said) == "\ufffd" * 1000
+        calls.append(text.add([0xFF])[0])
+    assert len("".join(calls)) > 900, "it comes as it is written"
+    calls.append(text.add([], last=True)[0])
+    assert "".join(calls) == "\ufffd" * 1000
     assert max(decoded) < 64
 
 
@@ -112,13 +112,13 @@ def test_a_text_ends_before_the_first_stop_string(text: str, cuts: list[int], st
         for stop in stops
         if text[:end].endswith(stop) and len(text[:end].encode()) > least
     ]
-    said, taken, stopped = heard(text, cuts, stops, least=least)
+    text_read, taken, stopped = heard(text, cuts, stops, least=least)
     assert stopped == bool(ends)
     if ends:
         end, size = min(ends)
-        assert (said, taken) == (text[: end + size], len(text[:end].encode()))
+        assert (text_read, taken) == (text[: end + size], len(text[:end].encode()))
     else:
-        assert (said, taken) == (text, len(text.encode()))
+        assert (text_read, taken) == (text, len(text.encode()))
 
 
 def test_tokens_without_text_belong_to_it() -> None:
@@ -131,9 +131,9 @@ def test_spaces_stay_where_a_tokenizer_would_clean_them_up(tmp_path: Path) -> No
     words.decoder = Fuse()
     PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True).save_pretrained(tmp_path)
     texts = TextTokens(load_tokenizer(tmp_path), 100)
-    text, said = texts.growing_text([]), "a . b 't ? a"
-    tokens = ["ab .'t?".index(each) for each in said]
-    assert "".join(text.add([token])[0] for token in tokens) == texts.text_of(tokens) == said
+    text, result = texts.growing_text([]), "a . b 't ? a"
+    tokens = ["ab .'t?".index(each) for each in result]
+    assert "".join(text.add([token])[0] for token in tokens) == texts.text_of(tokens) == result
 
 
 def reply_in_bytes(shape: ReplyShape = COMPLETION_SHAPE, silent: tuple[int, ...] = ()) -> TextReply:

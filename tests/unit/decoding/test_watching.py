@@ -98,8 +98,8 @@ def test_a_request_is_counted_and_its_tokens_are_timed(scene: Scene, stream: boo
 
 
 def test_the_lengths_of_texts_are_those_that_were_written_whole(scene: Scene) -> None:
-    for asked in (ASKED, ASKED | {"prompt": "12+34="}, ASKED | {"stop": "2"}):
-        assert scene.client.post("/v1/completions", json=asked).status_code == 200
+    for body in (ASKED, ASKED | {"prompt": "12+34="}, ASKED | {"stop": "2"}):
+        assert scene.client.post("/v1/completions", json=body).status_code == 200
     scene.full = True
     scene.client.post("/v1/completions", json=ASKED)
     prompts, outputs = zip(*scene.front.meter.lengths, strict=True)
@@ -173,12 +173,12 @@ def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     export(
         series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}, asked=30, shared=12)
     )
-    told = {name: dict(result) for name, result in noted.told.items()}
-    assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
-    assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
-    assert told["isobatch_launched_inputs"] == {("decoder", "0"): 16, ("decoder", "2"): 2}
-    assert told["isobatch_launched_room"] == {("decoder", "0"): 48, ("decoder", "2"): 8}
-    assert told["isobatch_pages"] == {("used",): 25, ("free",): 15}
-    assert (told["isobatch_residents"], told["isobatch_preempted"]) == ({(): 2}, {(): 1})
-    assert told["isobatch_waiting_inputs"] == {("decoder", "0"): 0}
-    assert told["isobatch_prefix_positions"] == {("shared",): 12, ("read",): 18}
+    fields = {name: dict(result) for name, result in noted.told.items()}
+    assert fields["isobatch_exits"] == {("1",): 7, ("5",): 2}
+    assert fields["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
+    assert fields["isobatch_launched_inputs"] == {("decoder", "0"): 16, ("decoder", "2"): 2}
+    assert fields["isobatch_launched_room"] == {("decoder", "0"): 48, ("decoder", "2"): 8}
+    assert fields["isobatch_pages"] == {("used",): 25, ("free",): 15}
+    assert (fields["isobatch_residents"], fields["isobatch_preempted"]) == ({(): 2}, {(): 1})
+    assert fields["isobatch_waiting_inputs"] == {("decoder", "0"): 0}
+    assert fields["isobatch_prefix_positions"] == {("shared",): 12, ("read",): 18}

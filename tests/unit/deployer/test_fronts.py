@@ -46,11 +46,11 @@ async def test_a_request_reaches_all_fronts_and_one_that_does_not_reply_is_dropp
 
 async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
     async with two_fronts() as (fronts, lively, mute):
-        asked = asyncio.create_task(fronts.ask("what", within_s=600.0))
+        pending = asyncio.create_task(fronts.ask("what", within_s=600.0))
         await until(lambda: "what" in lively)
-        asked.cancel()
+        pending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await pending
         assert fronts._replies == {}
         assert await fronts.ask("again", within_s=0.2) == {"lively": "again!"}
         assert mute == ["first", "what", "again"]
@@ -68,10 +68,10 @@ async def test_a_front_that_joins_again_ends_its_earlier_stream() -> None:
 
 async def test_a_front_that_joins_again_during_a_request_keeps_its_new_stream() -> None:
     async with two_fronts() as (fronts, lively, _):
-        asked = asyncio.create_task(fronts.ask("what", within_s=0.2))
+        pending = asyncio.create_task(fronts.ask("what", within_s=0.2))
         await until(lambda: "what" in lively)
         again = asyncio.create_task(listen(fronts, "mute", lambda message: f"{message.content}?", []))
-        assert await asked == {"lively": "what!"}
+        assert await pending == {"lively": "what!"}
         assert await fronts.ask("again", within_s=5.0) == {"lively": "again!", "mute": "again?"}
         again.cancel()
 

@@ -509,10 +509,10 @@ async def test_replicas_of_an_earlier_deployer_stay_until_its_fronts_have_draine
 
     from isobatch.deployments.deployer import deployer
 
-    asked = count()
+    before = count()
 
     def fleets_of(application: str, but: str) -> list[str]:
-        if not next(asked):
+        if not next(before):
             raise ConnectionError("Serve is away")
         return []
 

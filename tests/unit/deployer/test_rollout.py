@@ -138,9 +138,9 @@ def test_without_room_old_replicas_end_first_and_the_gap_is_reported(monkeypatch
     times = iter(range(0, 1000, 2))
     monkeypatch.setattr(steps, "now_s", lambda: float(next(times)))
     fleet = CountedFleet({"a": 4}, room=5)
-    told = moved(fleet, devices(a=4), devices(a=2, b=2))
+    moves = moved(fleet, devices(a=4), devices(a=2, b=2))
     assert fleet.log[:4] == ["to a=2", "a=2", "b=2", "to a=2 b=2"]  # those that stay do what they can meanwhile
-    assert 0 < told.missing_s < told.seconds
+    assert 0 < moves.missing_s < moves.seconds
 
 
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])

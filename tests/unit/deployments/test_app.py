@@ -34,8 +34,8 @@ def test_a_deployer_is_not_killed_before_its_fronts_have_ended(
 
     def ends_within_s(deployment: Any, ingress: bool) -> float:
         """As Serve's controller reads it."""
-        told = deployment._deployment_config.to_proto_bytes(), deployment._replica_config.to_proto_bytes()
-        deployed = deploy_args_to_deployment_info(deployment.name, *told, "", "shop", ingress)
+        encoded = deployment._deployment_config.to_proto_bytes(), deployment._replica_config.to_proto_bytes()
+        deployed = deploy_args_to_deployment_info(deployment.name, *encoded, "", "shop", ingress)
         return float(deployed.deployment_config.graceful_shutdown_timeout_s)
 
     front = app.build(config)._bound_deployment

@@ -97,19 +97,19 @@ def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
         "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order", "canary",
         "replicas",
     }  # fmt: skip
-    told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *of_fronts])
-    assert told == Counter([*AppConfig.model_fields])
+    counts = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *of_fronts])
+    assert counts == Counter([*AppConfig.model_fields])
 
 
 def test_replicas_stay_if_only_fronts_or_plans_change(profile: Path) -> None:
-    told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile)}
-    mark = replica_hash(AppConfig.model_validate(told))
+    fields: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile)}
+    mark = replica_hash(AppConfig.model_validate(fields))
     for same in ({"allowed_origins": ["https://shop.example"]}, {"slo_ms": 50.0}, {"devices": {"v100": 3}}):
-        assert replica_hash(AppConfig.model_validate(told | same)) == mark
+        assert replica_hash(AppConfig.model_validate(fields | same)) == mark
     for other in ({"model": "another"}, {"dtype": "float16"}, {"ports": "24000-24099"}, {"log_format": "json"}):
-        assert replica_hash(AppConfig.model_validate(told | other)) != mark
+        assert replica_hash(AppConfig.model_validate(fields | other)) != mark
     profile.write_text("of another network")
-    assert replica_hash(AppConfig.model_validate(told)) != mark
+    assert replica_hash(AppConfig.model_validate(fields)) != mark
 
 
 @given(replicas, wanted, st.data())

@@ -74,8 +74,8 @@ def test_a_new_front_has_room_beside_the_old_one_with_its_replicas(profile: str,
 
 
 def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_path: Path) -> None:
-    told = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
-    early, generous = (read_graph(checked(AppConfig, told | more)) for more in ({}, {"ramp_budget": 0.3}))
+    fields = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
+    early, generous = (read_graph(checked(AppConfig, fields | more)) for more in ({}, {"ramp_budget": 0.3}))
     assert [(split.start, split.stop, split.ramps) for split in early.plan.splits] == [(0, BLOCKS, ())]
     assert generous.plan.ramps == (0,), "a look takes a millisecond of five, and half of the inputs leave there"
     assert generous.facts.survival == (1.0,) * BLOCKS
@@ -134,8 +134,8 @@ def test_impossible_plans_are_reported(profile: str, told: dict[str, object], se
 
 
 def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None:
-    told = {"profile": profile, "devices": {"v100": 1, "oddity": 1}, "backend": "virtual", "slo_ms": 1000}
-    config = checked(AppConfig, told | {"links": {"v100>oddity": 0.08}})
+    fields = {"profile": profile, "devices": {"v100": 1, "oddity": 1}, "backend": "virtual", "slo_ms": 1000}
+    config = checked(AppConfig, fields | {"links": {"v100>oddity": 0.08}})
     graph = read_graph(config)
     declared = {ends: link.bytes_per_s for ends, link in graph.facts.links.items()}
     assert declared["v100", "oddity"] == 1e7

@@ -50,15 +50,15 @@ def config_with(
 
 def computed_on(kind: str, config: AppConfig, monkeypatch: pytest.MonkeyPatch) -> str:
     """The precision in which a replica on this kind loads the network."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     def loader(directory: str, device: str, dtype: str) -> Toy:
-        asked.append(dtype)
+        calls.append(dtype)
         return Toy()
 
     monkeypatch.setattr(loading, "function_at", lambda path: loader)
     load_model(config, kind, str(config.model))
-    return asked[0]
+    return calls[0]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_a_plan_keeps_its_times_and_decides_the_precision_unless_the_file_names_
 ) -> None:
     made = read_graph(config_with(tmp_path, derived("v100"), "float16", devices={"v100": 2}, dtype="float32")).plan
     (tmp_path / "plan.json").write_text(made.to_json())
-    for told, expected in (({}, "float32"), ({"dtype": "float16"}, "float16")):
-        config = config_with(tmp_path, derived("v100"), "float16", plan=str(tmp_path / "plan.json"), **told)
+    for settings, expected in (({}, "float32"), ({"dtype": "float16"}, "float16")):
+        config = config_with(tmp_path, derived("v100"), "float16", plan=str(tmp_path / "plan.json"), **settings)
         assert computed_on("v100", config, monkeypatch) == profile_of(config).table("v100").dtype == expected

@@ -14,9 +14,9 @@ def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | Non
     moments: Iterator[float] = iter(moments_s)
     items = range(len(moments_s) - 1)
     assert list(show(items if total is None else iter(items), "features", total, lambda: next(moments))) == [*items]
-    said = capsys.readouterr()
-    assert said.out == ""
-    return said.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
 
 
 def test_a_line_comes_after_two_seconds_and_then_every_five(capsys: pytest.CaptureFixture[str]) -> None:

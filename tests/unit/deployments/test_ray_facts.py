@@ -176,8 +176,8 @@ async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Mon
         raise ConnectionError
 
     async def results() -> list[Any]:
-        asked = partial(asyncio.sleep, 0, 7), asyncio.Event().wait, fail, partial(asyncio.sleep, 0, 8)
-        return [SimpleNamespace(get_async=each) for each in asked]
+        calls = partial(asyncio.sleep, 0, 7), asyncio.Event().wait, fail, partial(asyncio.sleep, 0, 8)
+        return [SimpleNamespace(get_async=each) for each in calls]
 
     async def hang() -> list[Any]:
         return [await asyncio.Event().wait()]
@@ -193,9 +193,9 @@ async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Mon
 
 def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def application(options: dict[str, object] | None, *nodes: str | None) -> dict[str, object]:
-        told = {"ray_actor_options": options} if options else {}
+        fields = {"ray_actor_options": options} if options else {}
         replicas = [{"node_id": node} if node else {} for node in nodes]  # none: it waits for room
-        return {"deployments": {"split": {"deployment_config": told, "replicas": replicas}}}
+        return {"deployments": {"split": {"deployment_config": fields, "replicas": replicas}}}
 
     def node(name: str, **has: float) -> dict[str, object]:
         return {"NodeID": name, "Alive": True, "Labels": {}, "Resources": has}

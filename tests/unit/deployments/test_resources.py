@@ -53,10 +53,10 @@ def test_no_node_with_room_is_skipped(needs: list[Resources], nodes: list[Resour
     """One pass over the nodes places thousands of needs, and asking every node for each need would place no more."""
     free = [dict(node) for node in nodes]
     for need, fits in zip(needs, first_fit(needs, nodes), strict=True):
-        asked = {name: amount for name, amount in need.items() if amount}
-        room = [node for node in free if all(node.get(name, 0.0) >= amount for name, amount in asked.items())]
+        fields = {name: amount for name, amount in need.items() if amount}
+        room = [node for node in free if all(node.get(name, 0.0) >= amount for name, amount in fields.items())]
         assert fits == bool(room)
-        for name, amount in asked.items() if room else ():
+        for name, amount in fields.items() if room else ():
             room[0][name] -= amount
 
 

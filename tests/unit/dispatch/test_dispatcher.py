@@ -239,13 +239,13 @@ def test_a_benched_replica_is_reported_until_it_is_healthy() -> None:
     """A launch that fails now and then benches a replica for a moment only, which is nothing to plan around."""
     groups = {"front": ["f1", "f2", "f3"], "back": ["b1", "b2"]}
     world = World(TWO_SPLITS, groups, Limits(probe_every_s=1.0), slow={"f2": 5.0})
-    told: dict[float, list[str]] = {}
+    by_name: dict[float, list[str]] = {}
     for at_s in (0.5, 5.0, 14.0, 29.0):
-        world.at(at_s, lambda at_s=at_s: told.update({at_s: world.dispatcher.benched(at_s)}))
+        world.at(at_s, lambda at_s=at_s: by_name.update({at_s: world.dispatcher.benched(at_s)}))
     world.at(15.0, lambda: world.slow.clear())
     world.arrive(*steady(100, 30.0, depths=[4, 12]))
     world.run()
-    assert told == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
+    assert by_name == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
 
 
 def test_the_time_between_launches_is_returned_for_those_that_waited() -> None:

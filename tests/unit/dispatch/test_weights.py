@@ -49,11 +49,11 @@ def test_a_launch_takes_the_earliest_deadline_then_what_fits(heavy: list[int], c
 
 
 def texts(seed: int, count: int, rate: float, heavy: int = 70) -> list[Input]:
-    chance, at_s, found = random.Random(seed), 0.0, []
+    chance, at_s, calls = random.Random(seed), 0.0, []
     for _ in range(count):
         at_s += chance.expovariate(rate)
-        found.append(Input(at_s, chance.choice((4, 8)), chance.uniform(0.05, 0.5), chance.randint(1, heavy)))
-    return found
+        calls.append(Input(at_s, chance.choice((4, 8)), chance.uniform(0.05, 0.5), chance.randint(1, heavy)))
+    return calls
 
 
 @given(st.integers(0, 10_000), st.floats(20, 2000))

@@ -30,8 +30,8 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
     times = timeline(record(10.0, 11.5), slo_ms=1000)
     assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.55, abs=0.2)
     assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
-    asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
-    assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
+    drawn = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
+    assert drawn.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
 
 
 def test_recovery_is_infinite_while_goodput_is_not_back() -> None:

@@ -72,8 +72,8 @@ def refused(client: TestClient, status: int, path: str = INFER, **request: Any) 
     ],
 )
 def test_a_false_shape_is_not_trusted(client: TestClient, kind: str, shape: Any, status: int, sentence: str) -> None:
-    told = {"inputs": [GOOD | {"datatype": kind, "shape": shape, "data": []}]}
-    assert sentence in refused(client, status, content=json.dumps(told) if shape != [10**4000, 1] else huge(kind))
+    fields = {"inputs": [GOOD | {"datatype": kind, "shape": shape, "data": []}]}
+    assert sentence in refused(client, status, content=json.dumps(fields) if shape != [10**4000, 1] else huge(kind))
 
 
 def huge(kind: str) -> str:

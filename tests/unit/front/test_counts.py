@@ -152,14 +152,14 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
 def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramps() -> None:
     clock = Clock(1000.0)
     counts = Counts({}, clock)
-    told = []
+    calls = []
     for route in (OPEN, CLOSED, OPEN, TIGHT, TIGHT):
         counts.end_windows(route)
         audited(counts, 10)
         clock.now_s += 1.0
         seen = recent_agreement([counts.watched(route)], clock()).agreement
-        told.append(seen.audits if seen else 0)
-    assert told == [10, 20, 30, 10, 20]
+        calls.append(seen.audits if seen else 0)
+    assert calls == [10, 20, 30, 10, 20]
 
 
 def test_a_drift_shows_within_half_a_minute_and_for_ten_minutes_at_any_interval() -> None:
@@ -312,8 +312,8 @@ def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int,
         counts.missed[0] += off
         series.update(driver, None)
         now_s += 1000.0
-    told = noted.told["isobatch_disagreement_lately"]["mean",]
-    assert told == pytest.approx(missed / 800)
+    latest = noted.told["isobatch_disagreement_lately"]["mean",]
+    assert latest == pytest.approx(missed / 800)
     assert noted.told["isobatch_disagreement"]["mean",] == pytest.approx(missed / 1600)
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {state}
     series.update(driver, None)

@@ -99,11 +99,11 @@ async def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monk
     end = waiting_toys(monkeypatch, lambda batch: batch.cursor == 1)  # behind the first ramp
 
     async with rigged() as rig:
-        asked = asyncio.ensure_future(rig.ask([0, 1], [3, 1]))
+        pending = asyncio.ensure_future(rig.ask([0, 1], [3, 1]))
         await until(lambda: rig.driver.counts.exits[0])
         assert rig.driver.counts.exits.total() == 1
         end.set()
-        assert [answer.exit_block for answer in await asked] == [0, 3]
+        assert [answer.exit_block for answer in await pending] == [0, 3]
         assert rig.toys["f0"].sizes == [2, 1], "they were mates"
 
 

@@ -48,16 +48,16 @@ async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: t
         infer = channel.unary_unary(INFER)
         admitted = asyncio.ensure_future(infer(REQUEST))
         await until(lambda: service.burden().inside)
-        told, took_s = set[str | bytes](), []
+        result, took_s = set[str | bytes](), []
         for _ in range(20):
             began_s = time.perf_counter()
             refused = await refusal(infer(REQUEST))
             took_s.append(time.perf_counter() - began_s)
             assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._CROWDED)
-            told.add(dict(refused.trailing_metadata() or refused.initial_metadata())["grpc-retry-pushback-ms"])
+            result.add(dict(refused.trailing_metadata() or refused.initial_metadata())["grpc-retry-pushback-ms"])
         assert min(took_s) < 0.2
-        assert len(told) > 1, "not all come back at once"
-        assert all(1000 <= int(each) <= 1000 * RETRY_S for each in told)
+        assert len(result) > 1, "not all come back at once"
+        assert all(1000 <= int(each) <= 1000 * RETRY_S for each in result)
         assert service.burden().inside == 1, "it has seen none of them"
         while (seen := (await service.stats())["requests"]["refused"]) < 20:
             await asyncio.sleep(0.02)
@@ -82,16 +82,16 @@ async def test_one_address_is_limited(held: threading.Event, monkeypatch: pytest
 async def test_health_checks_are_answered_beside_partial_calls(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The front answers one question at once, and a call takes no place before all of it is here."""
     monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
-    answered, asked = asyncio.Event(), list[str]()
+    answered, calls = asyncio.Event(), list[str]()
     all_fronts = Service.all_fronts
 
     async def slow(self: Service) -> Any:
-        asked.append("statistics")
+        calls.append("statistics")
         await answered.wait()
         return await all_fronts(self)
 
     async def noted(_: Service) -> list[str]:
-        asked.append("ready")
+        calls.append("ready")
         return []
 
     monkeypatch.setattr(Service, "all_fronts", slow)
@@ -103,14 +103,14 @@ async def test_health_checks_are_answered_beside_partial_calls(monkeypatch: pyte
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0) + b"".join(half))
         await writer.drain()
         statistics = [asyncio.ensure_future(channel.unary_unary(STATISTICS)(b"")) for _ in range(3)]
-        await until(lambda: asked)
+        await until(lambda: calls)
         ready = asyncio.ensure_future(channel.unary_unary(f"/{SERVICE}/ServerReady")(b""))
         await asyncio.wait([ready, *statistics], timeout=0.2)
-        assert asked == ["statistics"], "the others wait in HAProxy"
+        assert calls == ["statistics"], "the others wait in HAProxy"
         answered.set()
         assert await ready
         await asyncio.gather(*statistics)
-        assert asked.index("ready") == 1
+        assert calls.index("ready") == 1
         too_long = await refusal(channel.unary_unary(STATISTICS)(bytes(grpc_proxy.QUESTION_BYTES + 100)))
         assert too_long.code().name == "RESOURCE_EXHAUSTED"
         writer.close()
@@ -165,11 +165,11 @@ async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.
         return register(self, *args, **options)
 
     monkeypatch.setattr(Service, "register", noted)
-    told = ((STARTED.decode(), "t=1"), (SENT.decode(), "9" * 9))
+    arguments = ((STARTED.decode(), "t=1"), (SENT.decode(), "9" * 9))
 
     async with front_at(free_port) as (channel, _):
-        assert await channel.unary_unary(INFER)(REQUEST, metadata=told, timeout=7.0)
-        assert await channel.unary_unary(INFER)(REQUEST, metadata=told)
+        assert await channel.unary_unary(INFER)(REQUEST, metadata=arguments, timeout=7.0)
+        assert await channel.unary_unary(INFER)(REQUEST, metadata=arguments)
     (*_, headers, left_s), (*_, unlimited_s) = seen
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells"

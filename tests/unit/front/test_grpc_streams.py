@@ -138,8 +138,8 @@ async def test_streams_are_told_apart_by_clients_addresses(
     monkeypatch.setattr(Places, "take", noted)
 
     async with front_at(free_port) as (channel, _):
-        for told in ((), ((CLIENT.decode(), "10.0.0.7"), ("x-forwarded-for", "10.0.0.8"))):
-            call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
+        for metadata in ((), ((CLIENT.decode(), "10.0.0.7"), ("x-forwarded-for", "10.0.0.8"))):
+            call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=metadata)
             assert len(await everything(call)) == 1
     assert seen == clients
 

@@ -109,8 +109,8 @@ def test_health_and_metadata(client: TestClient) -> None:
 @pytest.mark.parametrize(("own", "binary"), [({}, True), ({"parameters": {"binary_data": False}}, False)])
 def test_an_output_is_binary_as_its_own_parameter_or_else_the_request_tells(own: dict[str, Any], binary: bool) -> None:
     outputs, about = [{"name": "label", **own}], {"binary_data_output": True}
-    asked = read(json.dumps({"inputs": [tensor()], "outputs": outputs, "parameters": about}).encode(), None, SIZES)
-    assert asked.outputs == {"label": binary}
+    request = read(json.dumps({"inputs": [tensor()], "outputs": outputs, "parameters": about}).encode(), None, SIZES)
+    assert request.outputs == {"label": binary}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_text_that_was_cut_is_marked_in_its_own_output() -> None:
         outputs = client.get("/v2/models/toy").json()["outputs"]
         assert outputs[-1] == {"name": "truncated", "datatype": "BOOL", "shape": [-1]}
         assert client.get("/v2/models/toy/config").json()["output"][-1] == {"name": "truncated"}
-        asked = {"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["0 3", "0 4 and more"]}
-        answer = client.post(INFER, json={"inputs": [asked]}).json()["outputs"][-1]
+        fields = {"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["0 3", "0 4 and more"]}
+        answer = client.post(INFER, json={"inputs": [fields]}).json()["outputs"][-1]
         assert answer == {"name": "truncated", "shape": [2], "datatype": "BOOL", "data": [False, True]}
 
 
@@ -195,7 +195,7 @@ def test_the_size_of_images_is_described(tmp_path: Path, files: dict[str, Any], 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
     config = AppConfig.model_validate(TOY | {"model": str(tmp_path)})
-    told = metadata(model_of(Service(config, time.perf_counter)))
-    assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
+    about = metadata(model_of(Service(config, time.perf_counter)))
+    assert about["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
     example = example_of(tmp_path).value
     assert example is None or np.shape(example) == tuple(shape[1:])

@@ -20,14 +20,14 @@ def client() -> Iterator[DocumentedClient]:
 
 
 def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
-    asked = dict[str, set[str]]()
+    links = dict[str, set[str]]()
     for path in ("/", DOCS):
         page = client.get(path)
         assert page.headers["content-type"].startswith("text/html")
-        asked[path] = {f"/{file}" for file in re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)}
-        assert {client.get(file).status_code for file in asked[path]} == {200}
-    assert len(asked["/"]) == 4
-    assert asked[DOCS] | {DOCS} == EXPLAINING
+        links[path] = {f"/{file}" for file in re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)}
+        assert {client.get(file).status_code for file in links[path]} == {200}
+    assert len(links["/"]) == 4
+    assert links[DOCS] | {DOCS} == EXPLAINING
     of_fleet = {f"/{file}" for file in re.findall(r'(?:href|src)="(page/[^"]+)"', FLEET["/"].read_text())}
     assert of_fleet <= EXPLAINING | FLEET.keys()
 
@@ -43,8 +43,8 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
 
 
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
-    told = client.get("/page/about.json").json()
-    assert told == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False, "scores": False}
+    answer = client.get("/page/about.json").json()
+    assert answer == {"model": "toy", "blocks": 4, "slo_ms": 60_000, "takes": "other", "maps": False, "scores": False}
 
 
 @pytest.mark.parametrize(("form", "takes"), [("isobatch", "texts"), ("tei", "other")])
@@ -119,8 +119,8 @@ def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
     refused = allowing.post("/predict", json=BODY, headers={"Origin": "http://evil.example"})
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
-    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-    assert "access-control-allow-origin" not in allowing.options("/predict", headers=asked).headers
+    fields = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in allowing.options("/predict", headers=fields).headers
     assert allowing.post("/predict", json=BODY).status_code == 200
 
 

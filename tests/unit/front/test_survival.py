@@ -79,8 +79,8 @@ class InTurns:
 
     async def _pass(self, seconds: float) -> None:
         self.now_s += seconds
-        for _, asked in [each for each in self.leaving if each[0] <= self.now_s]:
-            asked.cancel()
+        for _, result in [each for each in self.leaving if each[0] <= self.now_s]:
+            result.cancel()
         self.leaving = [each for each in self.leaving if each[0] > self.now_s]
         for _ in range(5):  # so that the front hears of it before it hears of the launch
             await asyncio.sleep(0)
@@ -116,20 +116,20 @@ async def send(mixture: Mixture, seed: int) -> Sent:
     driver = Driver(dispatcher, workers, lambda: workers.now_s, counts)
     others, in_full, inputs = list[int](), 0, 0
     for _ in range(REQUESTS // WAVE):
-        asked = dict[asyncio.Future[list[Answer]], tuple[list[int], bool]]()
+        tasks = dict[asyncio.Future[list[Answer]], tuple[list[int], bool]]()
         for _ in range(WAVE):
             blocks = random.choices(range(BLOCKS), mixture.leaving, k=random.randint(1, 3))
             full, within_s = random.random() < mixture.full, HURRIED_S if random.random() < mixture.hurried else SLO_S
             packed = pack(Toy().encode([[block, 1] for block in blocks]))
             task = asyncio.ensure_future(driver.answer(packed, within_s, full))
-            asked[task] = blocks, full
+            tasks[task] = blocks, full
             inputs += len(blocks)
             in_full += len(blocks) if full else 0
             if random.random() < mixture.abandoned:
                 workers.leaving.append((workers.now_s + random.expovariate(1 / PATIENCE_S), task))
         await asyncio.sleep(0)
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        for (blocks, full), each in zip(asked.values(), told, strict=True):
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for (blocks, full), each in zip(tasks.values(), outcomes, strict=True):
             if isinstance(each, RefusedError) and each.status == 503:
                 continue
             others += [] if full else blocks
@@ -172,6 +172,6 @@ def test_survival_is_unbiased_under_any_traffic(mixture: Mixture, seed: int) -> 
         inputs = float(window.known[ramp + 1])
         if inputs < 1:
             continue
-        share, told = sent.truth[ramp + 1], window.entered[ramp + 1] / inputs
+        share, result = sent.truth[ramp + 1], window.entered[ramp + 1] / inputs
         error = SURE * sqrt(share * (1 - share) / inputs) + 1 / inputs if sum(seen.unfinished) else 1e-9
-        assert told == pytest.approx(share, abs=error), (ramp, sent.truth, window)
+        assert result == pytest.approx(share, abs=error), (ramp, sent.truth, window)

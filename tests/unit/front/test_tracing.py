@@ -157,10 +157,10 @@ def test_a_span_says_what_opentelemetrys_own_would(seen: Seen) -> None:
     ours.end()
 
     def said(span: Any) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(span.to_json())
+        printed: dict[str, Any] = json.loads(span.to_json())
         for different in ("span_id", "start_time", "end_time"):
-            (told["context"] if different == "span_id" else told).pop(different)
-        return told | {"scope": span.instrumentation_scope.name, "remote": span.parent.is_remote}
+            (printed["context"] if different == "span_id" else printed).pop(different)
+        return printed | {"scope": span.instrumentation_scope.name, "remote": span.parent.is_remote}
 
     assert said(seen.one("launch")) == said(theirs)
 

@@ -106,8 +106,8 @@ def serve() -> Iterator[Callable[[str], Served]]:
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     def typed(*arguments: object, draws: bool = False) -> int:
-        told = ["--clients", 1, "--seconds", 0.1, "--out", tmp_path / "load.json"]
-        monkeypatch.setattr(sys, "argv", ["isobatch", "load", *map(str, (*arguments, *told))])
+        options = ["--clients", 1, "--seconds", 0.1, "--out", tmp_path / "load.json"]
+        monkeypatch.setattr(sys, "argv", ["isobatch", "load", *map(str, (*arguments, *options))])
         if not draws:  # a picture takes longer than all else
             monkeypatch.setattr(report, "draw", lambda *_: None)
         with pytest.raises(SystemExit) as stopped:

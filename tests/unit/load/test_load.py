@@ -75,8 +75,8 @@ def test_every_request_is_sent_when_it_is_due() -> None:
 
 def test_requests_that_wait_for_a_connection_are_not_lost_while_others_are_answered() -> None:
     """Five requests at once over one connection, with more patience than one takes and less than all of them."""
-    asked = measured(lambda n: (0.3, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(5), patience_s=1.2))
-    assert asked.status.tolist() == [200] * 5
+    report = measured(lambda n: (0.3, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(5), patience_s=1.2))
+    assert report.status.tolist() == [200] * 5
 
 
 def test_a_request_without_an_answer_is_lost_some_time_after_the_last_answer() -> None:
@@ -205,10 +205,10 @@ def test_rates_are_per_second_of_the_load() -> None:
 
 
 def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:
-    asked = record([0.0, 1.0, 2.0, 3.0], 0.01, [200, 200, 503, 200])
-    result = summary(asked, 100, tokens=(10, 40))
+    recorded = record([0.0, 1.0, 2.0, 3.0], 0.01, [200, 200, 503, 200])
+    result = summary(recorded, 100, tokens=(10, 40))
     assert (result.offered_tokens_per_s, result.good_tokens_per_s) == (100 / 3, 90 / 3)
-    assert summary(asked, 100).offered_tokens_per_s is None
+    assert summary(recorded, 100).offered_tokens_per_s is None
 
 
 def test_a_report_is_written_whole(tmp_path: Path) -> None:

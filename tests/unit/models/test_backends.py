@@ -277,10 +277,10 @@ def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_a_cpu_in_that_of_
 
 
 def test_a_replica_on_a_gpu_gets_that_precision_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def loader(directory: str, device: str, dtype: str) -> TorchModel:
-        asked.append(dtype)
+        calls.append(dtype)
         return load(directory)
 
     monkeypatch.setattr(loading, "function_at", lambda path: loader)
@@ -290,4 +290,4 @@ def test_a_replica_on_a_gpu_gets_that_precision_by_default(folder: Path, monkeyp
     monkeypatch.setattr("isobatch.deployments.models.loading.resolve_device", torch.device)
     for arguments, kind in (({}, "l4"), ({"dtype": "bfloat16"}, "l4"), ({}, "cpu"), ({"loader": "a.b:c"}, "l4")):
         load_model(checked(AppConfig, {"model": str(folder), **arguments}), kind, str(folder))
-    assert asked == ["float16", "bfloat16", "float32", "float32"]
+    assert calls == ["float16", "bfloat16", "float32", "float32"]

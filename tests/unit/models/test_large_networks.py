@@ -105,12 +105,12 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def peaks(name: str, size: int) -> list[int]:
     """By block, the most memory that it takes beyond its input; the first reads the inputs themselves."""
-    model, here, found = network(name), batch(name, size), []
+    model, here, calls = network(name), batch(name, size), []
     for block in range(model.num_blocks - 1):
         with LiveBytes() as live:
             here = model.run(here, block + 1, ()).survivors
-        found.append(live.peak)
-    return found
+        calls.append(live.peak)
+    return calls
 
 
 @pytest.mark.parametrize("name", ["bert-large", "vit-large"])
@@ -127,15 +127,15 @@ def test_a_datasheets_memory_is_that_of_the_network(name: str) -> None:
 
 def weights(name: str) -> list[int]:
     """By block, of the modules that run in it."""
-    model, found = network(name), list[int]()
+    model, calls = network(name), list[int]()
     arrays: dict[str, Tensor] = {key: torch.as_tensor(each).to(META) for key, each in batch(name, 1).arrays.items()}
     spans = spans_of(np.array([TOKENS]), META, fused=True) if name == "bert-large" else None
     for block in range(model.num_blocks):
         with modules_run() as modules:
             output = model.through(BlockRange(block, block + 1), arrays, spans)
-        found.append(sum(each.nbytes for module in modules for each in module.parameters(recurse=False)))
+        calls.append(sum(each.nbytes for module in modules for each in module.parameters(recurse=False)))
         arrays = {} if output.hidden is None else {"hidden": output.hidden}
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("name", ["bert-large", "vit-large"])

@@ -148,8 +148,8 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     expected = exact.run(batch, 4, ()).exits
     middle = served.run(batch, 2, ()).survivors
     assert middle.arrays["hidden"].dtype == torch.float16
-    found = served.run(middle, 4, ()).exits
-    assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
+    exits = served.run(middle, 4, ()).exits
+    assert np.abs(exits.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert"])
@@ -160,10 +160,10 @@ def test_8_bits_change_few_answers(name: str, tmp_path: Path) -> None:
     everything = BlockRange(0, exact.num_blocks, exact.ramp_blocks)
     served.prepare([everything], batch)
     expected = exact.run(batch, exact.num_blocks, exact.ramp_blocks).exits
-    found = served.run(batch, exact.num_blocks, exact.ramp_blocks).exits
-    assert np.abs(found.logits - expected.logits).max() > 0
-    assert (found.labels == expected.labels).mean() > 0.9
-    assert (found.blocks == expected.blocks).mean() > 0.8
+    exits = served.run(batch, exact.num_blocks, exact.ramp_blocks).exits
+    assert np.abs(exits.logits - expected.logits).max() > 0
+    assert (exits.labels == expected.labels).mean() > 0.9
+    assert (exits.blocks == expected.blocks).mean() > 0.8
 
 
 @pytest.mark.parametrize("name", ["distilbert", "mpnet", "deberta-v3", "gpt2", "modernbert", "albert"])
@@ -186,10 +186,10 @@ def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> N
     expected, logits = exact.features(batch)
     for int8 in (False, True):
         served = OnnxModel(exact, name, int8=int8, cache=cache)
-        found, head = served.features(batch)
+        features, head = served.features(batch)
         assert not served.exported.requested
-        assert len(found) == exact.num_blocks - 1
-        pairs = zip([*expected, logits], [*found, head], strict=True)
+        assert len(features) == exact.num_blocks - 1
+        pairs = zip([*expected, logits], [*features, head], strict=True)
         assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
 
 

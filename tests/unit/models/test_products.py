@@ -63,11 +63,11 @@ def test_a_t5_of_products_is_the_same_network() -> None:
     model = AutoModelForSeq2SeqLM.from_config(t5(gated=True).config, dtype=torch.float32).eval()
     plain, source = copy.deepcopy(model), torch.tensor([[1, 2, 3, 4, 5]])
     with torch.inference_mode():
-        told = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": False}
-        wanted = plain.generate(source, **told)
+        fields = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": False}
+        wanted = plain.generate(source, **fields)
         anatomy_of(model)
-        asked = {"input_ids": source, "decoder_input_ids": torch.tensor([[0, 1]])}
-        torch.testing.assert_close(model(**asked).logits, plain(**asked).logits)
+        settings = {"input_ids": source, "decoder_input_ids": torch.tensor([[0, 1]])}
+        torch.testing.assert_close(model(**settings).logits, plain(**settings).logits)
     written = engine(model, {BLOCKS - 2: 1.1}).write_all([TextRequest((0,), 8, source=(1, 2, 3, 4, 5))])
     assert written == wanted[:, 1:].tolist()
 

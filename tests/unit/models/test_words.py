@@ -104,21 +104,21 @@ def test_a_text_has_what_it_has_alone_in_company(name: str, seed: int, data: st.
 )
 def test_a_text_leaves_when_few_words_are_unsure_and_one_sure(lengths: list[int], seed: int, most_unsure: int) -> None:
     random = np.random.default_rng(seed)
-    asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
-    tokens = np.array(lengths), torch.from_numpy(asked), most_unsure
+    wanted, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
+    tokens = np.array(lengths), torch.from_numpy(wanted), most_unsure
     leaving = TokenDepartures(torch.zeros(len(lengths), 0), NUM_LABELS, NOBODY, *tokens)
     logits = torch.rand(sum(lengths), NUM_LABELS)
     leaving.note(2, Decision(torch.from_numpy(sure), logits, leaving.memory), may_leave=True)
     exits, staying = leaving.finish()
     assert sorted([*exits.rows, *staying]) == [*range(len(lengths))]
     assert np.array_equal(
-        exits.logits, logits.numpy()[asked & np.repeat(np.isin(range(len(lengths)), exits.rows), lengths)]
+        exits.logits, logits.numpy()[wanted & np.repeat(np.isin(range(len(lengths)), exits.rows), lengths)]
     )
     ends = np.cumsum(lengths)
     for row, end in enumerate(ends):
         own = slice(end - lengths[row], end)
-        unsure = int((asked[own] & ~sure[own]).sum())
-        assert (row in exits.rows) == (unsure <= most_unsure and bool((asked[own] & sure[own]).any()))
+        unsure = int((wanted[own] & ~sure[own]).sum())
+        assert (row in exits.rows) == (unsure <= most_unsure and bool((wanted[own] & sure[own]).any()))
 
 
 def test_a_text_that_is_kept_stays_inside_though_it_leaves() -> None:

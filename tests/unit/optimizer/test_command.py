@@ -159,11 +159,11 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
     ],
 )
 def test_what_is_for_a_deadline_is_refused_without_one(profile: Path, option: str, sentence: str) -> None:
-    asked = ("plan", "--profile", profile, "--devices", "v100=1", option, "0.5")
+    options = ("plan", "--profile", profile, "--devices", "v100=1", option, "0.5")
     with pytest.raises(UserError, match=f"{option} is for plans {sentence}"):
-        ran(*asked)
+        ran(*options)
     with pytest.raises(UserError, match="the fastest plan needs"):
-        ran(*asked, "--slo-ms", "0.1")
+        ran(*options, "--slo-ms", "0.1")
 
 
 def test_what_is_read_is_not_replaced(profile: Path, tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
     save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), path)
 
     def score(*options: str) -> float:
-        told = json.loads(run(path, "--json", "--out", str(plan), *options))
-        return float(told["score"]["goodput_per_s"])
+        printed = json.loads(run(path, "--json", "--out", str(plan), *options))
+        return float(printed["score"]["goodput_per_s"])
 
     compiled = score("--backend", "onnx", "--dtype", "float16")
     made = read_plan(plan)

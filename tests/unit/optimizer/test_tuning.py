@@ -53,12 +53,12 @@ def evidence(seed: int) -> Evidence:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
-    asked, kept = facts(), evidence(seed)
-    result = tuned(asked, OBJECTIVE, kept, FIND)
+    case, kept = facts(), evidence(seed)
+    result = tuned(case, OBJECTIVE, kept, FIND)
     if result is None:
         return
     assert result.plan.promise.goodput_per_s > result.before.promise.goodput_per_s
-    score = evaluate(result.plan, asked.surviving(result.exits.survival_with(opened(result.plan))), OBJECTIVE)
+    score = evaluate(result.plan, case.surviving(result.exits.survival_with(opened(result.plan))), OBJECTIVE)
     assert score.goodput_per_s == pytest.approx(result.plan.promise.goodput_per_s)
     reached = outcome(kept.test, result.chosen, "accuracy")
     assert kept.shows(reached.lost)
@@ -77,15 +77,15 @@ def test_where_nobody_may_leave_or_nothing_is_sustained_thresholds_stay_as_they_
 @pytest.mark.parametrize("ramp", [1e-3, 0.3, 0.6])
 @pytest.mark.parametrize("seed", [1, 3, 8, 10])
 def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) -> None:
-    asked, recorded = facts(ramp=ramp), exit_table(seed, count=1000)
+    case, recorded = facts(ramp=ramp), exit_table(seed, count=1000)
     kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
     known = kept.exits(kept.prepared)
-    result = tuned(asked, OBJECTIVE, kept, FIND)
-    as_prepared = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), OBJECTIVE, FIND)
+    result = tuned(case, OBJECTIVE, kept, FIND)
+    as_prepared = plan_for_its_ramps(replace(case, survival=known.survival, exits=known), OBJECTIVE, FIND)
     plan = result.plan if result else as_prepared[0]
     for ramps in SETS:
-        chosen = kept.likely_candidates(ramps, costs_of(plan, asked, ramps))
-        leaving = asked.surviving(kept.exits(chosen).survival_with(ramps))
+        chosen = kept.likely_candidates(ramps, costs_of(plan, case, ramps))
+        leaving = case.surviving(kept.exits(chosen).survival_with(ramps))
         other = FIND(replace(leaving, keeps_open=True))
         assert set(opened(other)) <= set(ramps)
         assert plan.promise.goodput_per_s >= 0.999 * evaluate(other, leaving).goodput_per_s, ramps
@@ -93,16 +93,16 @@ def test_no_set_of_ramps_is_better_than_the_tuned_one(seed: int, ramp: float) ->
 
 def test_what_plans_sustain_decides_and_not_their_estimates() -> None:
     """In the simulations of this test, a plan sustains half if it opens the ramp that is best by estimate."""
-    asked, recorded = facts(ramp=0.3), exit_table(1, count=2000)
+    case, recorded = facts(ramp=0.3), exit_table(1, count=2000)
     kept = Evidence(recorded, recorded, "accuracy", 0.03, 0.95)
-    estimated, simulated = tuned(asked, OBJECTIVE, kept, FIND), list[list[int]]()
+    estimated, simulated = tuned(case, OBJECTIVE, kept, FIND), list[list[int]]()
     assert estimated is not None
 
     def rehearse(plan: Plan, known: Problem) -> Plan:
         simulated.append(opened(plan))
         return promising(plan, 0.5 if set(opened(estimated.plan)) <= set(opened(plan)) else 0.9)
 
-    result = tuned(asked, OBJECTIVE, kept, FIND, rehearse)
+    result = tuned(case, OBJECTIVE, kept, FIND, rehearse)
     _, *others, after = simulated
     assert len(others) == REHEARSED
     assert opened(estimated.plan) in others
@@ -152,19 +152,19 @@ def test_once_the_time_is_over_one_set_of_ramps_is_rated_and_simulated() -> None
 
 
 def test_a_plan_that_opens_all_ramps_is_changed_into_others_that_do_so() -> None:
-    asked = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True)
-    changed = list(neighbours(plan := FIND(asked), asked, OBJECTIVE))
+    case = replace(facts(ramp=0.3).surviving((1.0, 0.6, 0.6, 0.2)), keeps_open=True)
+    changed = list(neighbours(plan := FIND(case), case, OBJECTIVE))
     assert {tuple(opened(each)) for each in changed} == {(0, 2)}
     assert len({len(each.splits) for each in changed}) > 1
-    free = replace(asked, keeps_open=False)
+    free = replace(case, keeps_open=False)
     assert len({tuple(opened(each)) for each in neighbours(plan, free, OBJECTIVE)}) > 1
 
 
 def test_an_input_pays_for_each_ramp_that_it_passes() -> None:
     plan = Plan((Placement("v100", 1, (Split(0, 2, 8, (0,)), Split(2, 4, 8))),))
-    asked = facts(ramp=0.5)
-    assert costs_of(plan, asked) == pytest.approx(np.array([1.5, 2.5, 3.5, 4.5]) / 4.5)
-    assert costs_of(plan, asked, [1, 2]) == pytest.approx(np.array([1.0, 2.5, 4.0, 5.0]) / 5.0)
+    case = facts(ramp=0.5)
+    assert costs_of(plan, case) == pytest.approx(np.array([1.5, 2.5, 3.5, 4.5]) / 4.5)
+    assert costs_of(plan, case, [1, 2]) == pytest.approx(np.array([1.0, 2.5, 4.0, 5.0]) / 5.0)
 
 
 def exits(seed: int) -> ExitProfile:
@@ -178,17 +178,17 @@ def exits(seed: int) -> ExitProfile:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
-    asked, objective, known = facts("v100=4,k80=2"), Objective(max_batch=8, slo_s=0.5), exits(seed)
+    case, objective, known = facts("v100=4,k80=2"), Objective(max_batch=8, slo_s=0.5), exits(seed)
     find = partial(search, objective=objective)
 
     def truth(plan: Plan) -> Score:
-        return evaluate(plan, asked.surviving(known.survival_with(opened(plan))), objective)
+        return evaluate(plan, case.surviving(known.survival_with(opened(plan))), objective)
 
-    plan, for_its_ramps = plan_for_its_ramps(replace(asked, survival=known.survival, exits=known), objective, find)
+    plan, for_its_ramps = plan_for_its_ramps(replace(case, survival=known.survival, exits=known), objective, find)
     assert for_its_ramps.survival == known.planning_survival(opened(plan))
     assert plan.promise.goodput_per_s == pytest.approx(truth(plan).goodput_per_s)
     assert not truth(plan).broken
-    others = [truth(other) for ramps in SETS if (other := find(asked.surviving(known.survival_with(ramps))))]
+    others = [truth(other) for ramps in SETS if (other := find(case.surviving(known.survival_with(ramps))))]
     best = max((each.goodput_per_s for each in others if not each.broken), default=0.0)
     assert truth(plan).goodput_per_s >= 0.9 * best
 
@@ -203,10 +203,10 @@ def by_chance(survival: tuple[float, ...]) -> ExitProfile:
 @pytest.mark.parametrize("after", [0.9, 0.7, 0.5])
 def test_where_closed_ramps_lose_exits_no_plan_that_opens_all_is_better(after: float) -> None:
     known = by_chance((1.0, after, after**2, after**3))
-    asked = replace(facts(), survival=known.survival, exits=known)
-    plan, for_its_ramps = plan_for_its_ramps(asked, OBJECTIVE, FIND)
-    everywhere = FIND(replace(asked, keeps_open=True))
+    case = replace(facts(), survival=known.survival, exits=known)
+    plan, for_its_ramps = plan_for_its_ramps(case, OBJECTIVE, FIND)
+    everywhere = FIND(replace(case, keeps_open=True))
     assert opened(everywhere) == [0, 1, 2]
-    truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan)))).goodput_per_s
-    assert truth >= evaluate(everywhere, asked.surviving(known.survival)).goodput_per_s * (1 - 1e-9)
-    assert evaluate(plan, asked).goodput_per_s == evaluate(plan, for_its_ramps).goodput_per_s == pytest.approx(truth)
+    truth = evaluate(plan, case.surviving(known.survival_with(opened(plan)))).goodput_per_s
+    assert truth >= evaluate(everywhere, case.surviving(known.survival)).goodput_per_s * (1 - 1e-9)
+    assert evaluate(plan, case).goodput_per_s == evaluate(plan, for_its_ramps).goodput_per_s == pytest.approx(truth)

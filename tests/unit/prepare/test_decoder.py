@@ -142,11 +142,11 @@ def test_prompts_that_are_left_out_are_counted(tmp_path: Path) -> None:
     prompts = [f"{number}+{1 if number < 30 else 10**58}=" for number in range(36)]
     data.write_text("text\n" + "\n".join(prompts))
     arguments = ("prepare", llm_demo_directory(), "--data", data, "--out", out, "--max-tokens", 4)
-    told = done(*arguments).output
-    assert "6 of 36 prompts are left out: others leave room for 4 tokens (--max-tokens): the model reads 64" in told
+    output = done(*arguments).output
+    assert "6 of 36 prompts are left out: others leave room for 4 tokens (--max-tokens): the model reads 64" in output
     data.write_text("text\n" + "\n".join(prompts[:30]))
-    told = done(*arguments, "--force").output
-    assert "left out" not in told
+    output = done(*arguments, "--force").output
+    assert "left out" not in output
 
 
 def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ BIOES = ("O", "B-PER", "I-PER", "E-PER", "S-PER", "S-LOC")
 
 def found(names: tuple[str, ...], *texts: str) -> set[tuple[int, int, str]]:
     """The entities of texts, whose words' labels stand between blanks."""
-    said = [[names.index(name) for name in text.split()] for text in texts]
-    counts = np.array([len(each) for each in said])
-    return set(entities(np.concatenate([np.array(each, np.int64) for each in said]), counts, names))
+    results = [[names.index(name) for name in text.split()] for text in texts]
+    counts = np.array([len(each) for each in results])
+    return set(entities(np.concatenate([np.array(each, np.int64) for each in results]), counts, names))
 
 
 @pytest.mark.parametrize(

@@ -274,9 +274,9 @@ def test_without_labels_agreement_is_promised_label_by_label(tmp_path: Path) -> 
     data = tmp_path / "a.csv"
     data.write_text("\n".join(["text", *(each for each, _ in texts(200, seed=3))]) + "\n")
     options = ("--data", data, "--out", tmp_path / "out", "--max-accuracy-loss", "10%", "--policy", "confidence")
-    said = " ".join(command("prepare", label_network(), *options).output.split())
-    assert "and agreement with it is promised, label by label" in said
-    assert "at most 10 % of agreement lost, 95 % sure" in said
+    output = " ".join(command("prepare", label_network(), *options).output.split())
+    assert "and agreement with it is promised, label by label" in output
+    assert "at most 10 % of agreement lost, 95 % sure" in output
     rules = json.loads((tmp_path / "out" / "exits.json").read_text())
     assert rules["promise"]["lost"] == pytest.approx(1 - rules["agreement"], abs=1e-6)  # of single precision
     assert rules["mean_depth_share"] < 1

@@ -219,9 +219,9 @@ def test_prepare_keeps_the_heads_and_chooses_thresholds(tmp_path: Path, policy: 
     pabee(source)
     data = reviews(tmp_path / "a.csv")
     options = ("--own-exits", "--policy", policy, "--max-accuracy-loss", "40%")
-    said = prepared(source, "--data", data, "--out", out, *options)
-    assert "the network's own exits after blocks 0, 1, 2 become ramps as they are" in said
-    assert "at most 40 % of accuracy lost, 95 % sure" in said
+    output = prepared(source, "--data", data, "--out", out, *options)
+    assert "the network's own exits after blocks 0, 1, 2 become ramps as they are" in output
+    assert "at most 40 % of accuracy lost, 95 % sure" in output
     rules, model, own = rules_in(out), load(out), names_in(source)
     assert rules["kind"] == "pooler"
     expected = heads_of(own, load_file(source / "model.safetensors"), [2 * HIDDEN] * 4, NUM_LABELS)
@@ -238,11 +238,11 @@ def test_blocks_without_an_exit_of_their_own_get_trained_ramps(tmp_path: Path) -
     source, out, names = tmp_path / "source", tmp_path / "out", tmp_path / "names.json"
     weights = saved(source, "bert", lambda given: given | linear("branch", HIDDEN, NUM_LABELS))
     names.write_text(json.dumps({"exits": {"1": {"classifier": "branch"}}}))
-    asked = (source, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--exit-names", names)
+    options = (source, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--exit-names", names)
     with pytest.raises(UserError, match="--ramp pooler is not for a network whose own exits are light: leave it out"):
-        prepared(*asked, "--ramp", "pooler")
-    said = prepared(*asked)
-    assert "own exits after blocks 1 become ramps as they are; 2 other ramps are trained" in said
+        prepared(*options, "--ramp", "pooler")
+    output = prepared(*options)
+    assert "own exits after blocks 1 become ramps as they are; 2 other ramps are trained" in output
     made = load_file(out / "ramps.safetensors")
     assert torch.equal(made["1.weight"][:, :HIDDEN], weights["branch.weight"])
     assert (made["1.weight"][:, HIDDEN:] == 0).all()

@@ -120,9 +120,9 @@ def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
     refusal: Refusal, checkpoint: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     data, out = reviews(tmp_path / "a.csv", labelled="--metric" not in arguments), tmp_path / "out"
-    said = refusal(checkpoint, "--data", data, "--out", out, *arguments)
-    assert message in said
-    assert "\n" not in said
+    output = refusal(checkpoint, "--data", data, "--out", out, *arguments)
+    assert message in output
+    assert "\n" not in output
     assert not out.exists()
 
 

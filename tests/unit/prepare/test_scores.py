@@ -214,9 +214,9 @@ def test_evaluate_measures_lists_and_numbers(ranks: Path, numbers: Path, tmp_pat
     with pytest.raises(UserError, match=r"b\.csv: row \d+: its score is 2, but the network's are from 0 to 1"):
         command(*arguments[:-1])
     fresh = numbered(80, seed=9)
-    said = command("evaluate", numbers, "--data", in_numbers(tmp_path / "n.csv", fresh)).output
-    assert "error of scores" in said
-    assert "near the full network's" in said
+    output = command("evaluate", numbers, "--data", in_numbers(tmp_path / "n.csv", fresh)).output
+    assert "error of scores" in output
+    assert "near the full network's" in output
     with pytest.raises(UserError, match=r"--labels is for networks that give labels: .* gives a score"):
         command("evaluate", numbers, "--data", tmp_path / "n.csv", "--labels", "none=0")
     alike = in_numbers(tmp_path / "n.csv", [(text, 3.0) for text, _ in fresh])
@@ -229,8 +229,8 @@ def test_without_scores_in_the_file_agreement_within_a_tolerance_is_promised(tmp
     data = tmp_path / "a.csv"
     data.write_text("\n".join(["text", *(text for text, _ in numbered(400, seed=3))]) + "\n")
     options = ("--data", data, "--out", tmp_path / "out", "--max-accuracy-loss", "10%", "--tolerance", "0.1")
-    said = " ".join(command("prepare", network_of_numbers(), *options).output.split())
-    assert "at most 10 % of agreement lost, 95 % sure" in said
+    output = " ".join(command("prepare", network_of_numbers(), *options).output.split())
+    assert "at most 10 % of agreement lost, 95 % sure" in output
     rules = read_rules(tmp_path / "out" / "exits.json")
     assert rules.promise.lost == pytest.approx(1 - rules.agreement)
 

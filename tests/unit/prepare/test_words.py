@@ -173,7 +173,7 @@ def test_evaluate_counts_words(prepared: Path, tmp_path: Path) -> None:
     assert evaluation["agreement"]["mean"] == pytest.approx(np.mean(same))
     assert sum(each["inputs"] for each in evaluation["classes"]) == sum(len(words) for words, _ in fresh)
     labels = np.array([NAMES.index(name) for _, labels in fresh for name in labels])
-    said, early = (np.concatenate([each.label for each in some]) for some in (full, answers))
-    expected = entity_f1(labels, said, early, np.array([len(words) for words, _ in fresh]), NAMES)
+    whole, early = (np.concatenate([each.label for each in some]) for some in (full, answers))
+    expected = entity_f1(labels, whole, early, np.array([len(words) for words, _ in fresh]), NAMES)
     assert evaluation["entities"] == asdict(expected)
     assert 0.9 < expected.exits.mean < expected.full.mean, "exits of these cost a little"

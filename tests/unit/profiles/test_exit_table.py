@@ -19,12 +19,12 @@ def test_the_ladder_comes_close_to_brute_force(metric: Metric) -> None:
     gaps = []
     for seed in range(6):
         table = exit_table(seed, ramps=2, count=1000)
-        found, every = (
+        result, every = (
             [outcome(table, np.array(chosen), metric) for chosen in some]
             for some in (ladder(table, metric), product(range(CANDIDATES), repeat=2))
         )
         for max_loss in (0.02, 0.05):
-            ours, least = (min(o.cost for o in some if o.lost.mean <= max_loss) for some in (found, every))
+            ours, least = (min(o.cost for o in some if o.lost.mean <= max_loss) for some in (result, every))
             gaps.append(ours - least)
     assert min(gaps) >= -1e-12
     assert float(np.mean(gaps)) < 0.01

@@ -186,23 +186,23 @@ async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[Fleet, str], None], gone: tuple[str, ...], limits: Limits
 ) -> None:
     async with rigged(monkeypatch, limits=limits) as rig:
-        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        pending = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         await until(lambda: len(rig.fleet.replicas["f1"]._holdings))
         for name in gone:
             end(rig.fleet, name)
         rig.driver.dispatcher.reroute(rig.route, rig.without(*gone))
-        assert right(await asyncio.gather(*asked), WANTED)
+        assert right(await asyncio.gather(*pending), WANTED)
 
 
 async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch, hold_s=HOLD_S / 2) as rig:
-        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        pending = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         await until(lambda: rig.fleet.held())
-        for each in asked[::2]:
+        for each in pending[::2]:
             each.cancel()
-        answers = await asyncio.gather(*asked[1::2])
+        answers = await asyncio.gather(*pending[1::2])
         assert right(answers, WANTED[1::2])
-        rest = asked[::2]
+        rest = pending[::2]
         assert sum(each.cancelled() for each in rest) > len(rest) // 2
 
 
@@ -223,9 +223,9 @@ async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.M
 async def between_splits(rig: Rig) -> asyncio.Future[list[list[Answer]]]:
     """Eight inputs whose survivors wait for replicas of the second split."""
     rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
-    asked = asyncio.gather(*(rig.ask([3, label]) for label in range(8)))
+    pending = asyncio.gather(*(rig.ask([3, label]) for label in range(8)))
     await until(rig.fleet.held)
-    return asked
+    return pending
 
 
 async def go_on(rig: Rig, route: Route, asked: asyncio.Future[list[list[Answer]]]) -> None:
@@ -248,18 +248,18 @@ async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(mo
     async with rigged(monkeypatch, 2**20, kept) as rig:
         for route in (kept, moved, kept):
             rig.driver.dispatcher.reroute(route, GROUPS)
-            asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+            pending = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
             await asyncio.sleep(0.02)
-        assert right(await asyncio.gather(*asked), [[3, label] for _, label in WANTED])
+        assert right(await asyncio.gather(*pending), [[3, label] for _, label in WANTED])
 
 
 async def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged(monkeypatch) as rig:
-        asked = await between_splits(rig)
+        result = await between_splits(rig)
         ends = [asyncio.ensure_future(replica.close()) for replica in rig.fleet.replicas.values()]
         await asyncio.sleep(0.1)
         assert not all(end.done() for end in ends)
-        await go_on(rig, rig.route, asked)
+        await go_on(rig, rig.route, result)
         assert not any(end.done() for end in ends), "the front may still have something to ask"
         rig.fleet.hang_up()
         await asyncio.wait_for(asyncio.gather(*ends), 60.0)

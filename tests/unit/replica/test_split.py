@@ -47,7 +47,7 @@ def test_shadows_run_on_and_change_no_answer(inputs: list[tuple[int, RowKind]], 
     toy, kinds = Toy(), [kind for _, kind in inputs]
     order = Order(stop, frozenset(ramps), (pack(toy.encode([[block, 1] for block, _ in inputs])),), kinds=bytes(kinds))
     *parts, stayed = SplitReplica(toy).run(order)
-    told = [(row, block) for part in parts for row, block in zip(part.exits.rows, part.exits.blocks, strict=True)]
+    results = [(row, block) for part in parts for row, block in zip(part.exits.rows, part.exits.blocks, strict=True)]
     at_end, wanted = toy.num_blocks - 1, list[tuple[int, int]]()
     for row, (block, kind) in enumerate(inputs):
         leaves = left_at(block, ramps)
@@ -56,7 +56,7 @@ def test_shadows_run_on_and_change_no_answer(inputs: list[tuple[int, RowKind]], 
             wanted.append((row, leaves))
         if (kind in (RowKind.SHADOW, RowKind.FULL) or (answered and leaves < at_end)) and stayed.stop is None:
             wanted += [(row, at_end)] if stop == toy.num_blocks else []
-    assert sorted(told) == sorted(wanted)
+    assert sorted(results) == sorted(wanted)
     inside = {row for row, (block, kind) in enumerate(inputs) if kind or left_at(block, ramps) >= stop}
     if stayed.stop is not None or stop < toy.num_blocks:
         assert set(stayed.rows.tolist()) == inside

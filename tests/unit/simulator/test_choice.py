@@ -134,11 +134,11 @@ def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
 
 
 def test_a_poor_plan_gets_better_and_each_better_plan_is_told_at_once_the_first_one_too() -> None:
-    told: list[tuple[Plan, float, int]] = []
-    effort = replace(BRIEF, most=1_000, better=lambda plan, rate_per_s, tried: told.append((plan, rate_per_s, tried)))
+    calls: list[tuple[Plan, float, int]] = []
+    effort = replace(BRIEF, most=1_000, better=lambda plan, rate_per_s, tried: calls.append((plan, rate_per_s, tried)))
     result = best_simulated(POOR, FAST, TIGHT, FIND, effort)
-    assert told[0][0] == POOR
-    rates = [rate_per_s for _, rate_per_s, _ in told]
+    assert calls[0][0] == POOR
+    rates = [rate_per_s for _, rate_per_s, _ in calls]
     assert rates == sorted(rates)
     assert result.gain > 0.1
     assert result.plan.promise.gap >= 0
@@ -247,12 +247,12 @@ def test_the_chosen_plan_is_no_later_at_any_load_and_sustains_more_than_without_
 
 def test_a_sustained_rate_is_raised_only_as_long_as_there_is_time() -> None:
     world, most_per_s = World(POOR, FAST, 0.02), evaluate(POOR, FAST).goodput_per_s
-    asked = list[float]()
+    calls = list[float]()
 
     def fits(inputs: float) -> bool:
-        asked.append(inputs)
+        calls.append(inputs)
         return False
 
     low_per_s = confirmed_rate_per_s(world, 0.1 * most_per_s, 2000, 1, 20, fits=fits)
     assert low_per_s == pytest.approx(0.106 * most_per_s)
-    assert len(asked) == 1
+    assert len(calls) == 1

@@ -147,15 +147,15 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
     with pytest.raises(UserError, match="give --rate, or --trace"):
         ran("simulate", "--config", serve_file, *out)
-    asked = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
+    options = ["simulate", "--config", serve_file, "--trace", tmp_path / "trace.csv", *out]
     with pytest.raises(UserError, match="a workload needs a rate and a time above 0, got 0 per second"):
-        ran(*asked, "--rate", 0)
-    said = ran(*asked)
-    assert "per second)" in said
-    assert "goodput (within 200 ms)" in said
+        ran(*options, "--rate", 0)
+    output = ran(*options)
+    assert "per second)" in output
+    assert "goodput (within 200 ms)" in output
     assert (tmp_path / "s.png").exists()
-    assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in said
-    assert "each of 120 s; 5.0 arrivals a second" in ran(*asked, "--trace-each-s", "120")
+    assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in output
+    assert "each of 120 s; 5.0 arrivals a second" in ran(*options, "--trace-each-s", "120")
 
 
 def test_inputs_may_be_mixed(config: AppConfig) -> None:
@@ -176,9 +176,9 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
     drawn = run(world, load(200.0, 2.0)).tally
     assert drawn.arrived_weight / drawn.arrived.sum() == pytest.approx(20, abs=2)  # four standard errors
     assert controlled_world(config, ControllerConfig(), world)[0].facts.lengths == profile.lengths
-    told = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
-    assert told.tally.arrived_weight / told.arrived == pytest.approx(60, abs=0.1)
-    assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(told, 0.2)[0], 1))
+    result = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+    assert result.tally.arrived_weight / result.arrived == pytest.approx(60, abs=0.1)
+    assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(result, 0.2)[0], 1))
 
 
 def test_audits_run_as_they_are_served_and_change_no_answer_where_they_cost_nothing(config: AppConfig) -> None:

@@ -189,8 +189,8 @@ def test_what_the_planner_promises_is_sustained() -> None:
 def test_answers_with_few_inputs_take_what_the_planner_says(seed: int) -> None:
     """One in a hundred goes as far, and meets as many others, as the planner counts on."""
     problem = playable(seed)
-    world, asked = problem
-    plan = search(world, replace(asked, slo_s=None), gap=0.05)
+    world, result = problem
+    plan = search(world, replace(result, slo_s=None), gap=0.05)
     score = evaluate(plan, world)
     for load in (0.01, 0.1, 0.4):
         rate = load * score.goodput_per_s

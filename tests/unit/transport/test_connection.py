@@ -108,19 +108,19 @@ def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: b
     logits = np.linspace(0, 1, 2 * answers, dtype=np.float32).reshape(-1, 2)
     exits = Exits(rows, rows + 3, logits, counts)
     stayed = (Stayed(pack(batch), rows, 0.5), Stayed(HELD, rows, 0.5), Stayed(None, rows[:0], 0.75))
-    said = [Departed(exits, 0.25), *stayed, Failed("why", True)]
+    results = [Departed(exits, 0.25), *stayed, Failed("why", True)]
     ear = Ear()
-    ear.hear(b"".join(bytes_of_frame(NumberedReply(n, reply)) for n, reply in enumerate(said)), sizes)
+    ear.hear(b"".join(bytes_of_frame(NumberedReply(n, reply)) for n, reply in enumerate(results)), sizes)
     departed, by_value, held, nobody, failed = ear.replies
     assert isinstance(departed, Departed)
     for name, sent in vars(exits).items():
         np.testing.assert_array_equal(getattr(departed.exits, name), sent)
     assert isinstance(by_value, Stayed)
-    assert same(by_value.survivors, said[1].survivors)  # type: ignore[arg-type, union-attr]
+    assert same(by_value.survivors, results[1].survivors)  # type: ignore[arg-type, union-attr]
     assert isinstance(held, Stayed)
     assert (held.survivors, held.rows.tolist(), held.computed_s) == (HELD, rows.tolist(), 0.5)
     assert isinstance(nobody, Stayed)
-    assert (nobody.survivors, len(nobody.rows), failed) == (None, 0, said[4])
+    assert (nobody.survivors, len(nobody.rows), failed) == (None, 0, results[4])
 
 
 # Packed

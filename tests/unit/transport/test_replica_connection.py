@@ -126,17 +126,17 @@ async def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
         early: list[float] = []
 
         async def listen(stop: int) -> list[float]:
-            said = []
+            result = []
             async for reply in connection.run(order(stop)):
                 early.append(reply.computed_s)
-                said.append(reply.computed_s)
-            return said
+                result.append(reply.computed_s)
+            return result
 
-        asked = {stop: asyncio.ensure_future(listen(stop)) for stop in (2, 3, 4)}
+        fields = {stop: asyncio.ensure_future(listen(stop)) for stop in (2, 3, 4)}
         await until(lambda: len(early) == 3)
         for stop in (4, 2, 3):
             replica.gates[stop].set()
-            assert await asked[stop] == [stop, stop]
+            assert await fields[stop] == [stop, stop]
         assert losses == []
 
 
@@ -152,10 +152,10 @@ async def test_a_failure_has_its_reason_and_the_connection_stays() -> None:
 
 async def test_the_end_of_a_connection_fails_its_orders() -> None:
     async with connected() as (replica, connection, losses):
-        asked = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
+        pending = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
         await until(lambda: len(replica.gates) == 2)
         replica.server.close()
-        for each in asked:
+        for each in pending:
             with pytest.raises(ConnectionError):
                 await each
         assert losses == ["lost"]
@@ -165,22 +165,22 @@ async def test_the_end_of_a_connection_fails_its_orders() -> None:
 
 async def test_a_retired_connection_ends_with_its_last_reply() -> None:
     async with connected() as (replica, connection, losses):
-        asked = asyncio.ensure_future(replies(connection, 2))
+        pending = asyncio.ensure_future(replies(connection, 2))
         await until(lambda: 2 in replica.gates)
         connection.retire()
         await asyncio.sleep(0.02)
         assert len(replica.server.gate.authorized) == 1
         replica.gates[2].set()
-        assert await asked == [2, 2]
+        assert await pending == [2, 2]
         await until(lambda: not replica.server.gate.authorized)
         assert losses == []
 
 
 async def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
     async with connected() as (replica, connection, _):
-        asked = asyncio.ensure_future(replies(connection, 2))
+        pending = asyncio.ensure_future(replies(connection, 2))
         await until(lambda: 2 in replica.gates)
-        asked.cancel()
+        pending.cancel()
         await asyncio.sleep(0)
         for stop in (2, 3):
             replica.gates[stop].set()
