@@ -299,8 +299,8 @@ async def test_where_one_replica_hangs_and_another_does_not_that_one_writes() ->
         requests = 0
 
         def remote(self, *told: object) -> asyncio.Future[object]:
-            self.asked += 1
-            if self.asked % 2 == 0:
+            self.requests += 1
+            if self.requests % 2 == 0:
                 inbox.streams[cast(int, told[2])].put(END)
             return super().remote()
 
