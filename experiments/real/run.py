@@ -31,8 +31,10 @@ from isobatch.profiles.files import Profile
 
 SIX_LAYERS = 6
 PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
-# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
+LARGE = 128  # the batch size beyond which this device gains nothing
+# Each system's own batch size, other SLOs, two replicas, half the network, and the same with recorded exits' survival.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
+    "large": lambda case: replace(case, size=replace(case.size, largest=LARGE)),
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2),
