@@ -137,9 +137,14 @@ def wire_of(config: ServedConfig) -> Wire:
 # Start
 
 
+def ray_folder() -> Path:
+    """The folder in which Ray creates all its files."""
+    return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")))
+
+
 def address_file() -> Path:
     """The file to which `ray start` writes the cluster's address. No documented function returns it."""
-    return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))) / "ray" / "ray_current_cluster"
+    return ray_folder() / "ray" / "ray_current_cluster"
 
 
 RAYLET = "raylet"  # the name of the main process of a node, which starts its other processes

@@ -161,8 +161,8 @@ def _chosen(console: Console, trial: Tryout, levels: int) -> Contender:
     with busy("testing the best"):
         taken = trial.tested(rows, combinations)
     if taken.name != (first := best(rows)).name:
-        test = "the test, on rows from which nothing was chosen, allows none of its gain: more rows may"
-        console.print(f"not taken: {first.name}: {test}", style="yellow", highlight=False)
+        why = "on rows from which nothing was chosen it breaks its promise, or gains nothing: more rows may help"
+        console.print(f"not taken: {first.name}: {why}", style="yellow", highlight=False)
     return taken
 
 

@@ -190,9 +190,9 @@ def _files() -> CheckResult:
 
 
 def _temporary() -> CheckResult:
-    from isobatch.deployments.ray_facts import address_file
+    from isobatch.deployments.ray_facts import ray_folder
 
-    with tempfile.TemporaryDirectory(dir=address_file().parents[1]) as folder:  # where Ray writes
+    with tempfile.TemporaryDirectory(dir=ray_folder()) as folder:
         return _room(Path(folder).parent, LEAST_FREE_BYTES)
 
 

@@ -15,7 +15,10 @@ from isobatch.optimizer.effort import MOST_GAP
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import SimulatedTimes, blocks_text
-from isobatch.profiles.latency import ESTIMATED, PUBLISHED, mixed_backends_warning
+from isobatch.profiles.latency import ESTIMATED, MOST_BATCH, PUBLISHED, mixed_backends_warning
+from isobatch.profiles.sweep import rate_per_s
+
+WORTH_TIMING = 1.05  # the gain from the last doubling of the batch from which the next doubling may matter
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,25 @@ def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
     yield _promise(result)
     yield _baselines(result)
     yield from map(str, result.batch_gains)
+    yield from _larger_batches(result)
     yield from _estimated(result)
     yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
+
+
+def _larger_batches(result: PlanResult) -> Iterator[str]:
+    """Say where larger batches than the plan may have would be worth a try."""
+    first = (plan.placements[0] for plan in result.plan.pipelines)
+    for kind, batch in dict.fromkeys((each.kind, each.splits[0].batch_size) for each in first):
+        table, twice = result.facts.table(kind), 2 * batch
+        is_largest = batch == min(result.objective.max_batch, table.largest) <= MOST_BATCH // 2
+        if is_largest and rate_per_s(table, batch) > WORTH_TIMING * rate_per_s(table, batch / 2):
+            timed = f"isobatch profile --largest {twice}, then " if table.largest < twice else ""
+            yield (
+                f"{kind}: the plan has the largest batches that it may have, {batch}, and larger ones may answer more: "
+                f"{timed}isobatch plan --max-batch {twice}"
+            )
 
 
 def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
@@ -133,10 +151,11 @@ def _survivors(result: PlanResult) -> Iterator[str]:
     """Say how large the full batch of each later split is, and how long it takes to get there."""
     for _, score in result.pipelines:
         for before, part in pairwise(score.splits):
+            origin = f" from {before.kind}" if len(result.pipelines) > 1 else ""
             split, table = part.split, result.facts.table(before.kind)
             weight = f"{split.batch_size * table.hidden_bytes[split.start - 1] / 1e6:,.3g} MB"
             path = "stays on its device" if part.stays else f"takes {part.transfer_s * 1e3:.1f} ms on the link"
-            yield f"A batch before block {split.start} weighs {weight} and {path}."
+            yield f"A batch{origin} before block {split.start} weighs {weight} and {path}."
 
 
 def _ramps(ramps: tuple[int, ...]) -> str:

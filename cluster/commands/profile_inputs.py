@@ -5,6 +5,7 @@ With --links, the cost of moving survivors is added to a profile that has the ti
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,9 +147,9 @@ def kept(measured: Iterable[tuple[LatencyTable, str]]) -> tuple[list[tuple[Laten
 
 def _report(console: Console, new: Profile, out: Path) -> None:
     console.print(block_times.report(new))
-    if derived := [each for each in new.tables if each.derived]:
-        variants = (f"{each.kind_and_length} ({each.backend} {each.dtype}, {each.origin})" for each in derived)
-        console.print(f"not measured: {'; '.join(variants)}", highlight=False)
+    for device, tables in groupby((each for each in new.tables if each.derived), key=lambda each: each.kind_and_length):
+        variants = (f"{each.backend} {each.dtype}, {each.origin}" for each in tables)
+        console.print(f"not measured: {device} ({'; '.join(variants)})", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}")

@@ -48,6 +48,7 @@ from isobatch.deployments.ray_facts import (
     minimal_processes,
     nodes,
     own_sigterm_handler,
+    ray_folder,
     start_timeout,
 )
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, hide_token, import_serve
@@ -173,7 +174,7 @@ def check_place(host: str, port: int) -> None:
     if host == "::1":
         never = "HAProxy reaches fronts at the address of Ray's node, which is never ::1"
         raise UserError(f"host ::1: {never}: listen on 127.0.0.1")
-    place = address_file().parents[1]
+    place = ray_folder()
     if place.is_dir() and shutil.disk_usage(place).free < LEAST_FREE_BYTES:  # Ray would wait for minutes
         raise UserError(f"{place}, where Ray writes, is full: free some of it, or name another folder: RAY_TMPDIR=DIR")
     check_port(host, port, "--port")

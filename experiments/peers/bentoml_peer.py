@@ -1,4 +1,4 @@
-"""Serves with BentoML and its batching: `python -m experiments.peers.bentoml_peer FOLDER PORT WORKERS [EXITS]`."""
+"""Serves with BentoML and its batching: `python -m experiments.peers.bentoml_peer FOLDER PORT WORKERS EXITS BATCH`."""
 
 import os
 import subprocess

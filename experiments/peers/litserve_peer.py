@@ -1,4 +1,4 @@
-"""Serves with LitServe and its batching: `python -m experiments.peers.litserve_peer FOLDER PORT WORKERS [EXITS]`.
+"""Serves with LitServe and its batching: `python -m experiments.peers.litserve_peer FOLDER PORT WORKERS EXITS BATCH`.
 
 LitServe is not a dependency of isobatch, so another Python may run this file.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import litserve
 
-from experiments.peers.network import BATCH, WAIT_S, PeerNetwork, PeerOptions, options, say_when_ready
+from experiments.peers.network import WAIT_S, PeerNetwork, PeerOptions, options, say_when_ready
 from isobatch.profiles.model import Label
 
 FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its worker processes
@@ -40,7 +40,7 @@ class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no ty
 
 def main(asked: PeerOptions) -> None:
     os.environ |= {FOLDER: asked.folder, EXITS: asked.exits}
-    api = LitServeClassifier(max_batch_size=BATCH, batch_timeout=WAIT_S)
+    api = LitServeClassifier(max_batch_size=asked.batch, batch_timeout=WAIT_S)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=asked.workers, fast_queue=True)
     threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{asked.port}/health",), daemon=True).start()
     server.run(host="127.0.0.1", port=asked.port, log_level="warning", generate_client_file=False)

@@ -53,17 +53,18 @@ def _ranges(num_blocks: int, ramps: Collection[int]) -> list["BlockRange"]:
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """The options of a peer's program: FOLDER PORT WORKERS [EXITS]."""
+    """The options of a peer's program: FOLDER PORT WORKERS EXITS BATCH."""
 
     folder: str
     port: int
     workers: int
-    exits: str = ""
+    exits: str
+    batch: int
 
 
 def options(arguments: Sequence[str]) -> PeerOptions:
-    folder, port, workers, *exits = arguments
-    return PeerOptions(str(Path(folder)), int(port), int(workers), "".join(exits))
+    folder, port, workers, exits, batch = arguments
+    return PeerOptions(str(Path(folder)), int(port), int(workers), exits, int(batch))
 
 
 def say_when_ready(url: str) -> None:

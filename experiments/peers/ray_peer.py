@@ -1,4 +1,4 @@
-"""Serves with plain Ray Serve and `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS [EXITS]`.
+"""Serves with plain Ray Serve and `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS EXITS BATCH`.
 
 It has those of isobatch's settings of Ray that make it faster.
 """
@@ -9,14 +9,14 @@ import sys
 import threading
 from typing import Any
 
-from experiments.peers.network import BATCH, READY, WAIT_S, PeerNetwork, PeerOptions, options
+from experiments.peers.network import READY, WAIT_S, PeerNetwork, PeerOptions, options
 
 # Replicas answer HTTP themselves, behind HAProxy.
 QUICK = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 MOST_UNDER_WAY = 1024  # requests
 
 
-def _stage() -> Any:
+def _stage(batch: int) -> Any:
     from ray import serve
 
     class Batched:
@@ -26,7 +26,7 @@ def _stage() -> Any:
         async def __call__(self, request: Any) -> Any:
             return await self.answer((await request.json())["inputs"])
 
-        @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT_S)  # type: ignore[untyped-decorator]
+        @serve.batch(max_batch_size=batch, batch_wait_timeout_s=WAIT_S)  # type: ignore[untyped-decorator]
         async def answer(self, inputs: list[Any]) -> list[Any]:
             return [{"label": label} for label in self._network.labels(inputs)]
 
@@ -46,7 +46,7 @@ def main(asked: PeerOptions) -> None:
         "max_ongoing_requests": MOST_UNDER_WAY,
         "ray_actor_options": {"num_cpus": 0},
     }
-    stage = serve.deployment(**settings)(_stage()).bind(asked.folder, asked.exits)
+    stage = serve.deployment(**settings)(_stage(asked.batch)).bind(asked.folder, asked.exits)
     serve.run(stage, name="default", route_prefix="/predict")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

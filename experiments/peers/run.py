@@ -58,7 +58,7 @@ class Peer:
     """A way to serve a network.
 
     `needs`: the module that must be installed. `listed`: a request holds a list. `exits`: as in PeerNetwork. `whole`:
-    of ours, each worker computes the whole network, without a plan.
+    of ours, each worker computes the whole network, without a plan. `batch`: the largest; BentoML ignores it.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Peer:
     exits: str = ""
     headers: str = ""
     whole: bool = False
+    batch: int = BATCH
 
     @property
     def ours(self) -> bool:
@@ -245,7 +246,7 @@ def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Path:
 @contextmanager
 def running_peer(peer: Peer, folder: str) -> Iterator[str]:
     port = free_port()
-    options = [folder, str(port), str(peer.workers), peer.exits]
+    options = [folder, str(port), str(peer.workers), peer.exits, str(peer.batch)]
     with running([python(peer), "-m", f"experiments.peers.{peer.needs}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"
 

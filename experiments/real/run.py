@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
@@ -24,20 +25,21 @@ from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNet
 from experiments.real.turns import Sustained, chain_s, in_turns
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare, in_own_process
-from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
+from experiments.shared.real_network import DTYPE, LARGE_BATCH, SURVIVAL, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
 SIX_LAYERS = 6
+FULL_CORES = 0.6  # of the promise of two replicas, whose two cores also run the front and the generator
 PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
-LARGE = 128  # the batch size beyond which this device gains nothing
 # Each system's own batch size, other SLOs, two replicas, half the network, and the same with recorded exits' survival.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
-    "large": lambda case: replace(case, size=replace(case.size, largest=LARGE)),
+    "large": lambda case: replace(case, size=replace(case.size, largest=LARGE_BATCH)),
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
-    "twice": lambda case: replace(case, replicas=2),
+    "twice": lambda case: replace(case, replicas=2, begin=FULL_CORES),
+    "twice_large": lambda case: OTHERS["twice"](OTHERS["large"](case)),
     "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
     "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
@@ -127,18 +129,18 @@ def _rounds(name: str, case: RealCase, rounds: int, turns: int, seconds: float) 
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
-    """The rate of the chosen plan over that of each peer, for the precisions in which both were measured.
+    """The rate of the chosen plan over that of each peer with as many workers, for all precisions with both.
 
-    >>> over_peers({"live_per_s_constant_int8": 60.0, "live_per_s_ray_int8": 40.0})
-    {'constant_over_ray_int8': 1.5}
+    >>> over_peers({"live_per_s_constant_twice_int8": 90.0, "live_per_s_ray_2_int8": 75.0})
+    {'constant_over_ray_2_int8': 1.2}
     """
-    return {
-        f"constant_over_{peer.name}_{dtype}": figures[f"live_per_s_{CONSTANT}_{dtype}"] / rate_per_s
-        for peer in peers.SHARED
-        for dtype in PRECISIONS
-        if (rate_per_s := figures.get(f"live_per_s_{peer.name}_{dtype}"))
-        and f"live_per_s_{CONSTANT}_{dtype}" in figures
-    }
+    ratios = dict[str, float]()
+    for peer, dtype in product(peers.SHARED, PRECISIONS):
+        own = CONSTANT + "_twice" * (peer.workers == 2) + "_large" * (peer.batch == LARGE_BATCH)
+        own_per_s, per_s = (figures.get(f"live_per_s_{name}_{dtype}") for name in (own, peer.name))
+        if own_per_s and per_s:
+            ratios[f"constant_over_{peer.name}_{dtype}"] = own_per_s / per_s
+    return ratios
 
 
 def live(case: RealCase, number: int, turns: int, seconds: float) -> dict[str, float]:
@@ -160,7 +162,7 @@ async def _measured(
     for system in planned:
         await served.follow(system)
         await served.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
-    seen = await in_turns(served, planned, lambda: chain_s(case) / profiled_s, turns, seconds, seed)
+    seen = await in_turns(served, planned, lambda: chain_s(case) / profiled_s, turns, seconds, seed, case.begin)
     for system in planned:
         own = seen[system.name]
         console.print(

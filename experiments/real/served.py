@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.rate_search import LEAD_S, run_passes
+from experiments.shared.rate_search import FIRST, LEAD_S, run_passes
 from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -58,13 +58,15 @@ class Nearly:
 
 @dataclass(frozen=True)
 class RealCase:
-    """A network to serve, and its SLO. `survival`: the share of inputs that enter each block."""
+    """A network to serve, and its SLO. `survival`: the share of inputs that enter each block. `begin`: the share of a
+    promise at which the search for a rate begins."""
 
     dtype: str
     slo_ms: float
     replicas: int = 1
     survival: tuple[float, ...] = SURVIVAL
     size: RealSize = CPU_SIZE
+    begin: float = FIRST
 
     @property
     def checkpoint(self) -> Path:

@@ -25,14 +25,14 @@ class Sustained:
 
 async def in_turns(
     served: ServedNetwork, planned: Sequence[PlannedSystem], slower: Callable[[], float], turns: int, seconds: float,
-    seed: int,
+    seed: int, begin: float = FIRST,
 ) -> Mapping[str, Sustained]:  # fmt: skip
-    """The rate of each system, by runs of `seconds`.
+    """The rate of each system, by runs of `seconds`. The first is at `begin` of the promise.
 
     `slower`: the machine's present slowdown since the profile.
     """
     now, systems = slower(), {system.name: system for system in planned}
-    searches = {name: RateSearch(FIRST * system.promised_per_s / now) for name, system in systems.items()}
+    searches = {name: RateSearch(begin * system.promised_per_s / now) for name, system in systems.items()}
     speeds: dict[str, list[float]] = {name: [] for name in searches}
 
     async def passes(name: str, per_s: float, turn: int) -> bool:

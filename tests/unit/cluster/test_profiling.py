@@ -124,7 +124,8 @@ def test_two_profiles_at_once_are_both_in_the_file(
 
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
     output = profiled(prepared, tmp_path / "p.json", "--tokens", "6", "--devices", "v100,k80,cpu")
-    assert "not measured: v100, 6 tokens (torch float32, published)" in output
+    assert "not measured: v100, 6 tokens (torch float32, published; " in output
+    assert output.count("not measured: ") == 2, "a line for each kind of device"
     profile = load_profile(tmp_path / "p.json")
     ways = len(BACKENDS) * len(DTYPES)
     assert [table.kind for table in profile.tables] == ["cpu", *["v100"] * ways, *["k80"] * ways]

@@ -58,6 +58,16 @@ def test_what_survivors_weigh_is_shown(profile: Path, tmp_path: Path) -> None:
     assert f"A batch before block 3 weighs {megabytes:.3g} MB and " in output
 
 
+@pytest.mark.parametrize(
+    ("options", "hint"), [(("--max-batch", "4"), "isobatch plan --max-batch 8"), (("--batch", "4"), "")]
+)
+def test_larger_batches_are_advised_where_the_plan_has_the_largest_that_it_may(
+    profile: Path, tmp_path: Path, options: tuple[str, ...], hint: str
+) -> None:
+    output = in_one_line(run(profile, *options, "--out", str(tmp_path / "plan.json")))
+    assert ("larger ones may answer more" in output, hint in output) == (bool(hint), True)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
