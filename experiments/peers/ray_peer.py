@@ -1,4 +1,4 @@
-"""Serves with plain Ray Serve and `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS EXITS BATCH`.
+"""Serves with plain Ray Serve and its batching: `python -m experiments.peers.ray_peer FOLDER PORT WORKERS EXITS BATCH`.
 
 It has those of isobatch's settings of Ray that make it faster.
 """

@@ -93,7 +93,6 @@ FOUND = (
     ("peers@zen3", "arrivals_exits_over_best_exits_random"),
     ("packing", "packed_over_padded_mixed_16"),
     ("decoding", "live_over_promise_recompute_bfloat16_1"),
-    ("decoding", "kv_binds_over_full"),
     ("promise", "exceeded_share_sst2"),
     ("replan", "changes"),
     ("replan", "min_goodput_share"),
