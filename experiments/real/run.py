@@ -31,14 +31,14 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
 SIX_LAYERS = 6
-FULL_CORES = 0.6  # of the promise of two replicas, whose two cores also run the front and the generator
+TWICE_BEGINS = 0.6  # of the promise of two replicas, whose two cores also run the front and the generator
 PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
 # Each system's own batch size, other SLOs, two replicas, half the network, and the same with recorded exits' survival.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "large": lambda case: replace(case, size=replace(case.size, largest=LARGE_BATCH)),
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
-    "twice": lambda case: replace(case, replicas=2, begin=FULL_CORES),
+    "twice": lambda case: replace(case, replicas=2, begin=TWICE_BEGINS),
     "twice_large": lambda case: OTHERS["twice"](OTHERS["large"](case)),
     "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
     "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
