@@ -89,15 +89,17 @@ def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
 
 def _larger_batches(result: PlanResult) -> Iterator[str]:
     """Say where larger batches than the plan may have would be worth a try."""
-    first = (plan.placements[0] for plan in result.plan.pipelines)
-    for kind, batch in dict.fromkeys((each.kind, each.splits[0].batch_size) for each in first):
-        table, twice = result.facts.table(kind), 2 * batch
-        is_largest = batch == min(result.objective.max_batch, table.largest) <= MOST_BATCH // 2
-        if is_largest and rate_per_s(table, batch) > WORTH_TIMING * rate_per_s(table, batch / 2):
+    first = [plan.placements[0] for plan in result.plan.pipelines]
+    planned = {(each.kind, each.splits[0].batch_size) for each in first}
+    for kind, largest in ((gain.kind, gain.batch) for gain in result.batch_gains):
+        table, twice = result.facts.table(kind), 2 * largest
+        if (kind, largest) not in planned or twice > MOST_BATCH:
+            continue
+        if rate_per_s(table, largest) > WORTH_TIMING * rate_per_s(table, largest / 2):
             timed = f"isobatch profile --largest {twice}, then " if table.largest < twice else ""
             yield (
-                f"{kind}: the plan has the largest batches that it may have, {batch}, and larger ones may answer more: "
-                f"{timed}isobatch plan --max-batch {twice}"
+                f"{kind}: the plan has the largest batches that it may have, {largest}, and larger ones may answer "
+                f"more: {timed}isobatch plan --max-batch {twice}"
             )
 
 
@@ -149,9 +151,10 @@ def _splits(result: PlanResult) -> Table:
 
 def _survivors(result: PlanResult) -> Iterator[str]:
     """Say how large the full batch of each later split is, and how long it takes to get there."""
-    for _, score in result.pipelines:
+    pipelines = result.pipelines
+    for _, score in pipelines:
         for before, part in pairwise(score.splits):
-            origin = f" from {before.kind}" if len(result.pipelines) > 1 else ""
+            origin = f" from {before.kind}" if len(pipelines) > 1 else ""
             split, table = part.split, result.facts.table(before.kind)
             weight = f"{split.batch_size * table.hidden_bytes[split.start - 1] / 1e6:,.3g} MB"
             path = "stays on its device" if part.stays else f"takes {part.transfer_s * 1e3:.1f} ms on the link"

@@ -8,10 +8,10 @@ from rich.console import Console
 from experiments.peers.run import PEERS, Peer, has, running_peer
 from experiments.real.served import AskedServer, RealCase
 from experiments.shared.rate_search import FIRST, RateSearch, in_turns
-from experiments.shared.real_network import LARGE_BATCH, LARGEST_BATCH
+from experiments.shared.real_network import LARGEST_BATCH, UNCAPPED_BATCH
 
 SHARED = [peer for peer in PEERS if peer.name in ("ray", "ray_2", "litserve", "litserve_2")]  # with 1 or 2 workers
-SHARED += [replace(peer, name=f"{peer.name}_large", batch=LARGE_BATCH) for peer in SHARED if peer.needs == "ray"]
+SHARED += [replace(peer, name=f"{peer.name}_large", batch=UNCAPPED_BATCH) for peer in SHARED if peer.needs == "ray"]
 CLIENTS, WARMS_UP_S = 2 * LARGEST_BATCH, 5.0  # that wait for their answers: the rate of these is the first guess
 console = Console(stderr=True, width=140)
 

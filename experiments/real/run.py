@@ -25,7 +25,7 @@ from experiments.real.served import CONSTANT, PlannedSystem, RealCase, ServedNet
 from experiments.real.turns import Sustained, chain_s, in_turns
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare, in_own_process
-from experiments.shared.real_network import DTYPE, LARGE_BATCH, SURVIVAL, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, UNCAPPED_BATCH, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -35,7 +35,7 @@ TWICE_BEGINS = 0.6  # of the promise of two replicas, whose two cores also run t
 PATIENCE = 2  # answers in a row that must agree, for ElasticBERT's recorded exits
 # Each system's own batch size, other SLOs, two replicas, half the network, and the same with recorded exits' survival.
 OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
-    "large": lambda case: replace(case, size=replace(case.size, largest=LARGE_BATCH)),
+    "large": lambda case: replace(case, size=replace(case.size, largest=UNCAPPED_BATCH)),
     "slo200": lambda case: replace(case, slo_ms=200),
     "slo500": lambda case: replace(case, slo_ms=500),
     "twice": lambda case: replace(case, replicas=2, begin=TWICE_BEGINS),
@@ -136,7 +136,8 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
     """
     ratios = dict[str, float]()
     for peer, dtype in product(peers.SHARED, PRECISIONS):
-        own = CONSTANT + "_twice" * (peer.workers == 2) + "_large" * (peer.batch == LARGE_BATCH)
+        workers, batch = "_twice" if peer.workers == 2 else "", "_large" if peer.batch == UNCAPPED_BATCH else ""
+        own = f"{CONSTANT}{workers}{batch}"
         own_per_s, per_s = (figures.get(f"live_per_s_{name}_{dtype}") for name in (own, peer.name))
         if own_per_s and per_s:
             ratios[f"constant_over_{peer.name}_{dtype}"] = own_per_s / per_s
