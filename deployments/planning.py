@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig
@@ -15,7 +14,7 @@ from isobatch.optimizer.plan import rate
 from isobatch.profiles.devices import Device, as_text, catalogued, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
-from isobatch.profiles.latency import mixed_backends_warning
+from isobatch.profiles.latency import MOST_BATCH, mixed_backends_warning
 
 log = logging.getLogger("ray.serve")  # so that plans appear among Serve's own lines about a replica
 UNKNOWN_MEMORY_BYTES = 10**15  # for a kind that the catalogue lacks: a user who names it knows that the network fits
@@ -23,14 +22,18 @@ UNKNOWN_MEMORY_BYTES = 10**15  # for a kind that the catalogue lacks: a user who
 DeviceCounts = Mapping[str, int]
 
 
+def largest_batch(config: AppConfig) -> int:
+    """The largest batch of plans for this application, where latency tables have larger ones."""
+    return config.max_batch if "max_batch" in config.model_fields_set else MOST_BATCH
+
+
 def first_plan(config: AppConfig, profile: Profile) -> Plan:
     """The plan of the configuration's file, or the best one for its devices."""
     if config.plan:
         return _of_file(config)
     devices = usable(config, profile)
-    max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
-    rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
-    goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
+    rate_per_s, budget, most = config.rate_per_s or 0.0, config.early_budget, largest_batch(config)
+    goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, max_batch=most, ramp_budget=budget)
     links = links_between(devices, gbit_per_s=config.links, measured=profile.links)
     plan = optimize(profile, devices, links, goal)
     if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):

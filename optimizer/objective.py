@@ -20,7 +20,7 @@ class Objective:
     slack: float = 0.2  # the share of the SLO that is reserved for bursts
     goodput_per_s: float = 0.0  # at least
     cost_per_hour: float | None = None  # US dollars, at most
-    max_batch: int = 64
+    max_batch: int = MOST_BATCH  # beside this, a latency table's largest batch is a limit
     fixed_batch: int | None = None  # every split launches exactly this batch size, as in E3's figures
     # Early answers (optimizer/early_answers.py): ramps may delay the network by this share of its time; None: no.
     ramp_budget: float | None = None

@@ -21,6 +21,7 @@ PUBLISHED = "published"
 ESTIMATED = "estimated"
 ORIGINS = (MEASURED, PUBLISHED, ESTIMATED)  # the most reliable first
 MOST_BATCH = 2**20  # far beyond what any device computes at once
+USUAL_LARGEST, MOST_LARGEST = 64, 256  # the largest batch that is timed, and where larger ones answer more
 
 
 class ExtrapolationWarning(UserWarning):

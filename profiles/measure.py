@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from isobatch.profiles import sweep
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.latency import MOST_LARGEST, USUAL_LARGEST, LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
@@ -72,23 +72,26 @@ class Sweep:
     stopwatch: Stopwatch
     _: KW_ONLY
     budget_s: float
-    largest: int = 64
+    # The largest batch. None: as large as usual, and larger where that answers more, in time beyond the budget.
+    largest: int | None = None
     least: float = 1
     clock: Callable[[], float] = time.perf_counter
     progress: Progress = lambda share, what: None
 
     def __post_init__(self) -> None:
-        self._start_s = self.clock()
+        self._start_s, self._most = self.clock(), self.largest or USUAL_LARGEST
         self._rounds: dict[float, sweep.Rounds] = {}
 
     def run(self, facts: sweep.NetworkFacts) -> Measured:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
-            for warming in (1, 1, min(8, self.largest)):
+            for warming in (1, 1, min(8, self._most)):
                 one_round(self.model, self.make_batch(warming), self.stopwatch)
             for size in self._sizes():
                 self._rounds[size] = self._visit(size)
+            if self.largest is None:
+                self._visit_larger()
             drift = self._visit_again()
         except KeyboardInterrupt:
             if not self._rounds:
@@ -109,13 +112,30 @@ class Sweep:
         """Both ends and the middle in any case, then more sizes until half of the budget is spent."""
         if self.least < 1:
             yield self.least
-        while (size := sweep.next_size(self._whole_s, self.largest)) is not None:
+        while (size := sweep.next_size(self._whole_s, self._most)) is not None:
             if len(self._whole_s) >= 3 and self._left_s < self.budget_s / 2:
                 return
             yield size
             if len(self._whole_s) == 2:
-                pass_s = LARGEST_SHARE * self.budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
-                self.largest = sweep.affordable(self._whole_s, self.largest, pass_s)
+                self._most = sweep.affordable(self._whole_s, self._most, self._longest_pass_s)
+
+    def _visit_larger(self) -> None:
+        """Double the largest batch while that answers more per second and fits the device's memory."""
+        while sweep.worth_doubling(self._whole_s):
+            began_s, twice = self.clock(), 2 * max(self._whole_s)
+            longest_s = 2 * max(self._whole_s.values())
+            if twice > MOST_LARGEST or longest_s > self._longest_pass_s:
+                return
+            try:
+                self._rounds[twice] = self._visit(twice)
+            except torch.OutOfMemoryError:
+                return
+            self.budget_s += self.clock() - began_s
+
+    @property
+    def _longest_pass_s(self) -> float:
+        """Seconds that a pass of the largest batch through the network may take."""
+        return LARGEST_SHARE * self.budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
 
     def _visit(self, size: float) -> sweep.Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""

@@ -21,6 +21,7 @@ BEND = 0.015  # a curve that is straight to within this share needs no more poin
 FAR_APART = 2.0
 NOISY = 0.10  # a measurement with a larger relative spread is not reliable enough for planning
 LEAVING = 8  # of this many inputs one leaves at a stop that is timed, and another one
+WORTH_DOUBLING = 1.05  # the gain from the last doubling of the batch from which the next one may matter
 GOOD_ENOUGH = 0.9  # the knee is the smallest batch that reaches this share of the best rate
 
 
@@ -108,6 +109,18 @@ def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
     }
     low, high = max(doubts, key=lambda pair: doubts[pair], default=(1, 1))
     return middle(low, high) if doubts and doubts[low, high] > BEND else None
+
+
+def worth_doubling(whole_s: Mapping[int, float]) -> bool:
+    """Whether launches twice as large may answer more, as the largest ones do by far more than those of half their
+    size.
+
+    >>> worth_doubling({1: 0.04, 64: 0.17}), worth_doubling({1: 0.003, 64: 0.17})
+    (True, False)
+    """
+    sizes = sorted(whole_s)
+    half_s = float(np.interp(sizes[-1] / 2, sizes, [whole_s[size] for size in sizes]))
+    return 2 * half_s > WORTH_DOUBLING * whole_s[sizes[-1]]
 
 
 def affordable(whole_s: Mapping[int, float], largest: int, pass_s: float) -> int:

@@ -26,7 +26,7 @@ from isobatch.optimizer.problem import Problem
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
-from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.latency import MOST_BATCH, LatencyTable
 from isobatch.profiles.measure import Stopwatch
 from isobatch.profiles.model import SplitModel
 from isobatch.profiles.sweep import whole_s
@@ -100,7 +100,7 @@ class Bench:
     kind: str
     source: Source
     stopwatch: Stopwatch
-    max_batch: int = 64
+    max_batch: int = MOST_BATCH
     least: int = 200  # the fewest inputs by which a rate is judged, even on a slow device
     make_ready: Callable[[Plan], None] = lambda plan: None
     given: Plan | None = None  # a plan to compare with the others

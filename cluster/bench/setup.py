@@ -30,6 +30,7 @@ from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.measure import count_exits, device_name, stopwatch_for
 from isobatch.profiles.model import Batch
 
@@ -82,7 +83,7 @@ class BenchRequest:
     dtype: str | None = None  # None: the usual one
     backend: str = "auto"
     length: int = 32
-    largest: int = 64
+    largest: int | None = None
     budget_s: float = 20.0
     threads: int = 1
     max_rows: int = 1000
@@ -125,7 +126,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
     profile = Profile(folder.name, (table,), exits)
     source = Source(encoded, labels) if values else _drawn(inputs, exits)
-    watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
+    watch = stopwatch_for(str(model.device))
 
     def ready(plan: Plan) -> None:
         """Export the blocks of a plan, so that no export falls into a timed trial."""
@@ -135,7 +136,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
         if made_from(folder, request.data):
             notes += (f"measured with {len(values)} inputs of {name_of(request.data)} that ramps were not trained on",)
-    return Bench(model, profile, kind, source, watch, largest, make_ready=ready), notes
+    return Bench(model, profile, kind, source, watch, request.largest or MOST_BATCH, make_ready=ready), notes
 
 
 def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[np.int64] | None]:

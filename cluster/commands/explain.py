@@ -14,6 +14,7 @@ from isobatch.deployments.progress import show
 from isobatch.profiles.devices import links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load
+from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def explain(
     plan: Annotated[Path, typer.Argument(help="A plan, as `isobatch plan --out` wrote it.")],
     profile: Annotated[Path, "The measured times that the plan was made from."],
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, that of the plan."] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="The largest batch.", show_default="the largest that was timed")
+    ] = None,
     one_machine: Annotated[bool, "All devices are in one machine, as in the plan made with this option."] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the steps; '': no picture.", show_default="beside the plan")
@@ -57,7 +60,7 @@ def explain(
     if picture.name:
         check_picture(picture)
     facts, padded = _problems(explained, known, one_machine)
-    objective = Objective(slo_s=slo_s, max_batch=max_batch)
+    objective = Objective(slo_s=slo_s, max_batch=max_batch or MOST_BATCH)
     all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
     if not any(each.goodput_per_s for each in all_steps):
         raise UserError(f"no plan keeps the SLO of {1e3 * slo_s:g} ms on these devices: --slo-ms gives a longer one")

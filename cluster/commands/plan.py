@@ -49,7 +49,7 @@ class ClassifierPlanOptions(_CommonOptions):
         Dtype | None, "Times in this precision, where the profile has several; none: the first, the network's own."
     ] = None
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False
-    max_batch: Annotated[int, "The largest batch."] = 64
+    max_batch: Annotated[int | None, "The largest batch; none: the largest that was timed."] = None
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0

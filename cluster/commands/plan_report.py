@@ -16,9 +16,7 @@ from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import SimulatedTimes, blocks_text
 from isobatch.profiles.latency import ESTIMATED, MOST_BATCH, PUBLISHED, mixed_backends_warning
-from isobatch.profiles.sweep import rate_per_s
-
-WORTH_TIMING = 1.05  # the gain from the last doubling of the batch from which the next doubling may matter
+from isobatch.profiles.sweep import WORTH_DOUBLING, rate_per_s
 
 
 @dataclass(frozen=True)
@@ -80,14 +78,14 @@ def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
     yield _promise(result)
     yield _baselines(result)
     yield from map(str, result.batch_gains)
-    yield from _larger_batches(result)
+    yield from _larger_batches(result, objective)
     yield from _estimated(result)
     yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
 
 
-def _larger_batches(result: PlanResult) -> Iterator[str]:
+def _larger_batches(result: PlanResult, objective: Objective) -> Iterator[str]:
     """Say where larger batches than the plan may have would be worth a try."""
     first = [plan.placements[0] for plan in result.plan.pipelines]
     planned = {(each.kind, each.splits[0].batch_size) for each in first}
@@ -95,11 +93,12 @@ def _larger_batches(result: PlanResult) -> Iterator[str]:
         table, twice = result.facts.table(kind), 2 * largest
         if (kind, largest) not in planned or twice > MOST_BATCH:
             continue
-        if rate_per_s(table, largest) > WORTH_TIMING * rate_per_s(table, largest / 2):
+        if rate_per_s(table, largest) > WORTH_DOUBLING * rate_per_s(table, largest / 2):
             timed = f"isobatch profile --largest {twice}, then " if table.largest < twice else ""
+            limit = f" --max-batch {twice}" if objective.max_batch < twice else ""
             yield (
                 f"{kind}: the plan has the largest batches that it may have, {largest}, and larger ones may answer "
-                f"more: {timed}isobatch plan --max-batch {twice}"
+                f"more: {timed}isobatch plan{limit}"
             )
 
 

@@ -4,7 +4,6 @@ Meanwhile the best plan so far is shown on a line that changes, until the time i
 """
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
-
-from rich.console import Console
-from rich.status import Status
 
 from isobatch.cluster.commands import number_text, numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
@@ -29,7 +25,7 @@ from isobatch.cluster.simulator.sustained import SHORT_SLOS, inputs_of, sustaine
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.deployments.named import known_backend
 from isobatch.deployments.own_cores import usable_cores
-from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
+from isobatch.deployments.progress import busy
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
@@ -43,6 +39,7 @@ from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
 from isobatch.profiles.devices import Device, fleet, links_between, sharing_choices
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import MOST_BATCH
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import ClassifierPlanOptions
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
 # to simulate the best plan with other inputs, which make its promise.
 SEARCHING, CHOOSING = 0.25, 0.5
 STOPPED_S = 3.0  # for the promise of the best plan, after Ctrl-C
-SHOW_EVERY_S = 0.2  # how often to look whether a line is due
 PARALLEL_RUNS = 3  # cores that the runs which make a promise keep busy: four rates at once, twice, and one run alone
 
 
@@ -61,34 +57,28 @@ class LivePlan:
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._seconds, self._began_s = clock, inf if seconds is None else seconds, clock()
         self._until_share, self.stopped, self._confirming = SEARCHING, False, False
-        console = Console(stderr=True)
-        # A status renders this object again and again.
-        self._status: Status | None = console.status(self) if console.is_terminal else None
-        self._due_s = self._began_s + FIRST_LINE_S
         self._best, self._inputs_per_s = "looking for a first plan", 0.0
         self._before: Any = None  # the handler of Ctrl-C
-        self._end = threading.Event()
+        self._busy = busy(self.text)
+        self._show: Callable[[str], None] = lambda text: None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._stop)
-        if self._status:
-            self._status.start()
-        else:
-            threading.Thread(target=self._show_until_end, daemon=True).start()
+        self._show = self._busy.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._end.set()
-        if self._status:
-            self._status.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._busy.__exit__(*error)
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""
-        self._show()
+        before = self._confirming
         self._confirming = self.stopped or self._clock() - self._began_s >= self._until_share * self._seconds
+        if self._confirming != before:
+            self._show(self.text)
         return self._confirming
 
     @property
@@ -113,7 +103,7 @@ class LivePlan:
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
         self._best = f"{number_text(rate_per_s)} per second by estimate: {_splits(plan)}"
-        self._show()
+        self._show(self.text)
 
     def allow(self, share: float) -> None:
         """Let the next phase continue until this share of `seconds` is over."""
@@ -123,24 +113,12 @@ class LivePlan:
         """A plan that sustains more in the simulator than all before."""
         others = f"{tried} other plan{'s' * (tried != 1)} tried"
         self._best = f"{number_text(rate_per_s)} per second, as simulated: {_splits(plan)}; {others}"
-        self._show()
+        self._show(self.text)
 
-    def __rich__(self) -> str:
-        return f"{self._line()}; {'confirming it with other inputs' if self._confirming else 'Ctrl-C keeps it'}"
-
-    def _line(self) -> str:
-        return f"{self._best}; {self._clock() - self._began_s:.0f} s"
-
-    def _show(self) -> None:
-        """Print the line now and then where there is no terminal."""
-        if self._status is None and (now_s := self._clock()) >= self._due_s:
-            print(f"planning: {self._line()}", file=sys.stderr, flush=True)
-            self._due_s = now_s + EVERY_S
-
-    def _show_until_end(self) -> None:
-        """Print the line also during long simulations, in which the search asks nothing."""
-        while not self._end.wait(SHOW_EVERY_S):
-            self._show()
+    @property
+    def text(self) -> str:
+        """What is shown."""
+        return f"planning: {self._best}; {'confirming it with other inputs' if self._confirming else 'Ctrl-C keeps it'}"
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""
@@ -299,7 +277,7 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
         slack=options.slack,
         goodput_per_s=options.rate or 0.0,
         cost_per_hour=options.budget,
-        max_batch=options.max_batch,
+        max_batch=options.max_batch or MOST_BATCH,
         cuts=tuple(sorted({*cuts})) or None,
     )
 

@@ -19,7 +19,14 @@ from isobatch.cluster.commands import (
     server_at,
     share_cores,
 )
-from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, check_unread, with_options
+from isobatch.cluster.commands.shared_options import (
+    READS,
+    DeviceHere,
+    ReadingOptions,
+    check_separator,
+    check_unread,
+    with_options,
+)
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of, hash_of, locked
 from isobatch.deployments.progress import show
@@ -68,6 +75,7 @@ def predict(
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
     check_unread({"--device": url and device != "auto", "--dtype": url and dtype}, "is for --model: leave it out")
     check_unread({"--api-key-variable": model and api_key_variable}, "is for --url: leave it out")
+    check_separator(reading.label_separator)
     check_out(out, force)
     check_writable(out, data)
     listed = int(scores) if scores.isdecimal() else scores

@@ -11,6 +11,7 @@ from isobatch.cluster.commands import Dtype, check_writable
 from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
+    LargestTimed,
     ReadingOptions,
     check_not_given,
     check_only,
@@ -51,7 +52,7 @@ class ClassifierProfileOptions(ReadingOptions, ProfileOptions):
     tokens: Annotated[
         str | None, "Numbers of tokens of the texts to measure; none: as many as in those of --data, else 32,128."
     ] = None
-    largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
+    largest: LargestTimed = None
     together: Annotated[
         int | None,
         typer.Option(

@@ -23,6 +23,7 @@ from isobatch.deployments.prepare.records import UTF8, Layout
 from isobatch.deployments.prepare.sample import LabelNames
 from isobatch.deployments.resources import check_here, gpus_here
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import MOST_LARGEST, USUAL_LARGEST
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,6 +49,15 @@ def _here(device: str) -> str:
     check_here(known_device(device), gpus_here)
     return device
 
+
+LargestTimed = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="The largest batch to time.",
+        show_default=f"{USUAL_LARGEST}, or up to {MOST_LARGEST} if that answers more",
+    ),
+]
 
 DeviceHere = Annotated[str, typer.Option(callback=_here, help="Where networks compute: auto, cpu, cuda or cuda:0.")]
 
@@ -131,10 +141,14 @@ def label_names(folder: Path, labels: str | None, separator: str = ",") -> Label
     """The names of labels: the head's, and those in --labels. `separator`: between several labels of an input."""
     from isobatch.deployments.models import checkpoint
 
-    if not separator:
-        raise UserError("--label-separator '' is empty: give the sign between labels, as in --label-separator ';'")
+    check_separator(separator)
     names, reduced = checkpoint.label_names(folder), checkpoint.reduces_labels(folder)
     return LabelNames(names, pairs_of(labels), separator, reduced)
+
+
+def check_separator(separator: str) -> None:
+    if not separator:
+        raise UserError("--label-separator '' is empty: give the sign between labels, as in --label-separator ';'")
 
 
 def cells(text: str) -> list[str]:

@@ -30,7 +30,7 @@ def tune(
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
-    max_batch: Annotated[int, "The largest batch."] = 64,
+    max_batch: Annotated[int | None, "The largest batch; none: the largest that was timed."] = None,
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
     no_later: Annotated[bool, "No longer p99 latency than without exits, whatever the SLO allows."] = False,
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,

@@ -175,11 +175,11 @@ class ControllerConfig(WatcherConfig, Patience):
     )
     slo_ms: float | None = Field(None, gt=0, description="The SLO of plans; none: the application's slo_ms.")
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
-    max_batch: int = Field(
-        64,
+    max_batch: int | None = Field(
+        None,
         ge=1,
         le=MOST_BATCH,
-        description="The largest batch of a plan. If not given: that of the application, where it has one.",
+        description="The largest batch of a plan; none: that of the application, where it has one, or the largest timed one.",
     )
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")

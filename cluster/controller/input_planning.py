@@ -9,7 +9,7 @@ from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.survival import with_all_ramps
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.observed import Observed
-from isobatch.deployments.planning import device, usable
+from isobatch.deployments.planning import device, largest_batch, usable
 from isobatch.deployments.precision import check_precision
 from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
@@ -160,11 +160,10 @@ def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
 
 def classifier_problem(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> ClassifierPlanningProblem:
     """The problem of a controller with the first configuration, for an application with the second."""
-    takes_its_limit = "max_batch" in app_config.model_fields_set - config.model_fields_set
     objective = Objective(
         slo_s=(config.slo_ms or app_config.slo_ms) / 1e3,
         slack=config.slack,
-        max_batch=(app_config if takes_its_limit else config).max_batch,
+        max_batch=config.max_batch or largest_batch(app_config),
         ramp_budget=app_config.early_budget,
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())

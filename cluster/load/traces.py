@@ -67,12 +67,17 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, e
 
 
 def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, seconds: float, seed: int) -> Floats:
-    window = np.resize(recorded.counts, max(1, round(seconds / recorded.each_s)))
-    if not window.any():
+    """Arrivals for so long, which may end within a period of the trace."""
+    whole_s = recorded.each_s * ceil(seconds / recorded.each_s)
+    window = np.resize(recorded.counts, round(whole_s / recorded.each_s)) / recorded.each_s
+    last = window[-1] * (whole_s - seconds)  # the arrivals that come too late
+    own_per_s = (float(window.sum()) * recorded.each_s - last) / seconds
+    if not own_per_s > 0:
         raise UserError(f"{path} holds no arrival in its first {seconds:g} s")
-    rate = float(window.mean()) / recorded.each_s if rate_per_s is None else rate_per_s
+    rate = own_per_s if rate_per_s is None else rate_per_s
     check(rate, seconds)
-    return following(window, rate, seconds, np.random.default_rng(seed))
+    times = following(window, rate / own_per_s * float(window.mean()), whole_s, np.random.default_rng(seed))
+    return np.asarray(times[times < seconds])
 
 
 @lru_cache(2)

@@ -112,7 +112,7 @@ def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
 
 
 def timed(
-    model: ServedModel, inputs: Sequence[SampleInputs], kind: str, dtype: str, budget_s: float, largest: int
+    model: ServedModel, inputs: Sequence[SampleInputs], kind: str, dtype: str, budget_s: float, largest: int | None
 ) -> list[Measured]:
     """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun.
 

@@ -266,7 +266,10 @@ def in_one_machine(device: str, kind: str, sizes: Sequence[int], rounds: int = R
     """The link between two processes of this machine, and a note on it."""
     make = partial(LinkEnd, device)
     with child(_end, make) as source, child(_end, make) as target:
-        ends = first_message(source), first_message(target)
+        try:
+            ends = first_message(source), first_message(target)
+        except EOFError:
+            raise UserError("--links: a process at an end was killed: is there memory for two?") from None
         measured = uvloop.run(hops(*ends, Wire(HERE), sizes, rounds))
     return measured.link(kind, kind, True), f"link {kind}>{kind} in one machine: {measured}"
 

@@ -20,7 +20,6 @@ from isobatch.optimizer.pipelines.spread import Planner, spread
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
-from isobatch.profiles.latency import MOST_BATCH
 
 GAP = 0.03  # of the planner
 WORTH = 0.01  # a change that gains less than this share is left out
@@ -103,7 +102,8 @@ def _planned_per_s(facts: Problem, objective: Objective) -> float:
 def _changes(facts: Problem, objective: Objective) -> Iterator[tuple[str, Problem, Objective]]:
     assert objective.slo_s
     yield "an SLO twice as long", facts, replace(objective, slo_s=2 * objective.slo_s)
-    yield "batches twice as large", facts, replace(objective, max_batch=min(2 * objective.max_batch, MOST_BATCH))
+    if objective.max_batch < max(table.largest for table in facts.tables):
+        yield "batches twice as large", facts, replace(objective, max_batch=2 * objective.max_batch)
     yield "hand-overs that take no time (the most a faster link brings)", without_hand_overs(facts), objective
     free = tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
     yield "launches and stops that take no time", replace(facts, tables=free), objective

@@ -1,7 +1,7 @@
 """The counts of a front. `/stats`, the metrics and the controller read them here."""
 
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
@@ -12,7 +12,6 @@ import numpy as np
 from isobatch.deployments.dispatch.route import Route
 from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.observed import NO_LAUNCH, LaunchShape, LaunchTimes, Observed, latency_bin
-from isobatch.deployments.metrics import LATENCY_BOUNDS_MS
 from isobatch.profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
 # Counts of inputs, and of their weight, that the controller reads as they are.
@@ -71,8 +70,6 @@ class Counts:
         # Requests
         self.outcomes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of answered requests: "all", "queued", "computed"
-        # Answered requests by latency: one bucket up to each bound, and one above the last.
-        self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._latest_s: deque[float] = deque(maxlen=latest)  # latencies of answered requests
 
         # Inputs. Their weight is the number of tokens of a text where the plan counts them, else 1.
@@ -119,7 +116,6 @@ class Counts:
         self.seconds["all"] += took_s
         self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
         self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3
-        self.buckets[bisect_left(LATENCY_BOUNDS_MS, 1e3 * took_s)] += 1
         self._latest_s.append(took_s)
 
     def inputs_arrived(self, inputs: int, weight: int, full: bool = False) -> None:
@@ -322,7 +318,6 @@ class Counts:
                 own.update(getattr(other, name))
             elif isinstance(own, int):
                 setattr(self, name, own + getattr(other, name))
-        self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latest_s.extend(other._latest_s)
         for key, launches in other.launches.items():
             self.launches[key] = self.launches[key].plus(launches)

@@ -78,6 +78,7 @@ class Driver:
         self.counts = counts or Counts()
         self.lag = FadingPeak()  # the time from a known answer until its request continues: delays of the event loop
         self.proxies = WatchedProxies()
+        self.observe_latency_ms: Callable[[float], None] = lambda latency_ms: None  # of each answered request
         self._workers = workers
         self._clock = clock
         self._traced = False  # whether any request was traced

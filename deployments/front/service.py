@@ -188,7 +188,9 @@ class Service:
         except RefusedError as refused:
             refused.shows_overload = refused.shows_overload and self._waits(incoming, deadline_s, self._usual_s)
             raise
-        self._driver.counts.answers_known(answers, now_s - incoming.arrived_s)
+        took_s = now_s - incoming.arrived_s
+        self._driver.counts.answers_known(answers, took_s)
+        self._driver.observe_latency_ms(1e3 * took_s)
         return written
 
     async def _read_in_turn(
@@ -235,16 +237,18 @@ class Service:
         """Write the answers, and learn the cost of such requests."""
         known_s, began_s = self._clock(), request.work_clock()
         answers = finite(_with_facts_of(request.inputs, answers))
-        if self.task.by_map:  # maps take long to write
+        if self.task.by_map:  # maps take long to write: meanwhile this thread works for other requests
+            own_s = request.work_clock() - began_s
             written = await self.long_work.run(partial(request.content.write, answers))
         else:
             written = request.content.write(answers)
+            own_s = request.work_clock() - began_s
         now_s = self._clock()
         self._writing.add(now_s, now_s - known_s)
         if request.work_clock is not no_clock:
             costs = self._costs_of(incoming.kind, incoming.size)
             costs.weight.learn(incoming.size, sum(self._driver.weights(request.inputs)))
-            costs.work_s.learn(incoming.size, request.read_s + request.work_clock() - began_s)
+            costs.work_s.learn(incoming.size, request.read_s + own_s)
         return written
 
     def _is_long(self, size: int) -> bool:

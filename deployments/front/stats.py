@@ -1,14 +1,15 @@
 """The published counts: /stats, with sums over all fronts, and each front's metrics for Prometheus.
 
-Metrics are exported through Ray once a second, so that no request waits for them.
+Metrics are exported through Ray once a second, and latencies when they are known.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level, survival, together
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.messages import FrontState, Usage
-from isobatch.deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
+from isobatch.deployments.metrics import FRONT, MetricSeries
 from isobatch.deployments.named import CanaryTerms
 from isobatch.profiles.agreement import Agreement, PromiseState, agreement_text, recent_agreement
 
@@ -146,88 +147,56 @@ def usage() -> Usage:
 
 EVERY_S = 1.0  # the time between two exports
 NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # the agreement without recent audits: it may be anything
-AT_ONCE = 200  # values of a histogram that are exported in one turn of the event loop: about 1 ms
 
 
 async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> None:
     """Export until cancelled; works only inside a replica of Serve, whose name Ray adds to each series."""
     from ray.serve import metrics
 
-    series = FrontSeries(MetricSeries(FRONT, metrics))
+    series = MetricSeries(FRONT, metrics)
+    driver.observe_latency_ms = partial(series.observe, "isobatch_latency_ms")
     while True:
-        series.update(driver, promised_per_s())
-        for _ in series.latencies(driver.counts):
-            await asyncio.sleep(0)
+        export_now(series, driver, promised_per_s())
         await asyncio.sleep(EVERY_S)
 
 
-class FrontSeries:
-    """The time series of one front."""
+def export_now(series: MetricSeries, driver: Driver, promised_per_s: float | None) -> None:
+    counts, route = driver.counted(), driver.dispatcher.route
+    missed, edges = counts.missed.total(), route.edges
+    for name, label, totals in (
+        ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),
+        ("isobatch_exits", "block", counts.exits),
+        ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
+        ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
+        ("isobatch_canary_requests", "outcome", counts.canary),
+        ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
+    ):
+        for value, total in totals.items():
+            series.set_total(name, total, **{label: str(value)})
+    series.set_total("isobatch_arrived_inputs", counts.arrivals)
+    series.set_total("isobatch_arrived_weight", counts.arrived_weight)
+    series.set_total("isobatch_in_time_inputs", counts.in_time)
+    series.set("isobatch_promised_per_s", promised_per_s or 0.0)
+    for (group, block), launches in counts.launches.items():
+        series.set_launches(group, block, *launches)
+    waiting = driver.dispatcher.waiting()
+    for stage in route.all_stages:
+        inputs = waiting.get((stage.group, stage.start), 0)
+        series.set("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
+    for group, replicas in driver.dispatcher.replicas().items():
+        series.set("isobatch_replicas", len(replicas), group=group)
+    series.set("isobatch_parked", float(driver.dispatcher.parked))
+    _export_agreement(series, counts, route)
 
-    def __init__(self, series: MetricSeries) -> None:
-        self._series = series
-        self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
-    def update(self, driver: Driver, promised_per_s: float | None) -> None:
-        counts, route, series = driver.counted(), driver.dispatcher.route, self._series
-        missed, edges = counts.missed.total(), route.edges
-        for name, label, totals in (
-            ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),
-            ("isobatch_exits", "block", counts.exits),
-            ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
-            ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
-            ("isobatch_canary_requests", "outcome", counts.canary),
-            ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
+def _export_agreement(series: MetricSeries, counts: Counts, route: Route) -> None:
+    recent = recent_agreement([counts.watched(route)], counts.clock(), counts.promised)
+    if total := counts.agreement(route.num_blocks):
+        for name, agreement in (
+            ("isobatch_disagreement", total),
+            ("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN),
         ):
-            for value, total in totals.items():
-                series.set_total(name, total, **{label: str(value)})
-        series.set_total("isobatch_arrived_inputs", counts.arrivals)
-        series.set_total("isobatch_arrived_weight", counts.arrived_weight)
-        series.set_total("isobatch_in_time_inputs", counts.in_time)
-        series.set("isobatch_promised_per_s", promised_per_s or 0.0)
-        for (group, block), launches in counts.launches.items():
-            series.set_launches(group, block, *launches)
-        waiting = driver.dispatcher.waiting()
-        for stage in route.all_stages:
-            inputs = waiting.get((stage.group, stage.start), 0)
-            series.set("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
-        for group, replicas in driver.dispatcher.replicas().items():
-            series.set("isobatch_replicas", len(replicas), group=group)
-        series.set("isobatch_parked", float(driver.dispatcher.parked))
-        self._update_agreement(counts, route)
-
-    def latencies(self, counts: Counts) -> Iterator[None]:
-        """Add the latest answers to the histogram. Yields between small parts, so that the event loop can run.
-
-        Ray takes values one by one. The middle of its bucket stands for each value, as in Ray's own histogram.
-        """
-        buckets, exported = list(counts.buckets), 0
-        for number, (now, before) in enumerate(zip(buckets, self._exported_buckets, strict=True)):
-            for _ in range(now - before):
-                self._series.observe("isobatch_latency_ms", _inside(number))
-                exported += 1
-                if not exported % AT_ONCE:
-                    yield
-        self._exported_buckets = buckets
-
-    def _update_agreement(self, counts: Counts, route: Route) -> None:
-        recent = recent_agreement([counts.watched(route)], counts.clock(), counts.promised)
-        if total := counts.agreement(route.num_blocks):
-            for name, agreement in (
-                ("isobatch_disagreement", total),
-                ("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN),
-            ):
-                for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
-                    self._series.set(name, 1 - share, bound=bound)
-        for state in get_args(PromiseState) if recent.state else ():
-            self._series.set("isobatch_promise", float(state == recent.state), state=state)
-
-
-def _inside(bucket: int) -> float:
-    """A value inside a bucket: its middle, or twice the last bound.
-
-    >>> _inside(0), _inside(1), _inside(len(LATENCY_BOUNDS_MS))
-    (0.5, 1.5, 20000.0)
-    """
-    bounds = 0, *LATENCY_BOUNDS_MS, 3 * LATENCY_BOUNDS_MS[-1]
-    return (bounds[bucket] + bounds[bucket + 1]) / 2
+            for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
+                series.set(name, 1 - share, bound=bound)
+    for state in get_args(PromiseState) if recent.state else ():
+        series.set("isobatch_promise", float(state == recent.state), state=state)

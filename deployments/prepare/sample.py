@@ -372,14 +372,14 @@ def _points(row: Row, source: Path, names: LabelNames, task: Keypoints) -> NDArr
 def _flags(row: Row, source: Path, names: LabelNames) -> Indices:
     """For each of the head's labels, whether this row has it."""
     given = row.label.split(names.separator) if isinstance(row.label, str) else row.label
-    flags = np.zeros(len(names.names), np.int64)
-    for label in given if isinstance(given, list) else [given]:
+    labels, flags = given if isinstance(given, list) else [given], np.zeros(len(names.names), np.int64)
+    for label in labels:
         if (number := names.number(label)) is not None:
             if flags[number] and _without_decimals(str(label).strip()) in ("0", "1"):
                 where = f"{source}: row {row.number}: has the label {label} twice"
                 raise UserError(f"{where}: name the labels that the input has, or write 0 and 1 in a column for each")
             flags[number] = 1
-        elif len(given) > 1 or str(label).strip():  # an empty cell: none of the labels
+        elif len(labels) > 1 or str(label).strip():  # an empty cell: none of the labels
             between = f"; labels stand between {names.separator!r}: --label-separator names another sign"
             hint = between if isinstance(row.label, str) else ""
             raise UserError(f"{_no_label(f'{source}: row {row.number}', label, names, set())}{hint}")

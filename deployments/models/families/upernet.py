@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
 from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy, pixel_task
+from isobatch.deployments.models.families.vision import residual_layers
 from isobatch.profiles.errors import UserError
 
 RESNET, SWIN = "resnet", "swin"
@@ -71,9 +72,7 @@ class _SwinBlock(nn.Module):
 def _block(backbone: Any, regions: Regions, region: int, place: int) -> nn.Module:
     if regions.as_tokens:
         return _SwinBlock(backbone.swin.encoder.layers, regions, region, place)
-    stage = backbone.encoder.stages[region]
-    smaller = getattr(stage, "downsampling_layer", ()) if place == 0 else ()
-    return nn.Sequential(*smaller, stage.layers[place])
+    return residual_layers(backbone.encoder.stages[region])[place]
 
 
 def upernet(model: Any) -> Anatomy:

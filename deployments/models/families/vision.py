@@ -65,55 +65,38 @@ def _swin_blocks(base: Any) -> Iterator[tuple[ImageBlock, int]]:
         height, width = (height + 1) // 2, (width + 1) // 2
 
 
-def _convolutional(
-    embed: nn.Module, layers: list[list[Any]], widths: list[int], head: Callable[[Tensor], Tensor]
-) -> Anatomy:
-    """The anatomy of a network whose blocks are these layers in turn, and whose ramps read means over the image."""
+def convolutional(model: Any) -> Anatomy:
+    """ResNet and ConvNeXt: each residual layer is a block."""
+    base = model.base_model
+    layers = [layer for stage in base.encoder.stages for layer in residual_layers(stage)]
+    widths = [width for stage, width in zip(base.encoder.stages, model.config.hidden_sizes, strict=True) for _ in stage.layers]
+    embed = base.embedder if hasattr(base, "embedder") else base.embeddings
 
-    def block(steps: list[Any]) -> ImageBlock:
-        def run(hidden: Tensor, _: Spans | None) -> Tensor:
-            for step in steps:
-                hidden = step(hidden)
-            return hidden
+    def block(layer: nn.Module) -> ImageBlock:
+        return lambda hidden, _: layer(hidden)
 
-        return run
+    def head(hidden: Tensor) -> Tensor:
+        pooled = base.pooler(hidden) if hasattr(base, "pooler") else base.layernorm(hidden.mean([-2, -1]))
+        answer: Tensor = model.classifier(pooled)
+        return answer
 
     return Anatomy(
         embed=lambda arrays: embed(arrays["pixel_values"]),
-        blocks=[block(steps) for steps in layers],
+        blocks=[block(layer) for layer in layers],
         head=head,
         pool=lambda hidden, _: hidden.float().mean(dim=(2, 3)),
         pooled_widths=widths,
     )
 
 
-def resnet(model: Any) -> Anatomy:
-    """Each residual layer is a block, and blocks differ in shape."""
-    base = model.base_model
-    layers = [layer for stage in base.encoder.stages for layer in stage.layers]
-    widths = [layer.layer[-1].convolution.out_channels for layer in layers]
-    blocks = [[layer] for layer in layers]
-    return _convolutional(base.embedder, blocks, widths, lambda hidden: model.classifier(base.pooler(hidden)))
-
-
-def convnext(model: Any) -> Anatomy:
-    """Each residual layer is a block; the first block of a stage includes its downsampling."""
-    base = model.base_model
-    sizes = zip(base.encoder.stages, model.config.hidden_sizes, strict=True)
-    blocks = [
-        ([*(stage.downsampling_layer if layer is stage.layers[0] else ()), layer], width)
-        for stage, width in sizes
-        for layer in stage.layers
-    ]
-    layers, widths = map(list, zip(*blocks, strict=True))
-    return _convolutional(
-        base.embeddings, layers, widths, lambda hidden: model.classifier(base.layernorm(hidden.mean([-2, -1])))
-    )
+def residual_layers(stage: Any) -> list[nn.Module]:
+    """The layers of a stage. The first one includes the stage's downsampling, which ConvNeXt has."""
+    first, *others = stage.layers
+    return [nn.Sequential(*getattr(stage, "downsampling_layer", ()), first), *others]
 
 
 FAMILIES = (
     Family(("vit", "deit"), "image", vit),
     Family(("swin",), "image", swin),
-    Family(("resnet",), "image", resnet, any_size=True),
-    Family(("convnext", "convnextv2"), "image", convnext, any_size=True),
+    Family(("resnet", "convnext", "convnextv2"), "image", convolutional, any_size=True),
 )

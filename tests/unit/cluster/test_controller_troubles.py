@@ -216,8 +216,12 @@ def test_while_paused_a_preview_says_so_though_the_devices_of_a_pinned_plan_are_
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
     app = Fluid(question(MEDIUM, v100=4))
     app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
-    back = [event for event in moves(run(app, control_loop(app), 1800)) if not event.forced]
+    loop = control_loop(app)
+    back = [event for event in moves(run(app, loop, 1800)) if not event.forced]
     assert len(back) <= 6, "of fifteen times: each change doubles what the next one has to gain"
+    app.devices = lambda at_s: {"v100": 4}
+    run(app, loop, 7200)
+    assert app.running.devices() == {"v100": 4}
 
 
 def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
@@ -449,6 +453,8 @@ def test_a_fleet_whose_inputs_all_ask_for_the_full_network_gets_a_plan_for_it():
     app = improvable(EASY)
     app.rate, app.full = lambda at_s: 700.0, lambda at_s: 1.0
     assert {event.what for event in moves(run(app, control_loop(app), 900))} == {"rolled out"}
+    assert app.sustained_per_s(app.running) > 0.95 * app.best()
+    assert app.running.ramps == ()
 
 
 def test_while_paused_what_is_forced_changes_nothing_and_a_pinned_plan_stays_pinned():

@@ -17,7 +17,7 @@ from isobatch.optimizer.plan import DecodingTerms, Promise, SimulatedTimes
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
-from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.latency import MOST_BATCH, LatencyTable
 
 BLOCKS = 4
 CUT = (Placement("v100", 2, (Split(0, 1, 8, ramps=(0,)), Split(1, BLOCKS, 8))),)
@@ -152,7 +152,7 @@ def test_a_controller_keeps_to_the_largest_batch_of_its_application(profile: str
 
     assert largest(ControllerConfig(), limited) == 4
     assert largest(ControllerConfig(max_batch=8), limited) == 8
-    assert largest(ControllerConfig(), whole) == 64
+    assert largest(ControllerConfig(), whole) == MOST_BATCH
 
 
 def test_the_summary_of_a_plan_has_simulated_latencies_that_of_full_launches_and_of_first_tokens() -> None:

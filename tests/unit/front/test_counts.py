@@ -24,7 +24,7 @@ from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observ
 from isobatch.deployments.front.open_inference.protocol import statistics
 from isobatch.deployments.front.proxy import Burden, ProxyLimit, Refusals
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.front.stats import FrontSeries, stats_of
+from isobatch.deployments.front.stats import export_now, stats_of
 from isobatch.deployments.metrics import FRONT, MetricSeries
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.profiles.agreement import WATCHED_S, recent_agreement
@@ -243,7 +243,6 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
         assert stats["survival"] == [1.0, 0.25, 0.25, 0.25]
         assert (stats["splits"][0]["launches"], stats["splits"][0]["fill"]) == (40, 0.25)
         assert len(stats["fronts"]) == 2
-    assert together([slow.counts, fast.counts]).buckets == [0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0]
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
 
 
@@ -291,10 +290,10 @@ def test_a_parked_application_is_ready_without_replicas() -> None:
     assert replace(front([], [], back=0), parked=True).missing == []
     dispatcher, noted = Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), NotedMetrics()
     driver = Driver(dispatcher, LocalWorkers({}), time.perf_counter, Counts({}, lambda: 0.0))
-    series = FrontSeries(MetricSeries(FRONT, noted))
+    series = MetricSeries(FRONT, noted)
     for wakes_in_s, replicas, parked in ((1.0, 0, 1), (None, 0, 0)):
         dispatcher.reroute(ROUTE, dict.fromkeys(dispatcher.replicas(), ()), wakes_in_s)
-        series.update(driver, None)
+        export_now(series, driver, None)
         assert (noted.told["isobatch_replicas"]["back",], noted.told["isobatch_parked"][()]) == (replicas, parked)
 
 
@@ -304,19 +303,19 @@ def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int,
     counts = Counts({}, lambda: now_s)
     counts.promised = 0.99
     driver = Driver(Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), LocalWorkers({}), time.perf_counter, counts)
-    series = FrontSeries(MetricSeries(FRONT, noted))
+    series = MetricSeries(FRONT, noted)
     for off in (0, missed):
         counts.end_windows(ROUTE)
         counts.exits.update({0: 400, 3: 400})
         counts.audited[0] += 400
         counts.missed[0] += off
-        series.update(driver, None)
+        export_now(series, driver, None)
         now_s += 1000.0
     latest = noted.told["isobatch_disagreement_lately"]["mean",]
     assert latest == pytest.approx(missed / 800)
     assert noted.told["isobatch_disagreement"]["mean",] == pytest.approx(missed / 1600)
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {state}
-    series.update(driver, None)
+    export_now(series, driver, None)
     bounds = noted.told["isobatch_disagreement_lately"]
     assert (bounds["low",], bounds["high",]) == (0.0, 1.0), "ten minutes later nothing is known"
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {"not watched"}
@@ -328,7 +327,7 @@ def test_metrics_have_the_requests_that_a_proxy_refuses_without_another_question
     driver.proxies.watch(ProxyLimit(Path("none"), lambda: Burden(0, 0, 0), list, refusals=refusals))
     refusals.add("front", 0)
     refusals.add("front", 7)
-    FrontSeries(MetricSeries(FRONT, noted)).update(driver, None)
+    export_now(MetricSeries(FRONT, noted), driver, None)
     assert noted.told["isobatch_requests"]["refused",] == 7
     assert noted.told["isobatch_arrived_inputs"][()] == 7
 

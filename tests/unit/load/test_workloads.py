@@ -67,6 +67,9 @@ def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
     counts.write_text("minute,count\n0,600\n1,1800\n")
     times.write_text("TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n")
     assert len(trace(counts, None, seconds=120)) == pytest.approx(2400, rel=0.1)
+    cut = trace(counts, None, seconds=90)
+    assert (len(cut), (cut < 60).sum()) == (pytest.approx(1500, rel=0.1), pytest.approx(600, rel=0.15))
+    assert len(trace(counts, 5.0, seconds=90)) == pytest.approx(450, rel=0.2)
     assert len(trace(times, None, seconds=100)) == pytest.approx(50, abs=1)
 
 

@@ -82,6 +82,12 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, content: str, sent
     assert sentence in str(error.value)
 
 
+def test_a_lone_number_is_one_label(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.jsonl", '{"text": "a", "labels": 2}\n') == [[0, 0, 1, 0]]
+    with pytest.raises(UserError, match="row 1: label '99' does not fit the head"):
+        read(tmp_path / "b.jsonl", '{"text": "a", "labels": 99}\n')
+
+
 def test_a_list_of_0_and_1_is_no_list_of_labels(tmp_path: Path) -> None:
     """Most programs that train such networks write 0.0 or 1.0 for each label."""
     for labels in ("[0.0, 1.0, 0.0, 0.0]", "[1, 0, 0, 1]", "[true, true, false, false]", '"0,1,0,0"'):

@@ -74,7 +74,7 @@ def facts(model: FakeModel) -> NetworkFacts:
     return facts_of(model, batch_at(0, 1), "cpu", None, "measured: a fake", "cpu")
 
 
-def measured(model: FakeModel, budget_s: float = 60.0, largest: int = 64) -> Measured:
+def measured(model: FakeModel, budget_s: float = 60.0, largest: int | None = 64) -> Measured:
     known = facts(model)
     sweep = Sweep(
         model,
@@ -132,6 +132,34 @@ def test_it_spends_its_sizes_where_the_curve_bends() -> None:
 def test_neighbouring_sizes_are_at_most_twice_apart_also_on_a_straight_curve() -> None:
     sizes = measured(FakeModel(floor=1), largest=32).table.batch_sizes
     assert all(high <= 2 * low for low, high in pairwise(sizes)), sizes
+
+
+@pytest.mark.parametrize(("floor", "expected"), [(1, 64), (48, 128), (100, 256), (1000, 256)])
+def test_batches_are_doubled_while_that_answers_more(floor: int, expected: int) -> None:
+    assert measured(FakeModel(floor), largest=None).table.largest == expected
+
+
+class SmallMemory(FakeModel):
+    """A device that has memory for 100 inputs."""
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+        if len(batch) > 100:
+            raise torch.OutOfMemoryError("no memory")
+        return super().run(batch, stop, ramps, kept)
+
+
+def test_batches_are_not_doubled_beyond_the_memory_the_budget_or_the_limit() -> None:
+    assert measured(SmallMemory(floor=1000), largest=None).table.largest == 64
+    assert measured(FakeModel(floor=1000), budget_s=0.5, largest=None).table.largest == 64
+    assert measured(FakeModel(floor=1000), largest=64).table.largest == 64
+
+
+def test_larger_batches_take_no_time_from_the_usual_ones() -> None:
+    """The same sizes are timed, and the usual ones as often."""
+    usual, larger = FakeModel(floor=48), FakeModel(floor=48)
+    sizes, more = (measured(model, largest=largest).table.batch_sizes for model, largest in ((usual, 64), (larger, None)))
+    assert more == (*sizes, 128)
+    assert larger.now_s > usual.now_s
 
 
 def test_it_keeps_to_its_budget_by_measuring_fewer_and_smaller_batches() -> None:
