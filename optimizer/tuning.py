@@ -114,13 +114,13 @@ def tuned(
         before = rehearse(before, known)
         sets = enumerate(rated[:REHEARSED])
         rehearsed = [rehearse(*each) for place, each in sets if not place or not out_of_time()]
-        best = min(rehearsed, key=lambda plan: _value(plan, objective))
+        best = min(rehearsed, key=lambda plan: promised_value(plan, objective))
     chosen = evidence.proven_candidates(ramps := opened(best), costs_of(best, facts))
     problem = _opening(ramps, facts, evidence, chosen)
     after = find(problem)
     if after and rehearse:
         after = rehearse(after, problem)
-    if after is None or _value(after, objective) >= _value(before, objective):
+    if after is None or promised_value(after, objective) >= promised_value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
@@ -144,13 +144,15 @@ def _rated(
             problem = _opening(each, facts, evidence, chosen)
             if plan := find(problem):
                 same = tuple(opened(plan))  # as another set of ramps, or with thresholds for another plan
-                if same not in rated or _value(plan, objective) < _value(rated[same][0], objective):
+                if same not in rated or promised_value(plan, objective) < promised_value(rated[same][0], objective):
                     rated[same] = plan, problem
-        better = min((plan for plan, _ in rated.values()), key=lambda plan: _value(plan, objective), default=best)
-        if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
+        better = min(
+            (plan for plan, _ in rated.values()), key=lambda plan: promised_value(plan, objective), default=best
+        )
+        if promised_value(better, objective) >= promised_value(best, objective) * (1 - LEAST_GAIN):
             break
         best = better
-    return sorted(rated.values(), key=lambda each: _value(each[0], objective))
+    return sorted(rated.values(), key=lambda each: promised_value(each[0], objective))
 
 
 def _opening(ramps: Collection[int], facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
@@ -184,10 +186,10 @@ def _block_costs(pipeline: Plan, facts: Problem, open_ramps: NDArray[np.bool_]) 
     return costs
 
 
-def _value(plan: Plan, objective: Objective) -> float:
-    """The value of the goal: the smaller, the better; infinite where nothing is sustained in simulations."""
-    promise = plan.promise
-    assert promise, "This is a bug: the planner promises something of each plan."
-    if not promise.goodput_per_s:
+def promised_value(plan: Plan | None, objective: Objective) -> float:
+    """The value of the goal: the smaller, the better; infinite without a plan, and where nothing is sustained in
+    simulations."""
+    promise = plan.promise if plan else None
+    if not promise or not promise.goodput_per_s:
         return inf
     return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

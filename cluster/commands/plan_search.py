@@ -34,7 +34,7 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, Baseline, baseline,
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
-from isobatch.optimizer.tuning import plan_for_its_ramps
+from isobatch.optimizer.tuning import plan_for_its_ramps, promised_value
 from isobatch.profiles.curves import BACKENDS as PUBLISHED_BACKENDS
 from isobatch.profiles.devices import Device, fleet, links_between, sharing_choices
 from isobatch.profiles.errors import UserError
@@ -170,9 +170,10 @@ def planned(options: "ClassifierPlanOptions", fleet_text: str, profile: Profile,
     if not results:
         raise errors[0]
     best = min(
-        results, key=lambda name: _value(results[name].plan, objective) * (1 + choice.LEAST_GAIN * (name == "shared"))
+        results,
+        key=lambda name: promised_value(results[name].plan, objective) * (1 + choice.LEAST_GAIN * (name == "shared")),
     )
-    if _value(results[best].plan, objective) == inf:
+    if promised_value(results[best].plan, objective) == inf:
         late = f"as simulated, no plan answers {options.in_time:.4g} of the inputs in time, however few come"
         raise UserError(f"{late}, as the slowest take longer than the SLO: raise --slo-ms, or lower --in-time")
     others = (Baseline(name, each.plan, each.score) for name, each in results.items() if name != best)
@@ -190,18 +191,10 @@ def most_promising(
     for devices in choices:
         with suppress(UserError):  # no times of the backend, for example
             facts = problem_of(options, devices, profile)
-            values[devices] = _value(found_in_time(live, facts, within, gap), objective)
+            values[devices] = promised_value(found_in_time(live, facts, within, gap), objective)
         if live.is_over():
             break
     return [devices for devices in sorted(values, key=values.__getitem__) if values[devices] < inf][:1]
-
-
-def _value(plan: Plan | None, objective: Objective) -> float:
-    """By the goal: the smaller, the better; infinite where nothing is sustained."""
-    if plan is None or plan.promise is None or not plan.promise.goodput_per_s:
-        return inf
-    promise = plan.promise
-    return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))
 
 
 def searched(

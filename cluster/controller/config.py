@@ -179,7 +179,7 @@ class ControllerConfig(WatcherConfig, Patience):
         None,
         ge=1,
         le=MOST_BATCH,
-        description="The largest batch of a plan; none: that of the application, where it has one, or the largest timed one.",
+        description="The largest batch of a plan; none: that of the application if given, else the largest timed one.",
     )
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")

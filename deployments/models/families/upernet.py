@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy, pixel_task
 from isobatch.deployments.models.families.vision import residual_layers
+from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy, pixel_task
 from isobatch.profiles.errors import UserError
 
 RESNET, SWIN = "resnet", "swin"

@@ -69,7 +69,9 @@ def convolutional(model: Any) -> Anatomy:
     """ResNet and ConvNeXt: each residual layer is a block."""
     base = model.base_model
     layers = [layer for stage in base.encoder.stages for layer in residual_layers(stage)]
-    widths = [width for stage, width in zip(base.encoder.stages, model.config.hidden_sizes, strict=True) for _ in stage.layers]
+    widths = [
+        width for stage, width in zip(base.encoder.stages, model.config.hidden_sizes, strict=True) for _ in stage.layers
+    ]
     embed = base.embedder if hasattr(base, "embedder") else base.embeddings
 
     def block(layer: nn.Module) -> ImageBlock:
