@@ -5,7 +5,7 @@ written to `experiments/results/NAME.json` with the machine, the date and the co
 command.
 
 Arguments of `measure()` make a benchmark smaller: `python -m experiments.bench replan changes=6`. Such figures are
-printed, not kept. `on=zen4` keeps figures of another machine in a file of their own (`NAME@zen4.json`).
+printed, not kept. `on=amx` keeps figures of another machine in a file of their own (`NAME@amx.json`).
 """
 
 import json

@@ -128,7 +128,8 @@ class Sweep:
                 return
             try:
                 self._rounds[twice] = self._visit(twice)
-            except torch.OutOfMemoryError:
+            except Exception:  # the usual sizes are measured, and libraries report a lack of memory in different ways
+                torch.cuda.empty_cache()
                 return
             self.budget_s += self.clock() - began_s
 
@@ -193,7 +194,8 @@ def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
     for ramp, count in zip(model.ramp_blocks, sweep.staying(len(batch), len(model.ramp_blocks)), strict=True):
         survivors = model.run(batch, ramp + 1, (ramp,), np.arange(len(batch))).survivors
         assert survivors is not None, "This is a bug: all inputs stay."
-        batch = model.select(survivors, np.arange(len(survivors) - count, len(survivors)))
+        # Some of each length: texts stand in the order of their lengths.
+        batch = model.select(survivors, np.floor((np.arange(count) + 0.5) * len(survivors) / count).astype(np.int64))
     return model.run(batch, model.num_blocks, ())
 
 

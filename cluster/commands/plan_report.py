@@ -203,7 +203,7 @@ def _best_possible(result: PlanResult, promise: Promise) -> str:
     if result.simulated and promise.goodput_per_s > result.score.goodput_per_s:
         return "not known: it sustains more than the estimate for the devices alone"
     if result.simulated:
-        return f"within {gap:.2%} of what the devices alone allow"
+        return f"within {gap:.2%} of the best estimate for the devices alone that keeps the slack"
     if gap == 0:
         return "yes, proved"
     if gap == MOST_GAP:

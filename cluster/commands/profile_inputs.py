@@ -35,7 +35,7 @@ from isobatch.profiles.devices import Link, kind_of, known_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, differ, load, save
-from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.latency import USUAL_LARGEST, LatencyTable
 from isobatch.profiles.lengths import Lengths
 from isobatch.profiles.measure import CountedExits, count_exits, device_name
 from isobatch.profiles.model import edges_of
@@ -78,7 +78,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     inputs = block_times.sample_inputs(network, source, lengths, tokens)
     others = [each for each in kinds if each != kind]
     derived = _derived_tables(source, others, options.dtype, [each.length for each in inputs], network.ramp_blocks)
-    measured = block_times.timed(network, inputs, kind, dtype, options.timing_s, options.largest)
+    largest = options.largest or (USUAL_LARGEST if options.together else None)  # sharers need memory, too
+    measured = block_times.timed(network, inputs, kind, dtype, options.timing_s, largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
     interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
     if options.together and not interrupted:

@@ -104,8 +104,8 @@ FOUND = (
 
 def command(claim: str) -> str:
     """
-    >>> command("real"), command("decoding@zen4"), command("soak")
-    ('bench-real', 'bench-decoding on=zen4', 'soak')
+    >>> command("real"), command("decoding@amx"), command("soak")
+    ('bench-real', 'bench-decoding on=amx', 'soak')
     """
     name, _, machine = claim.partition("@")
     target = name if name in ("chaos", "fuzz", "soak") else f"bench-{name}"

@@ -30,7 +30,7 @@ def from_tree(path: str) -> str | None:
 
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
-    """The hashes of each module of a benchmark, by its path. "decoding@zen4" is `decoding` on another
+    """The hashes of each module of a benchmark, by its path. "decoding@amx" is `decoding` on another
     machine."""
     name = claim.partition("@")[0]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / name).glob("test_*.py"))

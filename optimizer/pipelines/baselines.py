@@ -111,12 +111,14 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
     builder, blocks = Builder(facts, objective.batches, np.inf), facts.num_blocks
     loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
     before = np.full((blocks + 1, len(arrivals[0])), np.inf)  # by block and batch
-    came = np.zeros(before.shape, int)
+    came, waited = np.zeros(before.shape, int), np.zeros_like(before)  # `waited`: for the most arrivals of any split
     memory = builder.memory.of_any_cut(np.arange(1, before.shape[1] + 1)[:, None])[:, 0]
     before[0] = np.where(memory <= builder.memory.capacity[0], 0.0, np.inf)
     for start in range(blocks):
         grown, behind = before[start] + loads[start][0].T, before[start + 1 :]
-        came[start + 1 :][grown < behind] = start
+        lighter = grown < behind
+        came[start + 1 :][lighter] = start
+        waited[start + 1 :] = np.where(lighter, np.maximum(waited[start], arrivals[start]), waited[start + 1 :])
         np.minimum(behind, grown, out=behind)
     ends = np.stack([before[start] + loads[start][0][:, -1] for start in range(blocks)])
     last, batch = np.nonzero(np.isfinite(ends))
@@ -127,7 +129,8 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
             edges.append(int(came[edges[-1], size]))
         return tuple(split_with_ramps(facts, a, b, size + 1, inner=False) for b, a in pairwise(edges))[::-1]
 
-    work = np.stack(arrivals)[last, batch] * ends[last, batch]
+    most = np.maximum(waited[:-1], np.stack(arrivals))
+    work = most[last, batch] * ends[last, batch]
     return Ways(ends[last, batch], work, (batch + 1).astype(float), splits, local=True)
 
 

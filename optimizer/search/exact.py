@@ -55,6 +55,8 @@ def _best(pipelines: Search, below: float, gap: float, prove: bool) -> tuple[Val
     best, bound = pipelines.best(min(below, nearly * first.value) if first else below, gap)
     best = best or first
     last = pipelines.local(best.value / nearly if best else below) if first is None else None
+    if best and first is None and last is None and gap > 2 * SAME:
+        bound = min(bound, best.value / nearly)  # only much better local placements were sought
     return last or best, min(bound, last.value if last else bound, first.value if first else bound)
 
 

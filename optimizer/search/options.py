@@ -94,15 +94,22 @@ class Builder:
 
     @cached_property
     def _block_s(self) -> Floats:
-        return self._dense("block_times_s")
+        return self._times_s("block_times_s", np.append(0, self._batches))
 
     @cached_property
     def _ramp_s(self) -> Floats:
-        return self._dense("ramp_times_s")
+        return self._times_s("ramp_times_s", np.append(0, self._batches))
+
+    @cached_property
+    def _knots(self) -> Floats:
+        """Batch sizes between which the times of all kinds are linear: whole ones, and those of tables of texts."""
+        return np.unique([*self._batches, *(size for table in self.facts.tables for size in table.batch_sizes)])
 
     @cached_property
     def _block_and_ramp_s(self) -> Floats:
-        return self._block_s + self._ramp_s * self._releasing
+        """Kinds x knots x blocks."""
+        ramps_s = self._times_s("ramp_times_s", self._knots) * self._releasing
+        return self._times_s("block_times_s", self._knots) + ramps_s
 
     @cached_property
     def _tie_break_s(self) -> float:
@@ -125,9 +132,9 @@ class Builder:
             allowed = (stops == behind) & (start in ends)
         return allowed
 
-    def _dense(self, method: str) -> Floats:
-        """Kinds x batch sizes from 0 x blocks. Tables are linear between whole batch sizes, so this loses nothing."""
-        rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
+    def _times_s(self, method: str, sizes: Floats | Ints) -> Floats:
+        """Kinds x batch sizes x blocks."""
+        rows = [np.minimum(sizes, largest) for largest in self._largest]
         times = [getattr(table, method)(row) for table, row in zip(self.facts.tables, rows, strict=True)]
         return np.stack(times)
 
@@ -195,12 +202,13 @@ class Builder:
 
     def _at(self, start: int, size: Floats) -> Floats:
         """Seconds of blocks and active ramps at fractional batch sizes (batches x blocks)."""
-        size = np.clip(size, 1, self._batches[-1])
-        low = size.astype(np.int64)
-        high = np.minimum(low + 1, self._batches[-1])
+        size, knots = np.clip(size, 1, self._batches[-1]), self._knots
+        low = knots.searchsorted(size, side="right") - 1
+        high = np.minimum(low + 1, len(knots) - 1)
+        part = (size - knots[low]) / np.where(high > low, knots[high] - knots[low], 1.0)
         block = np.arange(start, self.facts.num_blocks)
         times: Floats = self._block_and_ramp_s[:, low, block]
-        return times + (size - low) * (self._block_and_ramp_s[:, high, block] - times)
+        return times + part * (self._block_and_ramp_s[:, high, block] - times)
 
     def _transfer(self, start: int) -> tuple[Floats, Ints]:
         """Seconds (class of source x 1 x kind x batch), and the class of every source. Nothing precedes block 0."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
@@ -67,6 +67,45 @@ def test_so_it_is_where_a_stop_costs_less_than_a_launch(seed: int) -> None:
     facts = replace(facts, tables=tuple(dear))
     objective = random_objective(seed, facts)
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
+@many
+@given(SEEDS)
+@example(1015)
+@example(2457)
+def test_so_it_is_where_tables_bend_between_whole_sizes(seed: int) -> None:
+    """As those of texts do, whose batches are counted in tokens."""
+    facts = random_problem(seed)
+    facts = replace(facts, tables=tuple(map(bent, facts.tables)))
+    objective = random_objective(seed, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
+def bent(table: LatencyTable) -> LatencyTable:
+    low, high = table.batch_sizes[0], table.batch_sizes[-1]
+    if high == low:
+        return table
+    slow = tuple(0.9 * seconds for seconds in table.block_s[-1])
+    middle = low + 0.37 * (high - low)
+    return replace(
+        table,
+        batch_sizes=(low, middle, high),
+        block_s=(table.block_s[0], slow, table.block_s[-1]),
+        ramp_s=(table.ramp_s[0], table.ramp_s[0], table.ramp_s[-1]),
+    )
+
+
+@many
+@given(SEEDS, st.booleans())
+def test_within_a_gap_the_bound_is_true(seed: int, distant: bool) -> None:
+    facts = random_problem(seed)
+    if distant:
+        ways = {way: replace(link, latency_s=5 * link.latency_s) for way, link in facts.links.items()}
+        facts = replace(facts, links=ways)
+    objective = random_objective(seed, facts)
+    if plan := search(facts, objective, gap=0.2):
+        own = worth(evaluate(plan, facts, objective), objective)
+        assert best_value(facts, objective) >= own / (1 + plan.promise.gap) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("limits", [{"goal": "goodput-per-dollar"}, {"cost_per_hour": 50_000.0}])

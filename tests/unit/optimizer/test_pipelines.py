@@ -13,7 +13,7 @@ from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import baselines, batch_sizes, no_later, starts
+from isobatch.optimizer.pipelines.baselines import SERIAL, baseline, baselines, batch_sizes, no_later, starts
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import value
 from isobatch.optimizer.plan import Placement, Plan, Split
@@ -169,6 +169,18 @@ def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:
     others = [value(each.plan, facts, objective) for each in baselines(facts, objective) if each.plan]
     plan = side_by_side(facts, objective)
     assert (value(plan, facts, objective) if plan else inf) <= min(others, default=inf) * (1 + 1e-8) + 1e-12
+
+
+def test_blocks_that_nobody_reaches_take_no_part_in_the_latency_of_serial_splits() -> None:
+    times = LatencyTable(
+        "a", (1, 64), ((1e-3,) * 3, (64e-3,) * 3), ((0.0,) * 3,) * 2, 10e-3, (10,) * 3, (1,) * 3, "test"
+    )
+    ways = {("a", "a"): Link("a", "a", bytes_per_s=1e9, latency_s=1e-4)}
+    facts, limit = Problem((1.0, 0.5, 0.0), (times,), (Device("a", 1, 10**9, 1.0),), ways), Objective(slo_s=0.2)
+    plan = baseline(SERIAL, facts, limit).plan
+    assert plan
+    assert evaluate(plan, facts, limit).broken == ()
+    assert plan.splits[0].batch_size == 17, "with 18 the estimated latency exceeds the limit"
 
 
 @few

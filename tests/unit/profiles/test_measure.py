@@ -122,6 +122,33 @@ def test_a_stop_costs_a_launch_and_what_it_makes_of_the_next_block() -> None:
         assert at_ramps_s == pytest.approx(np.full(2, RAMP_S + ChangedSize.SLOWER_S * size), rel=0.05)
 
 
+class Texts(FakeModel):
+    """Its blocks take as long as the texts have tokens."""
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
+        assert batch.lengths is not None
+        launched = super().run(batch_at(batch.cursor, int(batch.lengths.sum())), stop, ramps, kept)
+        return replace(launched, survivors=launched.survivors and replace(batch, cursor=stop))
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        if batch.lengths is None:
+            return super().select(batch, rows)
+        return replace(batch, memory=batch.memory[rows], lengths=batch.lengths[rows])
+
+
+def text_batch(cursor: int, size: int) -> Batch:
+    return replace(batch_at(cursor, size), lengths=np.linspace(1, 31, size).astype(np.int64))
+
+
+def test_stops_are_timed_with_texts_of_all_lengths() -> None:
+    """Batches hold texts in the order of their lengths."""
+    model = Texts(floor=16)
+    sweep = Sweep(model, lambda size: text_batch(0, int(size)), model.stopwatch, budget_s=60.0, clock=model.clock)
+    table = sweep.run(facts(FakeModel())).table
+    assert table.stop_s < 2 * LAUNCH_S
+    assert table.ramp_times_s(64)[1] == pytest.approx(RAMP_S, abs=1e-4)
+
+
 def test_it_spends_its_sizes_where_the_curve_bends() -> None:
     bent = measured(FakeModel(floor=8)).table.batch_sizes
     assert len([size for size in bent if 4 <= size <= 20]) >= 4
@@ -142,14 +169,18 @@ def test_batches_are_doubled_while_that_answers_more(floor: int, expected: int) 
 class SmallMemory(FakeModel):
     """A device that has memory for 100 inputs."""
 
+    error: Exception = torch.OutOfMemoryError("no memory")
+
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         if len(batch) > 100:
-            raise torch.OutOfMemoryError("no memory")
+            raise self.error
         return super().run(batch, stop, ramps, kept)
 
 
 def test_batches_are_not_doubled_beyond_the_memory_the_budget_or_the_limit() -> None:
-    assert measured(SmallMemory(floor=1000), largest=None).table.largest == 64
+    small, of_another_library = SmallMemory(floor=1000), SmallMemory(floor=1000)
+    of_another_library.error = Exception("failed to allocate")
+    assert [measured(model, largest=None).table.largest for model in (small, of_another_library)] == [64, 64]
     assert measured(FakeModel(floor=1000), largest=64).table.largest == 64
     hasty, limited = (measured(FakeModel(floor=48), budget_s=1.0, largest=largest).table for largest in (None, 64))
     assert hasty.batch_sizes == limited.batch_sizes
