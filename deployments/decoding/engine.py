@@ -14,9 +14,11 @@ from typing import Protocol
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.scheduler import (
+    SHORTEST_RETRY_S,
     DecodingLaunch,
     DecodingLimits,
     NewTokens,
+    NoReplica,
     Piece,
     ReplicaFull,
     Scheduler,
@@ -64,6 +66,8 @@ class Engine:
     def open(self, request: TextRequest, age_s: float = 0.0) -> int | ReplicaFull:
         """Add a sequence that was requested `age_s` ago and return its name, or refuse it. One that another replica has
         begun is not refused: its client has read a part."""
+        if not self.scheduler.fits(request):  # the front is that of an earlier deployment, which had more memory
+            return NoReplica(SHORTEST_RETRY_S)
         refused = None if request.replayed else self.scheduler.refusal(age_s)
         return refused or self.scheduler.add(request, self._clock() - age_s)
 

@@ -280,7 +280,9 @@ class CutDecoder:
         for piece, states in zip(
             launch.pieces, torch.split(rows, [piece.rows for piece in launch.pieces]), strict=True
         ):
-            self._pending.setdefault((piece.sequence.name, launch.split + 1), []).append(states)
+            # A view would keep the states of the whole launch.
+            own = states if piece.rows == len(rows) else states.clone()
+            self._pending.setdefault((piece.sequence.name, launch.split + 1), []).append(own)
 
     def _pending_states(self, launch: DecodingLaunch) -> Tensor:
         taken = []

@@ -1,5 +1,6 @@
 """The files of a decoder that are read before it is loaded: its configs, and exits.json with the rules of its ramps."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,13 +8,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from isobatch.deployments.folders import is_decoder as is_decoder
-from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.errors import UserError, read_json, read_model
 from isobatch.profiles.promise import RULES, FilePart, in_order
 
+log = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "t5", "mt5")
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
 BY_LENGTH = {"longrope", "su", "dynamic"}
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
+# Settings of generation_config.json that are not followed, and the values without effect.
+NOT_FOLLOWED = {
+    "num_beams": 1, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "bad_words_ids": None,
+}  # fmt: skip
 LEAST_REPETITION = 0.01  # the smallest repetition penalty: logits that are divided by a tiny one overflow
 
 
@@ -176,6 +183,7 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
         raise UserError(f"{folder}: its attention is {unknown[0]}: {' and '.join(sorted(KNOWN_ATTENTION))} are served")
     if config.use_bidirectional_attention:
         raise UserError(f"{folder}: use_bidirectional_attention is true: such networks are not served")
+    _warn_of_other_generation(folder)
     rules = rules_of(folder, config.num_blocks)
     ends = (generation_defaults(folder) or config).eos_token_id
     if config.vocab_size and (last := max(ends, default=0)) >= config.vocab_size:
@@ -184,6 +192,14 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
         rules.at(cuts)
     if project:
         rules.check_projectable(cuts)
+
+
+def _warn_of_other_generation(folder: Path) -> None:
+    """Warn of settings by which `generate` of transformers would write other texts."""
+    path = folder / "generation_config.json"
+    given = read_json(path) if path.exists() else {}
+    if others := [name for name, usual in NOT_FOLLOWED.items() if given.get(name) not in (None, usual, [])]:
+        log.warning(f"{path}: {', '.join(others)}: not followed, so texts differ from those of generate()")
 
 
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:

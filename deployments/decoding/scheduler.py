@@ -218,10 +218,15 @@ class Scheduler:
         late, self._late = self._late, []
         return [(name, ReplicaFull(max(self._wait_s(), SHORTEST_RETRY_S))) for name in late]
 
+    def fits(self, request: TextRequest) -> bool:
+        """Whether the text fits in the pages once it is written."""
+        longest = len(request.prompt) + request.max_tokens
+        return self._pages(longest) + self._pages(len(request.source)) <= self.pool.count
+
     def add(self, request: TextRequest, now_s: float) -> int:
         """Add a sequence, which waits for a place, and return its name."""
+        assert self.fits(request), "This is a bug: the sequence never fits in the pages."
         longest, source = len(request.prompt) + request.max_tokens, self._pages(len(request.source))
-        assert self._pages(longest) + source <= self.pool.count, "This is a bug: the sequence never fits in the pages."
         self._largest = max(self._largest, self._pages(longest + self.limits.page_tokens) + source)
         self._names += 1
         self.waiting.append(Sequence(self._names, request, self.splits, now_s, self.limits.page_tokens))
@@ -336,13 +341,15 @@ class Scheduler:
 
     def _split(self, now_s: float) -> int:
         """The deepest split that is due; else the first, if a sequence is ready; else the one with most sequences."""
-        counts = [0] * len(self.splits.ends)
+        counts, starving = [0] * len(self.splits.ends), set[int]()
         for sequence in self.residents.values():
             counts[sequence.at] += 1
+            sequence.launches_waited = sequence.launches_waited + 1 if sequence.at else 0
+            if sequence.launches_waited > self.splits.max_pending:  # its tokens may all be late, and so not urgent
+                starving.add(sequence.at)
+        enough = self.limits.deep_share * len(self.residents)
         for split in range(self.splits.last, 0, -1):
-            if counts[split] and (
-                counts[split] >= self.limits.deep_share * len(self.residents) or self._is_urgent(split, now_s)
-            ):
+            if counts[split] and (counts[split] >= enough or split in starving or self._is_urgent(split, now_s)):
                 return split
         return 0 if counts[0] else max(range(len(counts)), key=counts.__getitem__)
 

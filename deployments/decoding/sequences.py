@@ -201,6 +201,7 @@ class Sequence:
         self.filled = [0] * len(self._splits.ends)
         self._named = 0  # full pages that other sequences may share
         self.at = 0
+        self.launches_waited = 0  # launches that were chosen while it waited before a deeper split
         self._owed = True  # whether the next token is still to be predicted
 
     def recut(self, splits: Splits) -> None:

@@ -17,6 +17,9 @@ SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
 TYPICAL_TOKEN = 4  # characters
 
 
+_OLD_ROLES = {"developer": "system"}  # OpenAI's newer name of a role
+
+
 class TextTokens:
     """A model's tokenizer."""
 
@@ -30,6 +33,8 @@ class TextTokens:
         """The prompt that the model's chat template makes of a conversation."""
         if not self._tokenizer.chat_template:
             raise RefusedError(400, "this model has no chat template: ask /v1/completions")
+        if "developer" not in str(self._tokenizer.chat_template):  # some templates drop roles that they do not know
+            messages = [{**each, "role": _OLD_ROLES.get(each["role"], each["role"])} for each in messages]
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template may raise any error, with a sentence for users

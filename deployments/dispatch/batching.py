@@ -264,10 +264,12 @@ class Queue:
         if self.cursor != stage.start:
             return late
         room = self.room if self.owner.queue_order is None else inf
-        latest_s = now_s + stage.until_s(stage.counted(stage.room))[-1]
+        # Admission believes devices that are faster than planned, so they are believed here. Slow ones may recover.
+        pace = min(1.0, self.owner.group.slowdown)
+        latest_s = now_s + pace * stage.until_s(stage.counted(stage.room))[-1]
         for ticket in self._waiting():
             weight = stage.counted(ticket.weight)
-            if ticket.deadline_s < now_s + stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
+            if ticket.deadline_s < now_s + pace * stage.until_s(weight)[-1 if ticket.kind is RowKind.FULL else 0]:
                 late.append(ticket)
                 continue
             if weight <= room or not kept:

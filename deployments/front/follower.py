@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # missing replicas join later, and cold ones get orders between their full batches.
 JOIN_WITHIN_S = 4.0
 OPEN_WITHIN_S = 60.0  # the same for a front that starts: until it has replicas, it gets no requests
+OTHERS_WITHIN_S = 4.0  # for the counts of other fronts: the deployer gives fronts 2 s, HAProxy a health check 5 s
 REPORT_EVERY_S = 1.0  # the time between two reports of this front's arrivals
 RETRY_AFTER_S = 0.5  # the wait between two attempts to reach the deployer
 STANDBY_AGAIN_S = 5.0  # the same for replicas that only stand by, whose start may take minutes
@@ -97,11 +98,12 @@ class Follower:
         return self._graph.plan.promise.goodput_per_s if self._graph.plan.promise else None
 
     async def others(self) -> list[FrontState]:
-        """Empty while no deployer runs."""
+        """Empty while no deployer runs, for whose replica a call would wait."""
         if self._config.front_replicas == 1:
             return []
         try:
-            states: list[FrontState] = await self._deployer.states.remote(self._name)
+            async with asyncio.timeout(OTHERS_WITHIN_S):
+                states: list[FrontState] = await self._deployer.states.remote(self._name)
         except Exception as error:
             log.warning("no deployer: %s: %s", type(error).__name__, error)
             return []
@@ -169,6 +171,7 @@ class Follower:
         if graph.version == self._graph.version:
             return
         await self._try_to_join(graph, JOIN_WITHIN_S)
+        await asyncio.to_thread(lambda: graph.route)  # the graph keeps it; for large batches it takes 0.1 s
         if graph.parked or graph.plan != self._graph.plan:
             self._moved.set()
         self._graph = graph

@@ -356,7 +356,7 @@ class Service:
         """Encode the inputs. A list of texts is several inputs; any other list may be one (an image) or several."""
         if not isinstance(inputs, list):
             return self.encoded_each([inputs])
-        if all(isinstance(item, str) for item in inputs):
+        if all(isinstance(item, str) for item in inputs) or (self.reads_pictures and any(map(is_picture, inputs))):
             return self.encoded_each(inputs)
         try:
             return self.encoded_each([inputs])

@@ -357,6 +357,21 @@ def test_a_text_ends_as_config_json_says_where_the_generation_config_does_not(tm
         assert stop_tokens(tmp_path) == ends
 
 
+@pytest.mark.parametrize(
+    ("generation", "warned"),
+    [('{"num_beams": 4, "no_repeat_ngram_size": 2}', "num_beams, no_repeat_ngram_size"), ('{"num_beams": 1}', "")],
+)
+def test_settings_of_generate_that_are_not_followed_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, generation: str, warned: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    (tmp_path / "generation_config.json").write_text(generation)
+    check_decoder(tmp_path)
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'generation_config.json'}: {warned}: not followed, so texts differ from those of generate()"
+    ] * bool(warned)
+
+
 def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')

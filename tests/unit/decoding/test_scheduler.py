@@ -9,7 +9,7 @@ from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.replica import ReplicaState
 from isobatch.deployments.decoding.replica_group import summed
-from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
+from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, NoReplica, ReplicaFull, Scheduler
 from isobatch.deployments.decoding.sequences import UNDEFINED, LaunchFailedError, Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
 
@@ -173,6 +173,25 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
     assert 1 not in splits(ttft_s=1e9)
 
 
+def test_a_late_text_waits_before_a_deep_split_for_a_bounded_number_of_launches() -> None:
+    """With projected KV nobody else goes there."""
+    network = Told(sure=lambda name: name != 1)
+    limits = DecodingLimits(max_residents=8, deep_share=0.9, ttft_s=0.0085, tpot_s=1e9)
+    running = engine(network, limits, splits=replace(TWO, project=True, max_pending=8))
+    open_texts(running, 8, TextRequest((1,), 50))
+    for _ in range(12):
+        running.step()
+    assert [launch.split for launch in network.launches] == [0] * 9 + [1, 0, 0]
+
+
+def test_a_text_that_does_not_fit_is_for_another_replica() -> None:
+    """A front of the deployment before may know of more memory."""
+    running = engine(Told(lambda _: True), pages=2)
+    assert isinstance(running.open(TextRequest((1,), 8)), NoReplica)
+    assert isinstance(running.open(TextRequest((1,), 8, replayed=(0,))), NoReplica)
+    assert running.open(TextRequest((1,), 7)) == 1
+
+
 @pytest.mark.parametrize("deep_s", [0.0, 0.002])
 def test_a_token_hurries_the_deep_split_before_a_launch_after_which_it_would_be_late(deep_s: float) -> None:
     """The deep split takes less time than the first one, or has not run yet."""
@@ -213,8 +232,7 @@ def test_what_an_encoder_reads_takes_pages_too() -> None:
     assert running.scheduler.pool.free == 5 - (3 + 1)
     assert run_out(running) == {1: 3, 2: 3, 3: 3}
     assert running.scheduler.pool.free == 5
-    with pytest.raises(AssertionError, match="never fits"):
-        running.open(TextRequest((0,), 3, source=(1,) * 17))
+    assert isinstance(running.open(TextRequest((0,), 3, source=(1,) * 17)), NoReplica)
 
 
 def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:

@@ -166,6 +166,20 @@ def test_a_model_without_a_chat_template_says_so() -> None:
         asyncio.run(TextTokens(Bytes(), 100).chat([{"role": "user", "content": "a"}]))
 
 
+@pytest.mark.parametrize(("knows", "read"), [("", b"system=a;user=b;"), (" developer", b"developer=a;user=b;")])
+def test_instructions_of_a_developer_reach_a_template_that_knows_only_those_of_the_system(
+    knows: str, read: bytes
+) -> None:
+    class Roles(Bytes):
+        chat_template = f"roles:{knows}"
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            return "".join(f"{each['role']}={each['content']};" for each in messages)
+
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    assert bytes(asyncio.run(TextTokens(Roles(), 100).chat(messages))) == read
+
+
 class Counting(Bytes):
     """Notes how many characters it was given, and in which thread."""
 

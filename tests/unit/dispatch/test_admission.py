@@ -222,6 +222,17 @@ def test_an_input_without_time_for_the_first_exit_point_is_refused_however_idle_
     assert len(world.refusals) == len(hopeless)
 
 
+def test_devices_that_are_faster_than_planned_answer_inputs_with_less_time_than_planned() -> None:
+    """A launch of one input is planned to take longer than these have, and takes a third of it."""
+    stage = Stage(0, 2, 4, "a", (0.010, 0.012, 0.014, 0.016))
+    world = World(Route((stage,)), {"a": ["a"]}, slow={"a": 1 / 3})
+    world.arrive(*(Input(number / 20, 2, slack_s=1.0) for number in range(40)))
+    world.arrive(*(Input(2.0 + number / 20, 2, slack_s=0.008) for number in range(20)))
+    world.run()
+    assert world.refusals == []
+    assert {*world.outcomes.values()} == {Outcome.ANSWERED}
+
+
 def test_inputs_of_a_parked_application_wait_for_replicas_if_these_start_in_time() -> None:
     world = World(FLAT, ALONE)
     none: dict[str, list[str]] = {group: [] for group in ALONE}
