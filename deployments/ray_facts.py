@@ -268,11 +268,16 @@ def application_name() -> str:
 
 
 def is_gone(application: str, deployment: str) -> bool:
-    """Whether Serve no longer has this deployment, or is deleting it, so that it will not be restarted."""
+    """Whether Serve no longer has this deployment, or is deleting it, so that it will not be restarted.
+
+    While Serve builds a changed application, and after that has failed, it lists no deployments: all of them stay.
+    """
     from ray import serve
 
     status = serve.status().applications.get(application)
-    return status is None or status.status.value == "DELETING" or deployment not in status.deployments
+    if status is None or status.status.value == "DELETING":
+        return True
+    return bool(status.deployments) and deployment not in status.deployments
 
 
 # Calls to Serve's controller
@@ -318,6 +323,11 @@ def declared_applications() -> list[dict[str, Any]]:
     """The running applications that come from Serve files, as in their files."""
     details = _applications().values()
     return [application["deployed_app_config"] for application in details if application.get("deployed_app_config")]
+
+
+def undeclared_applications() -> list[str]:
+    """The names of the running applications that come from no Serve file, as those of replicas."""
+    return [name for name, each in _applications().items() if not each.get("deployed_app_config")]
 
 
 def _applications() -> dict[str, Any]:

@@ -220,6 +220,9 @@ class Arbiter:
         targets, better = held, problem.better(held) if problem.plans else None
         if better is None:
             decision = FleetDecision(now.at_s, f"{reason}: no other division is worth its changes", None)
+        elif circle := in_circle(self.budgets, held | better[0], now.present):
+            why = f"{' and '.join(sorted(circle))} would wait for each other's devices, so all keep theirs"
+            decision = FleetDecision(now.at_s, f"{reason}: {why}", None)
         else:
             budgets, why = better
             targets, self._why = held | budgets, f"{reason}: {why}"
@@ -249,7 +252,9 @@ class Arbiter:
     def _grants(self, standings: Mapping[str, Standing], present: Budget) -> dict[str, Grant]:
         """Budgets shrink at once, and grow by devices that no budget and no plan has any longer.
 
-        A parked application gets all its devices at once: some of them may not be enough for its network.
+        An application that moves to other devices only keeps its own until some of these are free: with none, its
+        controller would keep its plan, and with standby it would stop. A parked application gets all its devices at
+        once: some of them may not be enough for its network.
         """
         free = _without(present, [_by_kind(max, each.budget, each.uses) for each in self._members.values()])
         grants = dict[str, Grant]()
@@ -258,6 +263,8 @@ class Arbiter:
             shrunk = _by_kind(min, member.budget, member.target)
             taken = {kind: max(0, min(free[kind], member.target[kind] - count)) for kind, count in shrunk.items()}
             budget = {kind: count + taken[kind] for kind, count in shrunk.items()}
+            if any(member.target.values()) and not any(budget.values()):
+                budget = dict(member.budget)
             device_ids = self._chosen(name, budget)
             has_ids = device_ids is not None or not member.standby
             complete = any(budget.values()) and budget == member.target and has_ids
@@ -318,6 +325,30 @@ def _grant_parked(member: MemberState, before: Grant, standing: Standing) -> tup
         return member, None
     why = "" if standing.budget == grant.budget else grant.why
     return replace(member, parked=grant, unsent=False), replace(grant, why=why)
+
+
+def in_circle(budgets: Mapping[str, Budget], targets: Mapping[str, Budget], present: Budget) -> set[str]:
+    """The applications that move to other devices only, and may wait for each other's for ever.
+
+    None of these gives a device before it has another one. The others give theirs in any case.
+
+    >>> one, other = {"a100": 1, "t4": 0}, {"a100": 0, "t4": 1}
+    >>> sorted(in_circle({"a": one, "b": other}, {"a": other, "b": one}, {"a100": 1, "t4": 1}))
+    ['a', 'b']
+    >>> in_circle({"a": one, "b": other}, {"a": other, "b": one}, {"a100": 2, "t4": 1})
+    set()
+    """
+
+    def moves(has: Budget, target: Budget) -> bool:
+        return any(has.values()) and any(target.values()) and not any(_by_kind(min, has, target).values())
+
+    waiting = {name for name, has in budgets.items() if moves(has, targets[name])}
+    while True:
+        left = _without(present, [*targets.values(), *(budgets[name] for name in waiting)])
+        gets = {name for name in waiting if any(count > max(0, -left[kind]) for kind, count in targets[name].items())}
+        if not gets:
+            return waiting
+        waiting -= gets
 
 
 def _change(name: str, before: Budget, after: Budget) -> str:

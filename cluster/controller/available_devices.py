@@ -202,13 +202,24 @@ def fitting(
 ) -> dict[str, int]:
     """How many devices of each kind fit on the nodes beside the fronts, if nothing else runs there.
 
+    Fronts get what replicas leave, as they can be on any node. If that is too little, they come before replicas that
+    need CPUs alone, or else before all.
+
     >>> gpu = {"GPU": 1.0, "accelerator_type:V100": 0.001}
     >>> fitting({"v100": 4}, {"v100": gpu}, [{"CPU": 8, "GPU": 2, "accelerator_type:V100": 1}, {"CPU": 8, "GPU": 4}])
     {'v100': 2}
     """
-    wanted = [(kind, needs[kind]) for kind, count in most.items() for _ in range(count)]
-    fit = first_fit([*[FRONT] * fronts, *(need for _, need in wanted)], nodes)[fronts:]
-    counts = Counter(kind for (kind, _), fits in zip(wanted, fit, strict=True) if fits)
+    tied = {kind: any(amount for name, amount in needs[kind].items() if name not in FRONT) for kind in most}
+    kinds = [kind for kind in sorted(most, key=lambda kind: not tied[kind]) for _ in range(most[kind])]
+    wanted, free, fit = [needs[kind] for kind in kinds], list(nodes), list[bool]()
+    for before in (len(kinds), sum(tied[kind] for kind in kinds), 0):
+        fit = first_fit([*wanted[:before], *[FRONT] * fronts, *wanted[before:]], free)
+        at_fronts = slice(before, before + fronts)
+        has_fronts = all(fit[at_fronts])
+        del fit[at_fronts]
+        if has_fronts:
+            break
+    counts = Counter(kind for kind, fits in zip(kinds, fit, strict=True) if fits)
     return {kind: counts[kind] for kind in most}
 
 

@@ -262,7 +262,8 @@ def local_ray(
             yield started
         finally:
             try:
-                stopping(folder)
+                with contextlib.suppress(OSError):  # the folder may be gone, or its disk full
+                    stopping(folder)
                 _stop(raylet, started)
             finally:
                 leave_nothing()

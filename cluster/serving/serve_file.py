@@ -19,6 +19,7 @@ from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
 from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, RoutePrefix, built_in, demo_folder
+from isobatch.deployments.ray_facts import front_of
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_problem
 from isobatch.optimizer.plan import read_plan
@@ -212,10 +213,12 @@ def prefix_of(application: dict[str, Any]) -> str:
 def check_apart(content: ServeFile) -> None:
     """Refuse names, paths and ports that two applications share, and a controller of an application that is missing."""
     applications = content["applications"]
-    _no_two("name", [name_of(application) for application in applications])
+    _no_two("name", every := [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names, decoding = ([name_of(each) for each in listed(content)] for listed in (served, decoders))
+    if taken := next((each for each in every if front_of(each) != each and front_of(each) in names), None):
+        raise UserError(f"name = {taken!r}: replicas of {front_of(taken)} have such names: choose another name")
     fields = {name_of(each): each.get("args") or {} for each in classifiers(content)}
     for name, canary in [(name, own["canary"]["application"]) for name, own in fields.items() if own.get("canary")]:
         named = f"{name}: canary: application = {canary!r}"

@@ -81,7 +81,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
     """The applications with the replicas of a front application, except those with the prefix `but`."""
     return [
         name
-        for name in serve.status().applications
+        for name in ray_facts.undeclared_applications()
         if ray_facts.front_of(name) == application != name and not name.startswith(f"{but}.")
     ]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.fleet.bruteforce import agrees
-from isobatch.cluster.controller.arbiter import Grant
+from isobatch.cluster.controller.arbiter import Grant, in_circle
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.fleet_division import Budget
@@ -171,6 +171,59 @@ def test_each_keeps_a_device_while_there_is_one_for_each() -> None:
     assert aims["a"]["v100"] == 1
     assert sum(aims["b"].values()) == 1
     assert "a may get less than agreed" in fleet.decisions[-1].why
+
+
+def after_looks(
+    own: dict[str, Budget], held: dict[str, Budget], present: Budget
+) -> tuple[list[dict[str, Budget]], str]:
+    """The budgets after each look, and the last decision: b wants its own devices back.
+
+    As real controllers, these keep the plan that runs while they have no devices.
+    """
+    fleet, budgets, uses = arbiter(own), dict(held), dict(held)
+    history = list[dict[str, Budget]]()
+    for step in range(8):
+        rates = {"a": 0.1, "b": 9.0}
+        standings = {name: standing(rates[name], budgets[name], uses[name], name == "b" and step > 0) for name in own}
+        budgets |= {name: grant.budget for name, grant in fleet.look(standings, present, 5.0 * step).items()}
+        uses |= {name: budget for name, budget in budgets.items() if any(budget.values())}
+        history.append(dict(budgets))
+    return history, fleet.decisions[-1].why
+
+
+def test_two_applications_never_wait_for_the_only_devices_of_each_other() -> None:
+    one, other = {"v100": 1, "k80": 0}, {"v100": 0, "k80": 1}
+    history, why = after_looks({"a": other, "b": one}, held := {"a": one, "b": other}, {"v100": 1, "k80": 1})
+    assert all(budgets == held for budgets in history)
+    assert why.endswith("refused: a and b would wait for each other's devices, so all keep theirs")
+
+
+def test_an_application_that_moves_to_other_devices_has_some_at_any_time() -> None:
+    own = {"a": {"v100": 0, "k80": 1}, "b": {"v100": 1, "k80": 1}}
+    held = {"a": {"v100": 1, "k80": 0}, "b": {"v100": 0, "k80": 2}}
+    history, _ = after_looks(own, held, {"v100": 1, "k80": 2})
+    assert all(any(budget.values()) for budgets in history for budget in budgets.values())
+    assert history[-1] == own
+
+
+@pytest.mark.parametrize(
+    ("present", "moves", "waiting"),
+    [
+        ("xyz", {"a": "xy", "b": "yz", "c": "zx"}, "abc"),
+        ("xyz", {"a": "xy", "b": "yz"}, ""),  # z is free
+        ("yz", {"a": "xy", "b": "yz"}, ""),  # the device of a is lost
+        ("xyyw", {"a": "xy", "b": "yx", "c": "wy"}, "abc"),  # if c gets the free y, a waits for the other one
+        ("xyy", {"a": "xy", "b": "yx"}, ""),
+    ],
+)
+def test_only_those_that_may_wait_for_each_other_for_ever_are_in_a_circle(
+    present: str, moves: dict[str, str], waiting: str
+) -> None:
+    def counts(devices: str) -> Budget:
+        return {kind: devices.count(kind) for kind in "wxyz"}
+
+    before, after = ({name: counts(move[at]) for name, move in moves.items()} for at in (0, 1))
+    assert in_circle(before, after, counts(present)) == set(waiting)
 
 
 def test_the_last_device_is_that_of_the_highest_priority() -> None:

@@ -288,6 +288,13 @@ def test_virtual_devices_belong_to_the_nodes_that_declare_them():
     assert inventory() == {"v100": 0, "k80": 0}, "though no living node says that there are such kinds"
 
 
+def test_fronts_take_no_cpus_that_a_device_needs_while_there_are_others():
+    needs, worker = AppConfig().replica_needs, {"CPU": 3.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
+    assert Inventory({"t4": 3}, needs, lambda: [worker] * 3, fronts=3)() == {"t4": 3}
+    assert Inventory({"cpu": 9, "t4": 3}, needs, lambda: [worker] * 3, fronts=3)() == {"cpu": 3, "t4": 3}
+    assert Inventory({"t4": 3}, needs, lambda: [worker] * 3, fronts=7)() == {"t4": 1}, "fronts come first"
+
+
 def test_several_replicas_fit_on_a_shared_device():
     needs = AppConfig(cpus_per_replica=2).replica_needs
     nodes = [{"CPU": 9.0, "GPU": 1.0, "accelerator_type:T4": 1.0}]

@@ -197,6 +197,30 @@ def test_systemd_deletes_nothing_old_in_the_folder_of_a_server(tmp_path: Path) -
         os.close(systemd)
 
 
+def test_a_server_whose_folder_is_gone_stops_in_order_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[str]()
+    for name, instead in {
+        "adopt_orphans": lambda: None,
+        "bound_to_us": lambda folder: {},
+        "prepare_environment": lambda *_: None,
+        "short_temporary": lambda: str(tmp_path),
+        "nodes": list,
+        "leave_nothing": lambda: None,
+    }.items():
+        monkeypatch.setattr(local, name, instead)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="here"))
+    monkeypatch.setattr("ray.is_initialized", lambda: looks.append("the stop begins"))
+    monkeypatch.setattr("ray.serve.start", lambda **_: None)
+    with local.local_ray({}) as started:
+        started.settle()
+        started.folder.rmdir()
+        looks.clear()
+    assert looks == ["the stop begins"]
+
+
 def test_others_cannot_read_the_token_that_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy() | {"HOME": str(tmp_path)})
     (tmp_path / ".ray").mkdir(mode=0o755)

@@ -468,6 +468,7 @@ def test_http_and_grpc_have_ports_of_their_own() -> None:
     ("others", "sentence"),
     [
         ([a("first", "/2")], "name = 'first': two applications cannot have the same"),
+        ([a("first.240601.canary", "/2")], "name = 'first.240601.canary': replicas of first have such names: choose a"),
         ([a("second", "/1")], "route_prefix = '/1': two"),
         ([{"name": name, "import_path": f"{name}:c"} for name in ("second", "third")], "prefix = '/': two"),
         ([a("second", "/2", grpc_port=9001)], "grpc_port = 9001: two"),

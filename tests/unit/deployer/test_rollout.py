@@ -249,6 +249,7 @@ def test_the_name_of_a_kind_may_have_a_dot(fleet: Any, ours: Any, monkeypatch: p
     names = ["shop", "shop.000001.a100-1g.10gb", "shop.000002.a100-1g.10gb"]
     monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names, result)))
     assert [*ours.states()] == ["a100-1g.10gb"]
+    monkeypatch.setattr(fleet.ray_facts, "undeclared_applications", lambda: names)
     assert fleet.fleets_of("shop", but=ours.prefix) == ["shop.000002.a100-1g.10gb"]
 
 

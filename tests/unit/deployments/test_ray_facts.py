@@ -191,6 +191,35 @@ async def test_a_replica_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Mon
     assert result == [[7, 8], []]
 
 
+@pytest.mark.parametrize(
+    ("state", "deployments", "gone"),
+    [
+        ("RUNNING", ["front", "deployer"], False),
+        ("RUNNING", ["front"], True),
+        ("DEPLOYING", [], False),  # a changed application is being built, while the one before it runs
+        ("DEPLOY_FAILED", [], False),
+        ("DELETING", ["front", "deployer"], True),
+        (None, [], True),
+    ],
+)
+def test_a_deployment_is_gone_only_once_serve_has_built_an_application_without_it(
+    monkeypatch: pytest.MonkeyPatch, state: str | None, deployments: list[str], gone: bool
+) -> None:
+    status = SimpleNamespace(status=SimpleNamespace(value=state), deployments=dict.fromkeys(deployments))
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"shop": status} if state else {}))
+    assert ray_facts.is_gone("shop", "deployer") is gone
+
+
+def test_an_application_of_a_serve_file_is_no_fleet_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isobatch.deployments.deployer.fleet import fleets_of  # imports Ray
+
+    fleet = "shop.3f9a01.v100"
+    details = {name: {"deployed_app_config": {"name": name}} for name in ("shop", "shop.240601.canary")}
+    client = SimpleNamespace(get_serve_details=lambda: {"applications": details | {fleet: {}}})
+    monkeypatch.setattr(ray_facts, "serve_client", lambda: client)
+    assert fleets_of("shop") == [fleet]
+
+
 def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def application(options: dict[str, object] | None, *nodes: str | None) -> dict[str, object]:
         fields = {"ray_actor_options": options} if options else {}
