@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
-from isobatch.cluster.profiling.block_times import lengths_of, sample_inputs, timed
+from isobatch.cluster.profiling.block_times import lengths_of, sample_inputs, timed_whole
 from isobatch.cluster.profiling.datasheets import tables as derived
 from isobatch.cluster.simulator.plan_choice import CANDIDATE_GAP, best_simulated, why_not_simulated
 from isobatch.cluster.simulator.simulation import World, simulate
@@ -75,7 +75,7 @@ def timed_candidate(
     here, by_kind, notes = kind_of(device_name(str(model.device))), dict[str, LatencyTable](), list[str]()
     if here in kinds:
         dtype = str(model.dtype).removeprefix("torch.")
-        (measured,) = timed(model, [inputs], here, dtype, budget_s, largest)
+        measured = timed_whole(model, inputs, here, dtype, budget_s, largest)
         by_kind[here], notes = measured.table, [f"{each.name}: {measured}"]
     others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
     side = checkpoint.image_size(each.folder)[0] if lengths is None else 0

@@ -122,6 +122,22 @@ def hash_of(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
+def files_of_data(data: Path) -> list[Path]:
+    """The files that hold the rows of a file of inputs, or of a directory that `datasets` has saved.
+
+    Files named cache-* hold what was computed from these rows.
+    """
+    if not data.is_dir():
+        return [data]
+    tables = sorted(data.glob("*.arrow")) or sorted(data.glob("*.parquet"))
+    return [path for path in tables if not path.name.startswith("cache-")]
+
+
+def hash_of_data(data: Path) -> str:
+    """A short hash of the rows of a file or directory of inputs; "": there are none, or they can be read only once."""
+    return hash_of([path for path in files_of_data(data) if path.is_file()])
+
+
 def checkpoint_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """The content of one of a checkpoint's JSON files, which is read without loading the network; empty without it."""
     path = folder / name

@@ -34,6 +34,7 @@ class Measured:
     spread: float
     drift: float | None  # None: there was no second visit
     interrupted: bool = False
+    of_replica: bool = True  # whether launches include what a replica adds to them
 
     def __str__(self) -> str:
         steady = "steady enough to trust" if self.drift is not None else "not checked again, give a larger --timing-s"
@@ -55,7 +56,8 @@ class Measured:
             reasons.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
             sizes = ", ".join(map(self.table.size_text, self.table.batch_sizes))
-            reasons.append(f"interrupted: only batch sizes {sizes} were measured")
+            without = "" if self.of_replica else ", without what a replica adds to launches"
+            reasons.append(f"interrupted: only batch sizes {sizes} were measured{without}")
         return tuple(reasons)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     backends.make_ready(model, folder, block_times.timed_block_ranges(model))
-    (measured,) = block_times.timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
+    measured = block_times.timed_whole(model, inputs, kind, dtype, request.budget_s, request.largest)
     notes: tuple[str, ...] = (str(measured),)
     # Without a replica, a launch costs no more than a stop.
     table = replace(measured.table, launch_s=measured.table.each_stop_s)
@@ -152,6 +153,7 @@ def _recorded(request: BenchRequest, folder: Path) -> tuple[list[Row], NDArray[n
     sample = sampled(known, request.max_rows)
     if not sample:
         raise UserError(f"{request.data} holds no inputs")
+    Random(0).shuffle(sample)  # a short trial reads the first ones only, and files are often sorted
     names = LabelNames(checkpoint.label_names(folder), request.labels)
     return sample, labels_of(sample, request.data, names)
 
@@ -165,7 +167,10 @@ def _typical_length(model: BackedModel, values: Sequence[Any]) -> int:
 def _counted(model: BackedModel, folder: Path, values: Sequence[Any]) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
     backends.make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
-    return count_exits(model, block_times.in_batches(model, values)).exits
+    counted = count_exits(model, block_times.in_batches(model, values))
+    if counted.interrupted:
+        raise KeyboardInterrupt
+    return counted.exits
 
 
 def _known_exits(name: str, exact: TorchModel) -> ExitProfile:

@@ -29,7 +29,7 @@ from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, ca
 from isobatch.deployments.prepare.data import Row, name_of, naming_rows
 from isobatch.deployments.prepare.data import rows as rows_of
 from isobatch.deployments.prepare.pipeline import check_free
-from isobatch.deployments.prepare.sample import Sample, draw
+from isobatch.deployments.prepare.sample import Sample, draw, sampled
 from isobatch.deployments.progress import busy, show
 from isobatch.deployments.tasks import CLASSIFICATION
 from isobatch.profiles.devices import Device, fleet
@@ -139,7 +139,7 @@ def _trial(
     kinds: tuple[Device, ...],
 ) -> Tryout:  # fmt: skip
     compute_with(options.threads)
-    recorded, names = sample.values[:LENGTH_ROWS], [kind.kind for kind in kinds]
+    recorded, names = sampled(sample.values, LENGTH_ROWS), [kind.kind for kind in kinds]
     timing = (recorded, names, options.device, options.timing_s, options.largest)
     with busy("timing the networks"):
         timed, notes = zip(*(timed_candidate(each, *timing) for each in candidates), strict=True)

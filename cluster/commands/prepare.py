@@ -25,7 +25,7 @@ from isobatch.cluster.commands.shared_options import (
     label_names,
     with_options,
 )
-from isobatch.deployments.folders import hash_of, replacing
+from isobatch.deployments.folders import hash_of_data, replacing
 from isobatch.deployments.map_tasks import KEYPOINTS, PIXELS
 from isobatch.deployments.prepare.data import name_of, naming_rows
 from isobatch.deployments.prepare.sample import draw, sampled
@@ -206,8 +206,8 @@ def _prepare_classifier(
     )  # fmt: skip
     named: dict[str, str | int | float] = {"checkpoint": name_of(Path(options.model)), "data": name_of(data)}
     notes = named | {"rows": len(sample)}
-    if data.is_file() and sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
-        notes["data_hash"] = hash_of([data])
+    if sample.lists is None:  # `isobatch profile` then finds the rows that no ramp was trained on
+        notes["data_hash"] = hash_of_data(data)
     with naming_rows(data, sample.rows):
         rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(report.exit_table(rules, task.choices(len(checkpoint.label_names(source)))))

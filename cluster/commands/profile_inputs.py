@@ -81,7 +81,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     largest = options.largest or (USUAL_LARGEST if options.together else None)  # sharers need memory, too
     measured = block_times.timed(network, inputs, kind, dtype, options.timing_s, largest)
     own, shared = [each.table for each in measured], list[tuple[LatencyTable, str]]()
-    interrupted, by_tokens, ended = any(each.interrupted for each in measured), None, None
+    interrupted, by_tokens, ended = len(measured) < len(inputs) or measured[-1].interrupted, None, None
     if options.together and not interrupted:
         backend = network.backend if options.backend == AUTO else options.backend
         same = TimedNetwork(model, source, str(exact.device), dtype, backend, lengths, tokens, options.threads)
@@ -89,10 +89,13 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         shared, ended = kept(show(at_once, f"timing {options.together} launches at once", len(own)))
         interrupted = isinstance(ended, KeyboardInterrupt)
     if data and not interrupted:
-        with naming_rows(data, rows):
-            counted = count_exits(network, block_times.in_batches(network, recorded))
-        exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
-        exit_notes = _notes_on(counted, len(recorded), origin, lengths, data)
+        try:
+            with naming_rows(data, rows):
+                counted = count_exits(network, block_times.in_batches(network, recorded))
+            exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
+            exit_notes = _notes_on(counted, len(recorded), origin, lengths, data)
+        except KeyboardInterrupt:  # before any were counted: the times are kept
+            interrupted = True
     exits, by_tokens = (each and block_times.with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *(note for _, note in shared), *exit_notes)
     tables = (*own, *(table for table, _ in shared), *derived)

@@ -19,7 +19,7 @@ from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.cluster.serving.ports import check_port
-from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable, locked
+from isobatch.deployments.folders import PLAN, PROFILE, STEPS, check_replaceable, files_of_data, locked
 from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import GB, catalogued, fleet, kind_of
 from isobatch.profiles.errors import UserError
@@ -97,7 +97,8 @@ def _check_measured(devices: str, profile: Path) -> None:
 def _steps(
     model: str, files: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
 ) -> list[_Step]:
-    file = {"data": str(data.resolve()), "changed": data.stat().st_mtime}
+    changed = max(path.stat().st_mtime for path in (data, *files_of_data(data)))
+    file = {"data": str(data.resolve()), "changed": changed}
     all_devices = devices or this_machine()
     table, best = folder / PROFILE, folder / PLAN
     return [

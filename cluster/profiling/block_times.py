@@ -114,7 +114,8 @@ def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
 def timed(
     model: ServedModel, inputs: Sequence[SampleInputs], kind: str, dtype: str, budget_s: float, largest: int | None
 ) -> list[Measured]:
-    """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun.
+    """Measure one table per length, each with an equal share of the budget. A Ctrl-C ends it with the tables so far, if
+    there are any: no further one is begun.
 
     Launches include the replica's own work: it merges inputs and separates exits.
     """
@@ -123,20 +124,42 @@ def timed(
     stopwatch = stopwatch_for(device)
     with bar("timing", len(inputs)) as advance:
         for index, each in enumerate(inputs):
-            facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device, model)
-            facts = replace(facts, backend=model.backend, dtype=dtype)
-            sweep = Sweep(
-                model, each.batch, stopwatch, budget_s=budget_s / len(inputs), largest=largest, least=each.least,
-                progress=partial(advance, index),
-            )  # fmt: skip
-            own = sweep.run(facts)
-            added_s = replica_adds_s(model, each.batch(own.table.largest), host_clock_for(device))
-            p95_s = None if own.table.launch_p95_s is None else own.table.launch_p95_s + added_s
-            table = replace(own.table, launch_s=own.table.launch_s + added_s, launch_p95_s=p95_s)
-            measured.append(replace(own, table=table))
+            try:
+                facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device, model)
+                facts = replace(facts, backend=model.backend, dtype=dtype)
+                sweep = Sweep(
+                    model, each.batch, stopwatch, budget_s=budget_s / len(inputs), largest=largest, least=each.least,
+                    progress=partial(advance, index),
+                )  # fmt: skip
+                own = sweep.run(facts)
+            except KeyboardInterrupt:
+                if not measured:
+                    raise
+                break
+            measured.append(_with_replica(own, model, each, host_clock_for(device)))
             if measured[-1].interrupted:
                 break
     return measured
+
+
+def timed_whole(
+    model: ServedModel, inputs: SampleInputs, kind: str, dtype: str, budget_s: float, largest: int | None
+) -> Measured:
+    """The table of one length, for commands to which a part of it is of no use: a Ctrl-C ends them."""
+    (measured,) = timed(model, [inputs], kind, dtype, budget_s, largest)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    return measured
+
+
+def _with_replica(own: Measured, model: SplitModel, inputs: SampleInputs, clock: Callable[[], float]) -> Measured:
+    """The same with what a replica adds to each launch, unless a Ctrl-C comes before that is known."""
+    try:
+        added_s = replica_adds_s(model, inputs.batch(own.table.largest), clock)
+    except KeyboardInterrupt:
+        return replace(own, interrupted=True, of_replica=False)
+    p95_s = None if own.table.launch_p95_s is None else own.table.launch_p95_s + added_s
+    return replace(own, table=replace(own.table, launch_s=own.table.launch_s + added_s, launch_p95_s=p95_s))
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:

@@ -57,6 +57,7 @@ class Family:
     map_task: Callable[[Any], Task] | None = None
     any_size: bool = False  # whether images may have any size, whatever the configuration says
     reads_last: bool = False  # whether heads read a text's last token, but transformers skips padding tokens there
+    reads_types: bool = False  # whether types of tokens are read if the tokenizer gives some, without a table of them
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:

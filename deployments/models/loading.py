@@ -170,7 +170,7 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
         beyond = f"its tokenizer has the token {last}, the network knows {config.vocab_size}"
         raise UserError(f"{folder}: {beyond}: save the tokenizer beside it with which it was trained")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
-    texts = TextEncoder(ThreadsOwn(tokenizer, get_ident()), longest, types > 1)
+    texts = TextEncoder(ThreadsOwn(tokenizer, get_ident()), longest, types > 1 or family.reads_types)
     if not task_in(config).by_token:
         return replace(texts, unread=config.pad_token_id) if family.reads_last else texts
     if not tokenizer.is_fast:

@@ -27,7 +27,7 @@ from isobatch.deployments.exits import (
     name_of,
     reach,
 )
-from isobatch.deployments.folders import hash_of
+from isobatch.deployments.folders import hash_of_data
 from isobatch.deployments.named import Dtype
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.errors import UserError, read_model
@@ -230,9 +230,9 @@ def read_rules(path: Path) -> ExitRules:
 
 
 def made_from(folder: Path, data: Path) -> Mapping[str, str | int | float]:
-    """How the ramps of this checkpoint were made, if from the rows of this file; else empty."""
+    """How the ramps of this checkpoint were made, if from the rows of this file or directory; else empty."""
     notes = read_rules(folder / RULES).notes if (folder / RULES).is_file() else {}
-    return notes if "data_hash" in notes and data.is_file() and notes["data_hash"] == hash_of([data]) else {}
+    return notes if notes.get("data_hash") and notes["data_hash"] == hash_of_data(data) else {}
 
 
 def read_ramps(

@@ -57,7 +57,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """One input as a network's `encode` takes it, and its label as the file writes it (None: the file has none).
+    """One input as a network's `encode` takes it, and its label as the file writes it (None: it has none).
 
     A text with labelled words is a list of words, and its label the list of their labels. Where columns of 0 and 1 say
     which labels an input has, its label is the list of these.
@@ -135,10 +135,10 @@ def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> 
             value = _image(path, where, _cell(where, record, chosen.image), chosen.image, channels)
         else:
             value = _words(where, record, chosen.words) if chosen.words else _text(where, record, chosen)
-        label = _cell(where, record, chosen.label) if chosen.label else None
-        if chosen.flags:
+        label = record.get(chosen.label) if chosen.label else None
+        if any(record.get(name) is not None for name in chosen.flags):
             label = [name for name in chosen.flags if _flag(where, record, name)]
-        if chosen.words and chosen.label:
+        if chosen.words and chosen.label and label is not None:
             _check_labels(where, chosen.label, label, len(value))
         yield Row(number, value, label)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
 
+from isobatch.deployments.folders import files_of_data
 from isobatch.profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
@@ -20,6 +21,7 @@ TABLES = (".csv", ".tsv")
 CONLL = (".conll", ".iob", ".bio", ".txt")
 TEXTS = (*TABLES, ".jsonl", ".json", *CONLL)
 ARROW = (".parquet", ".arrow")
+READ_AT_ONCE = 256  # rows of a Parquet file, which may hold pictures
 WHOLE_ARROW = b"ARROW1"  # with which files begin that end with a list of their parts; `datasets` writes streams
 FORMATS = (*TEXTS, *ARROW, ".npz")
 UTF8 = "utf-8-sig"  # UTF-8 with or without a byte order mark, which some programs write
@@ -197,8 +199,7 @@ def parsed(where: str, text: str) -> Any:
 
 def _parts(folder: Path) -> Sequence[Path]:
     """The files of a split that `datasets` has saved. Of several splits the user must choose one."""
-    all_files = sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet"))
-    if files := [file for file in all_files if not file.name.startswith("cache-")]:  # what was computed from the split
+    if files := files_of_data(folder):
         of_splits = {match[1] for file in files if (match := _OF_SPLIT.match(file.name))}
         if len(of_splits) > 1:
             raise UserError(f"{folder}: holds several splits, {', '.join(sorted(of_splits))}: give the file of one")
@@ -216,7 +217,7 @@ def _arrow(path: Path) -> Iterator[Record]:
         raise UserError(f"{path}: reading it needs pyarrow: pip install 'isobatch[parquet]'") from error
     if suffix_of(path) == ".parquet":
         with parquet.ParquetFile(path) as file:
-            yield from _of_batches(path, file.schema_arrow, file.iter_batches())
+            yield from _of_batches(path, file.schema_arrow, file.iter_batches(READ_AT_ONCE))
         return
     with path.open("rb") as file:
         whole = file.read(len(WHOLE_ARROW)) == WHOLE_ARROW

@@ -282,13 +282,11 @@ def _identity(value: Any) -> Any:
 def labels_of(
     chosen_rows: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION
 ) -> NDArray[Any] | None:
-    """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels.
+    """The labels of these rows, or of all their words, as the head numbers them; None if none of them has a label.
 
     Of inputs with several labels each, a row of 1 and 0 (see `Sample`); of inputs with a score, the true ones.
     """
-    if not chosen_rows or chosen_rows[0].label is None:
-        if chosen_rows and names.others:
-            raise UserError(f"{source}: has no column of labels, which --labels gives names: see --label-column")
+    if not _have_labels(chosen_rows, source, names):
         return None
     if task.by_score:
         return np.array([_number(row, source) for row in chosen_rows], np.float32)
@@ -311,6 +309,18 @@ def labels_of(
                 raise _no_label(where, label, names, in_file)
             numbers.append(number)
     return np.array(numbers, np.int64)
+
+
+def _have_labels(chosen_rows: Sequence[Row], source: Path, names: LabelNames) -> bool:
+    """Whether these rows have labels. Raise UserError if only some have, or if --labels names those of none."""
+    unlabelled = [row.number for row in chosen_rows if row.label is None]
+    if len(unlabelled) < len(chosen_rows):
+        if unlabelled:
+            raise UserError(f"{source}: row {unlabelled[0]}: has no label: give it one, or leave this row out")
+        return True
+    if chosen_rows and names.others:
+        raise UserError(f"{source}: has no column of labels, which --labels gives names: see --label-column")
+    return False
 
 
 def _parts(row: Row, source: Path, names: LabelNames, task: Task) -> NDArray[Any]:

@@ -35,7 +35,7 @@ from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_search import objective_of, planned
 from isobatch.cluster.commands.tune import tune
-from isobatch.cluster.profiling.block_times import sample_inputs, timed
+from isobatch.cluster.profiling.block_times import sample_inputs, timed_whole
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.tails import LOADS, Tails
 from isobatch.deployments.dispatch.route import stops
@@ -132,7 +132,8 @@ def _prepare(out: Path) -> None:
 def _networks(out: Path) -> "Networks":
     model, path = load(out), out / PROFILE
     if not path.exists():
-        (measured,) = timed(model, sample_inputs(model, out, None), KIND, "float32", PROFILE_S, LARGEST)
+        (inputs,) = sample_inputs(model, out, None)
+        measured = timed_whole(model, inputs, KIND, "float32", PROFILE_S, LARGEST)
         save(Profile("scenes", (measured.table,)), path)
     return Networks(out, model, Evidence.read(out / EVIDENCE), read_profile(path).tables[0], drawn(FRESH, seed=2))
 

@@ -9,7 +9,7 @@ import torch
 
 from experiments.shared.untrained import NAMES, SIDE, batches, config, untrained
 from isobatch.cluster.bench.setup import with_recorded_exits
-from isobatch.cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
+from isobatch.cluster.profiling.block_times import SampleInputs, timed_block_ranges, timed_whole
 from isobatch.cluster.profiling.datasheets import shape_of
 from isobatch.deployments.models.backends import served
 from isobatch.deployments.models.interface import BackedModel
@@ -78,7 +78,7 @@ def measure(name: str, length: int | None, setting: TableSetting) -> LatencyTabl
     """The table of texts of one length, or of pictures."""
     model, given = network(name, setting), inputs(network(name, setting), name, length)
     model.prepare(timed_block_ranges(model), given.batch(1))
-    (result,) = timed(model, [given], setting.kind, setting.dtype, setting.budget_s, setting.largest)
+    result = timed_whole(model, given, setting.kind, setting.dtype, setting.budget_s, setting.largest)
     return result.table
 
 

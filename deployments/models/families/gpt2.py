@@ -1,6 +1,6 @@
 """GPT-2 as a classifier: a token sees those before it, so the head and the ramps read the last token of each text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,12 @@ from isobatch.deployments.models.spans import Spans
 
 def gpt2(model: Any) -> Anatomy:
     base = model.base_model
+
+    def embed(arrays: Mapping[str, Tensor]) -> Tensor:
+        hidden: Tensor = base.wte(arrays["input_ids"]) + base.wpe(arrays["position_ids"])
+        if (types := arrays.get("token_type_ids")) is not None:  # of BERT's tokenizer, as in Chinese networks
+            hidden = hidden + base.wte(types)
+        return hidden
 
     def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
         own, is_last = layer.attn, layer is base.h[-1]
@@ -30,7 +36,7 @@ def gpt2(model: Any) -> Anatomy:
 
     anatomy = transformer(
         model,
-        lambda arrays: base.wte(arrays["input_ids"]) + base.wpe(arrays["position_ids"]),
+        embed,
         [block(layer) for layer in base.h],
         lambda hidden: model.score(hidden[:, 0]),
         lambda hidden, spans: spans.last(hidden).unsqueeze(1),
@@ -48,4 +54,4 @@ def _last_and_mean(hidden: Tensor, spans: Spans | None) -> Tensor:
     return torch.cat((spans.last(hidden), spans.mean(hidden)), dim=1)
 
 
-FAMILIES = (Family(("gpt2",), "text", gpt2, reads_last=True),)
+FAMILIES = (Family(("gpt2",), "text", gpt2, reads_last=True, reads_types=True),)

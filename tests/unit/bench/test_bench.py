@@ -1,9 +1,10 @@
 """One device in virtual time: real launches, the dispatcher that serves, and three systems under the same rule."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import LatencyTable
-from isobatch.profiles.model import Batch, Launched
+from isobatch.profiles.model import Batch, Launched, SplitModel
 from tests.helpers.commands import ran
+from tests.helpers.interruptions import interrupt_sweep
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.tiny_pixels import upernet
 from tests.helpers.tiny_tokenizers import save_tokenizer
@@ -215,6 +217,33 @@ def test_rows_that_ramps_were_trained_on_are_not_counted(checkpoint: Path, tmp_p
         assert len(made.source.inputs) == inputs
         known = f"measured with {inputs} inputs of inputs.csv that ramps were not trained on"
         assert (known in result) == (data_hash != "another")
+
+
+def test_the_first_inputs_are_of_the_whole_file(checkpoint: Path, tmp_path: Path) -> None:
+    """Files are often sorted, and a short trial reads the first ones only."""
+    (data := tmp_path / "inputs.csv").write_text("text,label\n" + "the film,1\n" * 20 + "the,0\n" * 20)
+    made, _ = make(BenchRequest(str(checkpoint), data, "cpu", backend="torch", largest=2, budget_s=0.1))
+    lengths = [int(each.lengths[0]) for each in made.source.inputs]
+    assert sorted(lengths) == [3] * 20 + [4] * 20
+    assert 0 < lengths[:20].count(3) < 20
+    assert made.source.labels.tolist() == [length - 3 for length in lengths]
+
+
+def test_ctrl_c_ends_it_without_a_result(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data := tmp_path / "inputs.csv").write_text("text,label\n" + "the film,1\nthe,0\n" * 20)
+    request = BenchRequest(str(checkpoint), data, "cpu", backend="torch", largest=2, budget_s=0.1)
+
+    def some(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
+        yield model.encode(values[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("isobatch.cluster.profiling.block_times.in_batches", some)
+        with pytest.raises(KeyboardInterrupt):
+            make(request)
+    interrupt_sweep(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        make(request)
 
 
 def test_what_is_wrong_is_found_before_anything_is_measured(checkpoint: Path, tmp_path: Path) -> None:

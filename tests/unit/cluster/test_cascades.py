@@ -26,6 +26,7 @@ from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.command_lines import material
+from tests.helpers.interruptions import interrupt_sweep
 from tests.helpers.made_up_candidates import made_up
 from tests.helpers.simulated_fleet import HASTIER, HASTY
 from tests.helpers.tiny_networks import NoEncoder
@@ -206,6 +207,30 @@ def test_without_labels_agreement_is_promised(here: Path) -> None:
     assert "agreement with the last network is promised" in result
     for metric in ("mcc", "accuracy"):
         assert f"--metric {metric} needs" in run(f"{LINE} --metric {metric} --force")[1]
+
+
+def test_ctrl_c_while_networks_are_timed_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_sweep(monkeypatch)
+    code, result = run(LINE.replace("v100=2", "cpu=1"))
+    assert code == 130, result
+    assert not (here / "both").exists()
+
+
+def test_lengths_are_those_of_rows_from_the_whole_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, *lines = (here / "others.csv").read_text().splitlines()
+    lines.sort(key=len)
+    (here / "others.csv").write_text("\n".join([header, *lines]) + "\n")
+    monkeypatch.setattr("isobatch.cluster.commands.cascade_run.LENGTH_ROWS", 20)
+    read = list[str]()
+
+    def timed_with(_: object, values: list[str], *__: object) -> None:
+        read.extend(values)
+        raise UserError("nothing is timed")
+
+    monkeypatch.setattr("isobatch.cluster.commands.cascade_run.timed_candidate", timed_with)
+    assert "nothing is timed" in run(LINE)[1]
+    assert len(read) == 20
+    assert max(map(len, read)) > len(lines[60])
 
 
 def test_rows_that_ramps_were_trained_on_test_no_promise(here: Path) -> None:

@@ -36,6 +36,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 from isobatch.profiles.files import load as load_profile
 from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.measure import facts_of
 from isobatch.profiles.model import Batch, SplitModel
 from isobatch.profiles.promise import RULES
 from tests.helpers.clock import Clock
@@ -200,6 +201,52 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
     assert RUNNER.invoke(app, [*options, *few], catch_exceptions=False).exit_code == 130
     notes = load_profile(tmp_path / "p.json").notes
     assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in notes
+
+
+def ends(*_: object, **__: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def interrupted_profile(checkpoint: Path, out: Path, tokens: str) -> Profile:
+    """What is kept after a Ctrl-C."""
+    options = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--tokens", tokens]
+    few = ["--timing-s", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
+    assert RUNNER.invoke(app, [*options, *few], catch_exceptions=False).exit_code == 130
+    return load_profile(out)
+
+
+def test_times_are_kept_where_no_exits_were_counted(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", ends)
+    profile = interrupted_profile(checkpoint, tmp_path / "p.json", "6")
+    assert [table.length for table in profile.tables] == [6]
+    assert not any("exits" in note or "interrupted" in note for note in profile.notes)
+
+
+def test_the_first_lengths_times_are_kept_where_the_second_one_has_none(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[int]()
+
+    def once(*facts: Any) -> Any:
+        begun.append(1)
+        return facts_of(*facts) if len(begun) == 1 else ends()
+
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.facts_of", once)
+    profile = interrupted_profile(checkpoint, tmp_path / "p.json", "6,12")
+    assert [table.length for table in profile.tables] == [6]
+    assert not any("interrupted" in note for note in profile.notes), "this table is complete"
+
+
+def test_times_are_kept_where_it_is_not_known_what_a_replica_adds(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.replica_adds_s", ends)
+    profile = interrupted_profile(checkpoint, tmp_path / "p.json", "6,12")
+    assert [table.length for table in profile.tables] == [6]
+    wanted = "interrupted: only batch sizes 1, 2 were measured, without what a replica adds to launches"
+    assert wanted in profile.notes[0]
 
 
 @pytest.mark.usefixtures("no_clock")

@@ -1,7 +1,9 @@
 """`isobatch up` does each step once, and again what depends on something that has changed."""
 
 import json
+import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from isobatch.cluster.commands.plan import ClassifierPlanOptions
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.deployments.folders import locked
+from isobatch.deployments.models.ramps import ExitRules
 from isobatch.profiles.devices import GB, fleet, kind_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import load
@@ -138,6 +141,26 @@ def test_its_folder_may_lie_in_new_ones_but_not_here(here: Path, monkeypatch: py
     monkeypatch.chdir(here / "empty")
     arguments = ("up", str(here / "my-bert"), "--data", str(here / "reviews.csv"), "--slo-ms", "2000", "--out", ".")
     assert ".: is mounted or holds the current folder" in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_a_change_in_a_directory_of_data_is_seen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(**_: object) -> None:
+        Path("my-bert-up").mkdir(exist_ok=True)
+        ExitRules().write(Path("my-bert-up/exits.json"))
+
+    def profile(**_: object) -> None:
+        raise UserError("it has prepared")
+
+    monkeypatch.setattr(command, "prepare", prepare)
+    monkeypatch.setattr(command, "profile", profile)
+    Path("saved").mkdir()
+    part = Path("saved/data-00000-of-00001.arrow")
+    part.touch()
+    assert "1/4 prepare: exits for my-bert" in run("--data", "saved").output
+    assert "1/4 prepare: done before" in run("--data", "saved").output
+    in_an_hour_s = time.time() + 3600
+    os.utime(part, (in_an_hour_s, in_an_hour_s))
+    assert "1/4 prepare: exits for my-bert" in run("--data", "saved").output
 
 
 def test_a_port_that_is_taken_is_named_before_the_long_steps(here: Path) -> None:

@@ -15,6 +15,7 @@ from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.encode import TextEncoder
 from isobatch.deployments.models.families import families_by_type, family_of
 from isobatch.deployments.models.loading import move_when_used, read_encoder
+from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
@@ -87,6 +88,25 @@ def test_a_network_without_types_of_tokens_takes_a_tokenizer_that_gives_them(tmp
     tokens = tokenizer(["the film"], ["is good"], return_token_type_ids=False, return_tensors="pt")
     exits = model.run(model.encode([("the film", "is good")]), model.num_blocks, ()).exits
     assert np.abs(exits.logits - reference(**tokens).logits.numpy()).max() < 1e-5
+
+
+@torch.inference_mode()
+def test_gpt2_reads_the_types_of_tokens_of_a_tokenizer_that_gives_them(tmp_path: Path) -> None:
+    """It embeds them as tokens. Chinese networks have BERT's tokenizer."""
+    reference = hugging_face("gpt2")
+    reference.save_pretrained(tmp_path)
+    tokenizer, model = save_tokenizer(tmp_path), load(tmp_path)
+    graphs = OnnxModel(model, tmp_path, cache=tmp_path / "graphs")
+    graphs.prepare([BlockRange(0, model.num_blocks)], model.encode(["a"]))
+    texts, pairs = ["the film is good", "dull"], [("the film", "is good"), ("dull", "but great"), ("a", "a")]
+    for inputs, arguments in ((texts, [texts]), (pairs, [list(half) for half in zip(*pairs, strict=True)])):
+        tokens = tokenizer(*arguments, padding=True, return_tensors="pt")
+        assert "token_type_ids" in tokens
+        batch, expected = model.encode(inputs), reference(**tokens).logits.numpy()
+        for served in (model, graphs):
+            exits = served.run(batch, model.num_blocks, ()).exits
+            assert np.abs(exits.logits - expected).max() < 1e-5
+    assert not graphs.exported.requested, "it was exported in time"
 
 
 @pytest.mark.parametrize("name", ["convnext", "convnextv2"])

@@ -1,6 +1,7 @@
 """Files of inputs: rows and columns that are read, and errors if they cannot be."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ BOTH = "text,label\n"
 WHOLE, WORDS = '{"text": "so \\ud83d\\ude00"}\n', '{"tokens": ["so \\ud83d\\ude00"]}\n'
 WITHOUT_HEADER = Columns(layout=Layout(("label", "text")))
 QUOTED = 'id,Text,Label\n1,"so, ""good""\nindeed",1\n2,one\u0085line\u2028still,0\n'
+FLAG = Columns(flags=("x",))
 NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
 
 
@@ -58,6 +60,10 @@ NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
         ("a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c"}\n', PLAIN, [("a\u0085b", None), ("c", None)]),
         ("a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]', PLAIN, [("a", 1), ("b", 0)]),
         ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n', PLAIN, [("a", 1), ("b", 0)]),
+        ("a.csv", "text,label\na\nb,0\n", PLAIN, [("a", None), ("b", "0")]),  # many commands need no labels
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', PLAIN, [("a", 1), ("b", None)]),
+        ("a.jsonl", '{"tokens": ["a"], "tags": null}\n', PLAIN, [(["a"], None)]),
+        ("a.jsonl", '{"text": "a", "x": 1}\n{"text": "b", "x": null}', FLAG, [("a", ["x"]), ("b", None)]),
     ],
 )
 def test_texts_are_read_with_their_labels(
@@ -104,6 +110,21 @@ def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> Non
     parquet.write_table(arrow.Table.from_arrays([["a"], ["b"]], names=["text", "text"]), tmp_path / "twice.parquet")
     with pytest.raises(UserError, match=r"twice\.parquet: two columns are named 'text'$"):
         read(tmp_path / "twice.parquet")
+
+
+def test_a_few_rows_of_a_parquet_file_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    """They may hold pictures."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts, size = [f"{number} " + "so " * 2000 for number in range(3000)], 6000
+    parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet")
+    tracemalloc.start()
+    read_texts = [row.value == text for row, text in zip(rows(tmp_path / "a.parquet"), texts, strict=True)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(read_texts)
+    assert peak_bytes < 600 * size
 
 
 def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
@@ -221,7 +242,7 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.xml", "", PLAIN, "cannot read .xml; use .csv, .tsv, .jsonl, .json, .conll, .iob, .bio, .txt, .parquet, "),
         ("a.csv", "x,y\n1,2\n", PLAIN, "no column of texts found .* it has: 'x', 'y'"),
         ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
-        ("a.csv", "text,label\none\n", PLAIN, "row 1 has no 'label'"),
+        ("a.csv", "label,text\n1\n", PLAIN, "row 1 has no 'text'"),
         ("a.csv", "sentence,label\na,1\nb, 1, 0\n", PLAIN, "row 2 has more cells .* quote texts that hold commas"),
         ("a.tsv", "text\tlabel\na\tb\t1\n", PLAIN, "row 1 has more cells .* a text must not hold tabs"),
         ("a.jsonl", '{"text": "a"}\n{"text"\n', PLAIN, "line 2 is not JSON: .* at character 9"),

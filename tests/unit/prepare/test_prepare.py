@@ -1,6 +1,7 @@
 """All of `isobatch prepare` on a tiny network: the written directory holds what was measured, and is served so."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,30 @@ def test_evaluate_warns_of_inputs_that_ramps_were_trained_on(
     for name, is_known in (("a.csv", True), ("b.csv", False)):
         evaluated = " ".join(ran("evaluate", out, "--data", tmp_path / name, "--device", "cpu").split())
         assert ("ramps were trained on inputs of a.csv, and are surer of them" in evaluated) == is_known
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_rows_of_a_directory_that_datasets_has_saved_are_known_again(
+    run: Run, checkpoint: Path, out: Path, tmp_path: Path
+) -> None:
+    table = pytest.importorskip("pyarrow.csv").read_csv(reviews(tmp_path / "a.csv"))
+    from pyarrow import ipc
+
+    def saved(name: str, part: Any) -> None:
+        (data := tmp_path / "saved").mkdir(exist_ok=True)
+        with ipc.new_stream(data / name, table.schema) as stream:
+            stream.write_table(part)
+
+    def evaluated() -> str:
+        return " ".join(ran("evaluate", out, "--data", tmp_path / "saved", "--device", "cpu").split())
+
+    saved("data-00000-of-00002.arrow", table.slice(0, 70))
+    saved("data-00001-of-00002.arrow", table.slice(70))
+    assert run(checkpoint, "--data", tmp_path / "saved", "--out", out) == 0
+    saved("cache-5a3e.arrow", table.slice(0, 1))  # what `datasets` keeps of a call of map
+    assert "ramps were trained on inputs of saved, and are surer of them" in evaluated()
+    saved("data-00001-of-00002.arrow", table.slice(71))
+    assert "ramps were trained on" not in evaluated()
 
 
 @pytest.mark.usefixtures("no_picture")

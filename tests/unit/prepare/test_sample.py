@@ -179,6 +179,14 @@ def test_named_numbers_whose_names_the_head_does_not_know_are_refused(
         labels_of(list(rows(path)), path, LabelNames(head))
 
 
+def test_a_row_without_a_label_among_others_that_have_one_is_refused() -> None:
+    labelled = table(60)
+    for place in (0, 6):
+        some = [*labelled[:place], Row(place + 1, "a text", None), *labelled[place + 1 :]]
+        with pytest.raises(UserError, match=f"row {place + 1}: has no label: give it one, or leave this row out"):
+            draw(some, FILE, NAMES, 300)
+
+
 @pytest.mark.parametrize("label", [2, -1, "neutral", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
