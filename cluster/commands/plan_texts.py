@@ -13,7 +13,7 @@ from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.progress import busy
-from isobatch.deployments.sources import local
+from isobatch.deployments.sources import as_url, local
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
@@ -31,7 +31,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     if out:
         check_writable(out, options.profile)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
-    profile = profile_for(local(options.model), options.profile, goal.exits)
+    profile = profile_for(local(as_url(options.model)), options.profile, goal.exits)
     with busy("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:

@@ -88,8 +88,9 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any], name: str |
         _check_import_path(application)
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
-    if "plan" in overrides and not name and len(served(content)) > 1:
-        several = f"{target} has {len(served(content))} applications, and --plan is for one"
+    of_one = next((each for each in ("plan", "profile") if each in overrides), None)
+    if of_one and not name and len(served(content)) > 1:
+        several = f"{target} has {len(served(content))} applications, and --{of_one} is for one"
         raise UserError(f"{several}: write it into the file (isobatch simulate: or name one with --application)")
     for application in served(content):
         added = overrides if name in (None, name_of(application)) else {}

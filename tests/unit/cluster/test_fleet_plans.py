@@ -285,6 +285,8 @@ def test_one_application_of_a_fleet_is_simulated_with_another_plan(content: dict
         UserError, match=r"serve\.yaml has 2 applications, and --plan is for one: write it into the file"
     ):
         ran(*options)
+    with pytest.raises(UserError, match="has 2 applications, and --profile is for one: write it into the file"):
+        ran("serve", "serve.yaml", "--profile", "bert.json", "--out", "again.yaml")
 
 
 def test_each_goal_is_reported_in_its_own_words(folder: Path) -> None:
