@@ -66,6 +66,11 @@ def objects(
     cluster["workerGroupSpecs"] = [
         _group(pattern, kind, counts[kind], max(counts[kind], most[kind]), nodes) for kind in sorted({*counts, *most})
     ]
+    fronts = ceil(sum(config.front_cpus for config in configs) / counts.total())  # of one pod
+    for group in cluster["workerGroupSpecs"]:
+        cpus = fronts + max(_cpus(config, group["groupName"]) for config in configs)
+        for bound in group["template"]["spec"]["containers"][0]["resources"].values():
+            bound["cpu"] = str(max(cpus, int(bound["cpu"])))
     if most:
         cluster |= {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"}}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -78,12 +83,23 @@ def objects(
 def files(content: ServeFile) -> dict[str, str]:
     """What the image must have below /models: the path there of each file and folder here."""
     configs = map(config_of, served(content))
-    paths = [getattr(config, name) for config in configs for name in PATHS]
-    here = {path: str(MODELS / Path(path).name) for path in dict.fromkeys(paths) if path and not is_url(path)}
+    named = dict.fromkeys(getattr(config, name) for config in configs for name in PATHS)
+    paths = [path for path in named if path and not is_url(path)]
+    here = {path: str(_there(Path(path), [Path(each) for each in paths])) for path in paths}
     if doubled := [there for there, count in Counter(here.values()).items() if count > 1]:
         both = " and ".join(path for path, there in here.items() if there == doubled[0])
         raise UserError(f"{both} would both be {doubled[0]} in the image: give them different names")
     return here
+
+
+def _there(path: Path, paths: Sequence[Path]) -> PurePosixPath:
+    """The place of a file or folder in the image. What is inside another of the paths is copied with that one.
+
+    >>> _there(Path("/here/bert/plan.json"), [Path("/here/bert"), Path("/here/bert/plan.json")])
+    PurePosixPath('/models/bert/plan.json')
+    """
+    outermost = next(each for each in (*reversed(path.parents), path) if each in paths)
+    return MODELS / outermost.name / path.relative_to(outermost)
 
 
 def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
@@ -110,6 +126,14 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
         else:
             raise UserError(f"{config.name or 'an application'} has neither plan: nor devices: which nodes is it for?")
     return _whole(alone) + (_whole(together) | standby)
+
+
+def _cpus(config: ServedConfig, whole: str) -> int:
+    """The CPUs of an application's replicas on one device, which no other application uses at the same time."""
+    needs = {kind: each for kind, _, each in config.replica_groups() if whole_kind(kind)[0] == whole}
+    needs = needs or {whole: config.replica_needs(whole)}  # devices may come that the plan does not have
+    together = getattr(config, "sharers", 1)  # applications whose replicas stand by on the device
+    return max(ceil(together * whole_kind(kind)[1] * each["CPU"]) for kind, each in needs.items())
 
 
 def _growth(content: ServeFile) -> Counter[str]:

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.map_tasks import PIXELS
-from isobatch.deployments.named import demo_folder
+from isobatch.deployments.named import LOADER, demo_folder
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
@@ -77,7 +77,8 @@ def _about(service: Service) -> dict[str, object]:
         "maps": service.task.name == PIXELS.name,
         "scores": service.task.by_score,
     }
-    if service.config.folder != demo_folder():
+    config = service.config
+    if config.loader != LOADER or config.prepared_folder != demo_folder():
         return facts
     from isobatch.deployments.demo.digits import demo_inputs
 

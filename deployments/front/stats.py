@@ -128,7 +128,7 @@ def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[s
         "group": stage.group,
         "replicas": len({replica for front in fronts for replica in front.replicas.get(stage.group, ())}),
         "launches": counts.launches[key].number,
-        "fill": round(counts.launches[key].fill, 3),
+        "fill": counts.launches[key].fill,  # not rounded: readers compute the latest launches' from two of these
         "waiting": sum(front.waiting.get(key, 0) for front in fronts),
     }
 

@@ -246,9 +246,10 @@ function* forecast(column, y) {
   byId("forecast").hidden = !shares;
   if (!shares) return;
   const { ramps } = controller.plan; // no input leaves at a closed ramp
+  const full = controller.full_share ?? 0; // and none that asks for the whole network at any
   const line = (shares) => shares.reduce(
     (all, share, block) => [...all, block && !ramps.includes(block - 1) ? all[block - 1] : share], [],
-  ).map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
+  ).map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share + full * (1 - share)))}`);
   yield drawn("polygon", { points: [...line(shares.high), ...line(shares.low).reverse()].join(" "), class: "band" });
   yield drawn("polyline", { points: line(shares.survival).join(" "), class: "forecast" });
 }
@@ -384,9 +385,11 @@ async function tick() {
 
 async function look() {
   try {
-    about ??= await json("page/about.json");
-    if (!charts) begin();
     const stats = await json("stats");
+    if (!describes(about, stats)) {
+      about = await json("page/about.json");
+      begin();
+    }
     const now = performance.timeOrigin + performance.now();
     await askController(stats.observations);
     sayChange(stats);
@@ -404,6 +407,11 @@ async function look() {
     byId("trouble").textContent = `Nothing new: ${error.message}`;
     byId("trouble").hidden = false;
   }
+}
+
+// Whether these facts are of the network that has these counts: another may have been deployed meanwhile.
+function describes(about, stats) {
+  return about?.model === stats.model && about.slo_ms === stats.slo_ms && about.blocks === Object.keys(stats.exits).length;
 }
 
 async function askController(observations) {
@@ -428,9 +436,10 @@ byId("force").addEventListener("click", async () => {
 });
 
 function begin() {
+  looks = []; // of another network
   byId("model").textContent = about.model;
   document.title = `isobatch: ${about.model}`;
-  makeCharts();
+  if (!charts) makeCharts();
   byId("try").hidden = about.takes === "other";
   byId("draw").hidden = byId("load").hidden = about.takes !== "digits";
   byId("say").hidden = about.takes !== "texts";

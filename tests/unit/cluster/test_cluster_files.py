@@ -190,6 +190,26 @@ def test_nodes_say_their_kind_and_ray_has_our_settings_and_shows_its_dashboard_t
     assert "/home/ray/.ray/auth_token" in config["file_mounts"]
 
 
+@pytest.mark.parametrize("name", UP)
+def test_nodes_that_start_later_have_the_models_too(name: str) -> None:
+    config = content(name)
+    assert config["file_mounts"]["/home/ray/my-models"] == "my-models"
+    assert "/my-models" in config["rsync_exclude"], "the checkout, which has them, would bring them again"
+
+
+def test_no_gpu_on_aws_gets_rays_default_image_whose_driver_is_too_old() -> None:
+    nodes = [node for node in content("aws.yaml")["available_node_types"].values() if "GPU" in node["resources"]]
+    assert len(nodes) == 4
+    for node in nodes:
+        assert node["node_config"]["ImageId"].startswith("ami-")
+
+
+def test_the_head_on_google_has_docker_as_its_workers_have() -> None:
+    nodes = content("gcp.yaml")["available_node_types"].values()
+    images = {disk["initializeParams"]["sourceImage"] for node in nodes for disk in node["node_config"]["disks"]}
+    assert len(images) == 1
+
+
 # KubeRay
 
 

@@ -71,6 +71,13 @@ def test_an_empty_group_of_a_parked_application_wakes_nobody() -> None:
     assert empty.endswith("unless on (application) max by (application) (ray_isobatch_parked) == 1")
 
 
+def test_an_application_that_answers_nothing_in_time_is_below_its_promise() -> None:
+    """A counter has no series before its first event."""
+    (below,) = (alert["expr"] for alert in ALERTS if alert["alert"] == "IsobatchGoodputBelowPromise")
+    rates = re.findall(r"\((sum by \(application\) \(rate\(\w+in_time\w+\[5m\]\)\)) or 0 \* max by", below)
+    assert len(rates) == below.count("in_time") == 2
+
+
 def test_several_applications_promise_their_sum_and_have_a_forecast_each() -> None:
     queries = "".join(ASKED)
     assert 'sum by () (max by (application) (ray_isobatch_promised_per_s{application=~"$application"}))' in queries

@@ -7,8 +7,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from isobatch.cluster.cli import app
+from isobatch.cluster.serving.capacity import check_capacity
 from isobatch.cluster.serving.kubernetes import GKE
-from isobatch.deployments.resources import KIND
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.resources import KIND, Resources
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
@@ -79,6 +81,42 @@ def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: P
     assert content["http_options"]["host"] == served["args"]["grpc_host"] == "0.0.0.0"
     assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
     assert controller["args"]["memory"] == "/memory"
+
+
+def test_a_plan_inside_the_models_folder_stays_there_in_the_image(file: Path) -> None:
+    for name in ("plan.json", "profile.json"):
+        (file.parent / name).rename(file.parent / "my-bert" / name)
+    file.write_text(file.read_text().replace("plan: ", "plan: my-bert/").replace("profile: ", "profile: my-bert/"))
+    _, service = yaml.safe_load_all(run(file).stdout)
+    arguments = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
+    paths = [arguments[name] for name in ("model", "plan", "profile")]
+    assert paths == ["/models/my-bert", "/models/my-bert/plan.json", "/models/my-bert/profile.json"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "cpus"),
+    [
+        ({}, {"t4": 3, "cpu": 3}),
+        ({"cpus_per_replica": 4}, {"t4": 3, "cpu": 5}),
+        ({"front_replicas": 7}, {"t4": 4, "cpu": 4}),
+    ],
+)
+def test_pods_have_the_cpus_that_replicas_and_fronts_need(
+    file: Path, fields: dict[str, int], cpus: dict[str, int]
+) -> None:
+    placements = Placement("t4", 2, (Split(0, 1, 8),)), Placement("cpu", 1, (Split(1, BLOCKS, 8),))
+    (file.parent / "plan.json").write_text(Plan(placements).to_json())
+    save(Profile("my-bert", (table("t4"), table("cpu"))), file.parent / "profile.json")
+    content = yaml.safe_load(file.read_text())
+    content["applications"][0]["args"] |= fields
+    file.write_text(yaml.safe_dump(content))
+    pods = list[Resources]()
+    for group in cluster(file).workerGroupSpecs:
+        resources = group.template["spec"]["containers"][0]["resources"]
+        assert resources["requests"]["cpu"] == resources["limits"]["cpu"] == str(cpus[group.groupName])
+        gpu = {"GPU": 1.0, "accelerator_type:T4": 1.0} if group.groupName == "t4" else {}
+        pods += [{"CPU": float(resources["limits"]["cpu"])} | gpu] * group.replicas
+    check_capacity(serve_file(file, {}), pods)
 
 
 def test_replicas_that_share_devices_get_as_few_nodes(file: Path) -> None:

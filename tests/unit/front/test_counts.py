@@ -16,7 +16,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, Step
-from isobatch.deployments.front.counts import BUSY_S, MOST_SHAPES, Counts, together
+from isobatch.deployments.front.counts import BUSY_S, MOST_SHAPES, Counts, Launches, together
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.messages import FrontState, Usage
@@ -244,6 +244,20 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
         assert (stats["splits"][0]["launches"], stats["splits"][0]["fill"]) == (40, 0.25)
         assert len(stats["fronts"]) == 2
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
+
+
+def test_the_fill_of_the_latest_launches_shows_after_a_million() -> None:
+    """Readers compute it from two statistics, as `isobatch status` and the page do."""
+    counts = Counts()
+    counts.launches["front", 0] = Launches(1_000_000, 3_000_000, 3_000_000, 4_000_000)
+    looks = list[tuple[int, float]]()
+    for _ in range(2):
+        (split, _) = stats_of([FrontState(counts, ROUTE, 0, {}, {}, Usage(1.0, 50.0))])["splits"]
+        looks.append((split["launches"], split["fill"]))
+        for _ in range(100):
+            counts.launch_began("front", 0, 1, 1, 4)
+    (before, fill_before), (after, fill_after) = looks
+    assert (after * fill_after - before * fill_before) / (after - before) == pytest.approx(0.25, abs=1e-3)
 
 
 def test_launches_from_before_the_clock_was_set_back_are_forgotten() -> None:

@@ -127,7 +127,7 @@ def test_stats_have_counts_and_latencies(client: TestClient) -> None:
     assert set(stats["latency_ms"]) == {"p50", "p95", "p99"}
     (split,) = stats["splits"]
     assert (split["blocks"], split["batch"], split["launches"]) == ([0, 4], 32, 1)
-    assert split["fill"] == pytest.approx(3 / 32, abs=1e-3)
+    assert split["fill"] == pytest.approx(3 / 32)
 
 
 def test_an_answer_says_that_its_text_was_cut() -> None:

@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
+from isobatch.deployments.named import LOADER
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, front, served, with_document
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
+from tests.helpers.documented import TOY, TOY_OF_TEXTS, DocumentedClient, front, served, with_document
 
 BODY = {"inputs": [0, 3]}
 
@@ -51,6 +56,17 @@ def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
 def test_the_page_sends_inputs_only_where_it_can_read_the_answers(form: str, takes: str) -> None:
     with served(**TOY_OF_TEXTS, predict_form=form) as client:
         assert client.get("/page/about.json").json()["takes"] == takes
+
+
+def test_only_the_demo_gets_digits(tmp_path: Path) -> None:
+    """Virtual devices and the networks of users' own loaders name no model either."""
+    table = LatencyTable("v100", (1,), ((0.001,),), ((0.0,),), 0.0, (1,), (1,), "made up")
+    save(Profile("virtual", (table,), ExitProfile((1.0,))), tmp_path / "profile.json")
+    virtual = {"backend": "virtual", "profile": str(tmp_path / "profile.json")}
+    own = {"loader": TOY["loader"]}
+    for fields, takes in (({"loader": LOADER}, "digits"), (virtual, "other"), (own, "other")):
+        with served(model=None, **fields) as client:
+            assert client.get("/page/about.json").json()["takes"] == takes, fields
 
 
 def test_a_key_is_asked_for_everywhere_but_for_the_page_and_health_checks(
