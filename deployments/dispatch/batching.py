@@ -346,8 +346,12 @@ def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_
     able = set()
     for replica in group.may_run_kept:
         for queue in kept_queues.get(replica, {}).values():
-            if queue.size and (not replica.pending_s or (queue.weight >= queue.room and group.has_room(replica))):
-                choices.append((_rank(queue, now_s), len(choices), queue, replica))
+            if not queue.size:
+                continue
+            rank = _rank(queue, now_s)
+            is_due = not rank[0]
+            if not replica.pending_s or (is_due and group.has_room(replica)):
+                choices.append((rank, len(choices), queue, replica))
                 able.add(replica)
     group.may_run_kept = able
 

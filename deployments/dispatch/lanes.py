@@ -248,7 +248,7 @@ class Lane:
                 ahead_s = group.ahead_s(now_s, costs.get(group, 0.0))
                 fills_up = False
             full_launch_s += stage.launch_s[-1] * group.slowdown
-            launched = _launch_weight(queues, weight, fills_up)
+            launched = _launch_weight(queues, weight, fills_up, 0 if stage.start else more)
             ends_s += queues.exit_times_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
             at_s = ends_s[-1]
         return ExpectedTimes(self.estimates, now_s, ends_s, full_launch_s)
@@ -333,12 +333,13 @@ def _free_joining(launch_s: Sequence[float]) -> float:
     return min(1.0, max(0.0, 1.0 - (full_s - one_s) / (size - 1) / (full_s / size)))
 
 
-def _launch_weight(queues: StageQueues, weight: int, fills_up: bool) -> int:
+def _launch_weight(queues: StageQueues, weight: int, fills_up: bool, more: int) -> int:
     """The weight of an input's launch, if it joins the inputs that wait for this stage now.
 
-    `fills_up`: the input waits, so that others join the launch until it is as full as recent ones.
+    `fills_up`: the input waits, so that others join the launch until it is as full as recent ones. `more`: the weight
+    of other inputs of its request.
     """
-    stage, beside = queues.stage, queues.waiting
+    stage, beside = queues.stage, queues.waiting + more
     if fills_up:
         beside = max(beside, round(queues.fill * stage.room))
     if stage.local and stage.start:

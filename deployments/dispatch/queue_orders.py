@@ -53,12 +53,18 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """DAS for one row of tokens: a launch without padding is one row."""
+    """DAS for one row of tokens: a launch without padding is one row. A text that is too heavy for any goes alone once it
+    is the first."""
+    if waiting and waiting[0].weight > room:
+        return [waiting[0]]
     return _das_row(sorted(waiting, key=_weight), waiting, room)
 
 
 def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """Slotted DAS: the row is cut into slots as long as the longest text that goes by utility, and DAS fills each."""
+    """Slotted DAS: the row is cut into slots as long as the longest text that goes by utility, and DAS fills each.
+    A text that is too heavy for any row goes alone once it is the first."""
+    if waiting and waiting[0].weight > room:
+        return [waiting[0]]
     left = sorted(waiting, key=_weight)
     length = max((ticket.weight for ticket in _by_utility(left, room)), default=room)
     taken = list[Ticket]()

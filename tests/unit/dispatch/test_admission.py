@@ -233,6 +233,17 @@ def test_devices_that_are_faster_than_planned_answer_inputs_with_less_time_than_
     assert {*world.outcomes.values()} == {Outcome.ANSWERED}
 
 
+def test_a_request_whose_inputs_take_too_long_together_is_refused() -> None:
+    """Each of them alone would be in time, and the replica is idle."""
+    times = tuple(0.005 + 0.095 * size / 31 for size in range(32))
+    route, places = Route((Stage(0, 2, 32, "a", times),)), [Place("request", row) for row in range(32)]
+
+    def refused(inputs: int, within_s: float) -> bool:
+        return isinstance(Dispatcher(route, {"a": ["a"]}).admit_all(0.0, within_s, places[:inputs]), Refusal)
+
+    assert (refused(32, 0.06), refused(8, 0.06), refused(32, 0.2)) == (True, False, False)
+
+
 def test_inputs_of_a_parked_application_wait_for_replicas_if_these_start_in_time() -> None:
     world = World(FLAT, ALONE)
     none: dict[str, list[str]] = {group: [] for group in ALONE}

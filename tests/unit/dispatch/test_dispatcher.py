@@ -235,6 +235,15 @@ def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:
     assert last.count("f2") >= 15, "it is used again"
 
 
+def test_of_two_replicas_the_slow_one_is_benched() -> None:
+    """Their mean would hide it, and admission would take both for slow."""
+    world = World(Route((linear(0, 4, 4, "a"),)), {"a": ["a1", "a2"]}, slow={"a2": 20.0})
+    world.arrive(*steady(50, 20.0, depths=[4]))
+    world.run()
+    late = [launch for launch in world.launches if launch.replica == "a2" and launch.id > 500]
+    assert len(late) <= 3, "one launch every five seconds"
+
+
 def test_a_benched_replica_is_reported_until_it_is_healthy() -> None:
     """A launch that fails now and then benches a replica for a moment only, which is nothing to plan around."""
     groups = {"front": ["f1", "f2", "f3"], "back": ["b1", "b2"]}

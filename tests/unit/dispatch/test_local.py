@@ -42,6 +42,24 @@ def test_survivors_stay_on_their_replica_in_full_batches_under_load() -> None:
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
 
 
+@pytest.mark.parametrize(
+    ("per_s", "deep", "planned"),
+    [(500.0, 0.1, 0.1), (1300.0, 0.04, 0.04), (1450.0, 0.1, 0.1)],
+    ids=["a third of the capacity", "few survivors", "nearly full"],
+)
+def test_survivors_do_not_wait_until_they_are_late_while_launches_are_sent_early(
+    per_s: float, deep: float, planned: float
+) -> None:
+    """A replica that computes has its next launch already, so it is never without one."""
+    route = Route((linear(0, 6, 16, "gpu"), linear(6, 12, 16, "gpu", survival=planned, local=True)))
+    world = World(route, {"gpu": ["g1"]}, Limits(early_s=0.0015))
+    every = round(1 / deep)
+    world.arrive(*(Input(number / per_s, 12 if number % every == 0 else 4, 0.1) for number in range(2000)))
+    world.run()
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert len(world.refusals) < 0.02 * 2000
+
+
 def test_while_two_full_batches_are_inside_a_replica_holds_its_next_order_before_a_launch_ends() -> None:
     """Only where a single batch is inside does its next split wait for the front."""
     for batches, never_waits in ((1, False), (2, True), (3, True)):

@@ -101,6 +101,23 @@ def test_a_text_of_the_highest_priority_goes_before_others_though_it_is_heavier_
     assert order == [[heavy], light]
 
 
+@pytest.mark.parametrize("order", ["das", "slotted_das"])
+def test_by_utility_a_text_that_is_heavier_than_any_launch_goes_alone_when_it_is_due_first(order: str) -> None:
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(queue_order=queue_order_named(order), ahead=0))
+    dispatcher = world.dispatcher
+    dispatcher.admit(0.0, 9.0, Place("running", 0), 20)
+    (launch,) = dispatcher.tick(0.0)
+    heavy, *light = [
+        dispatcher.admit(0.0, 8.0 + weight / 100, Place(weight, 0), 35 - weight) for weight in (10, 25, 26)
+    ]
+    dispatcher.completed(launch.id, 0.01, {})
+    (launch,) = dispatcher.tick(0.01)
+    assert launch.tickets == (heavy,)
+    dispatcher.completed(launch.id, 0.02, {})
+    (launch,) = dispatcher.tick(0.02)
+    assert {*launch.tickets} == {*light}
+
+
 def test_orders_have_names_in_the_configuration() -> None:
     config = AppConfig(model="demo", order="das")
     assert config.limits(1.0).queue_order is queue_order_named("das")
