@@ -53,8 +53,8 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """DAS for one row of tokens: a launch without padding is one row. A text that is too heavy for any goes alone once it
-    is the first."""
+    """DAS for one row of tokens: a launch without padding is one row. A text that is too heavy for any row goes alone
+    once it is the first."""
     if waiting and waiting[0].weight > room:
         return [waiting[0]]
     return _das_row(sorted(waiting, key=_weight), waiting, room)
