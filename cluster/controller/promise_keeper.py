@@ -149,7 +149,9 @@ class PromiseKeeper:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
         unwatched = self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
-        if self.strict and (self.relaxed or self._may_lose_most(plan)) and unwatched:
+        if self.strict and unwatched:
+            if not (self.relaxed or self._may_lose_most(plan)):
+                return None
             self.relaxed = self.tuned = False
             why = "no audit has ended for ten minutes, so the agreement is unknown"
             return self._change("recovered", why, plan, facts)
@@ -205,9 +207,10 @@ class PromiseKeeper:
         self._broke_s = now_s
         self._watch.doubt(now_s)
         measured = (1 - agreement.share) / self._expected(plan)
-        # With a larger factor than this one, no input leaves early.
-        largest = AIMED_LOSS * (1 - self.promised) / evidence.smallest_share
-        self.worse = min(max(LEAST_CHANGE * self.worse, REPEATED**self._repeats * measured), LOOSENED * largest)
+        # With a larger factor than this one, no input leaves early; up to 1, the checkpoint's own thresholds stay.
+        largest = max(LEAST_CHANGE, LOOSENED * AIMED_LOSS * (1 - self.promised) / evidence.smallest_share)
+        self.worse = min(max(LEAST_CHANGE * self.worse, REPEATED**self._repeats * measured), largest)
+        self.tuned = False
         why = f"{broken}; answers disagree {self.worse:.1f} times as often as 'isobatch prepare' measured"
         return self._change("tightened", why, plan, facts)
 

@@ -102,6 +102,7 @@ class Observed:
     standby: tuple[StandbyReplica, ...] | None = ()
     parked: bool = False
     holds_inputs: bool = False
+    could_disagree: tuple[int, ...] = ()  # `audits.left`, where the counts above are in inputs of one length
 
     @property
     def ended_s(self) -> float:
@@ -137,6 +138,7 @@ class Observed:
             full=round(self.full_weight / length),
             unfinished=tuple(round(weight / length) for weight in self.unfinished_weights),
             texts=self.arrivals,
+            could_disagree=self.audits.left,
             refused=round(self.refused_weight / length),
             certain=round(self.certain_weight / length),
             excused=round(self.excused_weight / length),
@@ -148,6 +150,9 @@ class Observed:
 
     @property
     def audits(self) -> AuditedAnswers:
+        """What audits show of inputs: a promise is about inputs, whatever plans count."""
+        if self.could_disagree:
+            return AuditedAnswers(self.could_disagree, self.audited, self.missed)
         left = (*self.exits[:-1], max(0, self.exits[-1] - self.certain)) if self.certain else self.exits
         return AuditedAnswers(left, self.audited, self.missed)
 

@@ -81,7 +81,7 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
     with replacing(out) as draft:
         checkpoint.copy(source, draft)
         shutil.copyfile(source / WEIGHTS, draft / WEIGHTS)
-        shutil.copyfile(source / EVIDENCE, draft / EVIDENCE)
+        evidence.save(draft / EVIDENCE)  # with the metric of the new promise
         draw_exits(rules, draft / PICTURE)
         rules.write(draft / RULES)
     return rules

@@ -130,6 +130,31 @@ def test_thresholds_loosen_on_trial_when_the_inputs_are_as_before_and_do_not_fla
     assert len(served.run(3600, misfits=0.07)) <= 8
 
 
+def test_thresholds_that_were_tuned_do_not_return_after_they_broke_the_promise() -> None:
+    served = Served(kept := keeper())
+    kept.tuned = True
+    (change, *_) = served.run(300, misfits=0.25)
+    assert (change.what, kept.tuned) == ("tightened", False)
+    served.run(3600)
+    assert served.plan.thresholds == (), "these are the checkpoint's own"
+
+
+def test_strict_thresholds_are_not_given_up_under_load_while_no_audit_ends() -> None:
+    served = Served(keeper(strict=True, under_load=0.8))
+    served.run(60)
+    served.served, served.share = 0.5, 0.0
+    served.run(1800)
+    assert [change.what for _, change in served.changes] == ["gave way", "recovered"]
+
+
+def test_a_promise_that_is_finer_than_the_exit_table_lets_nobody_leave_early() -> None:
+    few = Evidence(exit_table(0, count=6000), exit_table(1, count=400), "agreement", 0.03, 0.95)
+    served = Served(keeper(agreement=0.9995, evidence=few))
+    served.run(600)
+    assert served.changes[0][1].what == "tightened"
+    assert served.disagreement(0.25) == 0
+
+
 def test_where_no_threshold_keeps_the_promise_nobody_leaves_early_and_not_for_longer_than_it_takes() -> None:
     """Inputs that are wrong where the table is sure: a fifth of those who leave, however strict the thresholds."""
     kept, plan, used = keeper(), with_all_ramps(first_plan(ASKED), range(3)), list[dict[int, float]]()

@@ -130,6 +130,7 @@ def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     seen, earlier = counts.observed(4), before.observed(4)
     assert seen.audits.agreement() == earlier.audits.agreement() == agreement
     assert (sum(seen.exits), seen.certain, seen.counted_in(70).certain) == (10_040, 10_000, 1_000)
+    assert seen.counted_in(70).audits == seen.audits, "promises are about inputs, not about tokens"
     assert since(seen, earlier).audits.agreement() is None
     assert merged([earlier, since(seen, earlier)]).audits.agreement() == agreement
 

@@ -91,6 +91,9 @@ def test_other_thresholds_are_served_as_they_were_measured(
     answers = model.predict([sample.values[row] for row in sample.parts.test])
     assert {each.exit_block for each in answers} == {1, 3}
     assert check_exits(tuned, answers, 4)["promise"]["max_loss"] == 0.6
+    of_accuracy = evidence.for_metric("accuracy")
+    pipeline.tune(out, tmp_path / "of-accuracy", of_accuracy, of_accuracy.prepared)
+    assert Evidence.read(tmp_path / "of-accuracy" / EVIDENCE).metric == "accuracy"
 
 
 @pytest.mark.long
