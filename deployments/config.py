@@ -362,7 +362,9 @@ class AppConfig(ServedConfig):
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         plan = read_plan(local(self.plan)) if self.plan and not plan else plan
-        devices = plan.devices() if plan else {}
+        devices = dict(plan.devices()) if plan else {}
+        for kind, count in self.standby.items() if devices else ():
+            devices[kind] = max(count, devices.get(kind, 0))
         return [(kind, count, self.replica_needs(kind)) for kind, count in devices.items()]
 
     @property

@@ -65,16 +65,17 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     with console.status("Connecting") as status, attached(address) as serving, while_serving(address):
         show_progress = progress_printer(console, status.update, aside.print)
         show_progress("Checking every node")
-        check_nodes(requested)
         if (running := running_http()) and running != {name: http[name] for name in running}:
-            http = running
+            http = http | running
             aside.print(HTTP_KEPT.format(**http))
+        requested |= {"http_options": http}
+        check_nodes(requested)
         complete = applications.beside(requested, declared_applications(), others)
         check_ports(complete)
         check_capacity(complete, nodes())
         if not check:
             try:
-                applications.deploy(serving(complete["http_options"] | http), complete, patience_s, show_progress)
+                applications.deploy(serving(http), complete, patience_s, show_progress)
             except UserError:
                 check_unchanged(requested["applications"], declared_applications())  # another deploy may be the reason
                 raise

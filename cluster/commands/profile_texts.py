@@ -55,7 +55,8 @@ def profile_texts(options: "ProfileOptions", source: Path) -> None:
     workload = workload_of(rules, source, shape.reads)
     own = _measured_table(console, source, model, workload, device, dtype, options)
     others = [kind for kind in kinds if kind != own.kind]
-    tables = (own, *(replace(estimated_table(model.config, kind), front_s=own.front_s) for kind in others))
+    made_for = dtype if dtype == "bfloat16" else None  # in float16 its numbers may overflow
+    tables = (own, *(replace(estimated_table(model.config, kind, made_for), front_s=own.front_s) for kind in others))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
         notes += ("lengths of texts are assumed: prepare measures them, and a controller plans for those of a server",)

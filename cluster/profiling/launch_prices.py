@@ -321,16 +321,17 @@ KERNELS = 10  # of one block
 PROJECTION_KERNELS = 4  # of one block that only makes keys and values
 
 
-def estimated_table(config: Any, kind: str) -> DecodingTable:
+def estimated_table(config: Any, kind: str, dtype: str | None = None) -> DecodingTable:
     """The table of a network by its Hugging Face config, for a device that is not here: a roofline.
 
     A launch reads the weights of each block once, and the KV of its sequences, and it multiplies every row with the
     weights. The longer of the two times hides the other. Nothing is measured, so the table is marked as estimated.
+    `dtype`: the precision; None: the device's fastest.
     """
     device = known_kind(kind)
-    dtype = device.best_dtype
+    dtype = dtype or device.best_dtype
     wide, shape = BYTES[dtype], shape_of(config)
-    peak = COMPUTE_SHARE * (device.fp16_flops if dtype == "float16" else device.fp32_flops)
+    peak = COMPUTE_SHARE * (device.fp32_flops if dtype == "float32" else device.fp16_flops)
     stream = MEMORY_SHARE * device.memory_bytes_per_s
     block, attended, width = _block(config)
     encoder, crossed, layers = _encoder(config)

@@ -6,7 +6,7 @@ that one of two random replicas that has fewer texts. The time of the front and 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 
@@ -146,6 +146,7 @@ class SimulatedReplica:
         self.engine: Engine = virtual_engine(self.profile, self.kind, self.config, self.random, self.clock)
 
     def add(self, place: int, text: TextArrival) -> None:
+        text = replace(text, output=min(text.output, self.config.max_tokens))
         if self.profile.length(text.prompt, text.output) > self.context:
             self._refuse(place, text, 400)
             return

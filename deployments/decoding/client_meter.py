@@ -108,11 +108,13 @@ class SequenceMeter:
         meter.series.observe("isobatch_ttft_ms", 1e3 * waited_s)
 
     def refused(self) -> None:
-        """Count a refused text, as if it would have been as long as the latest texts."""
-        meter = self._meter
-        meter.strained += self._share
+        """Count a refused text, as if it would have been as long as the latest texts. One may have begun before."""
+        meter, written = self._meter, self._first + self._further
+        if not written:
+            meter.strained += self._share
         if meter.lengths:
-            meter.refused_tokens += sum(written for _, written in meter.lengths) / len(meter.lengths)
+            mean = sum(tokens for _, tokens in meter.lengths) / len(meter.lengths)
+            meter.refused_tokens += max(0.0, mean - written)
 
     def finished(self) -> None:
         """Count a text that is written to its end, and its lengths."""

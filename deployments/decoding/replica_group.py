@@ -110,10 +110,11 @@ async def written_by_any(
 ) -> AsyncGenerator[NewTokens, None]:
     """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait. If one
     replica hangs and others do not, these are asked soon."""
-    refusals = list[ReplicaFull]()
-    for group in groups:
+    refusals, groups = list[ReplicaFull](), list(groups)
+    for place, group in enumerate(groups):
+        elsewhere = any(each.is_alive for each in groups[place + 1 :])
         for left in reversed(range(min(group.count, MOST_ASKED))):
-            patience = HURRIED if left and group.is_alive else 1.0
+            patience = HURRIED if elsewhere or (left and group.is_alive) else 1.0
             try:
                 async with aclosing(group.write(request, trace, patience)) as pieces:
                     async for piece in pieces:

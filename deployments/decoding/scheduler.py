@@ -57,6 +57,10 @@ class Pace:
         self._tokens = weight * self._tokens + tokens
         self._seconds = weight * self._seconds + took_s
 
+    def forget_speed(self) -> None:
+        """Forget the speed of residents that have ended: it says nothing about the next ones."""
+        self._tokens = self._seconds = 0.0
+
     @property
     def tokens_per_s(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
@@ -308,6 +312,8 @@ class Scheduler:
     def _admit(self, now_s: float) -> None:
         """Admit waiting sequences in order, while there are places and pages, and tokens come in time. Refuse those
         that have waited so long that their first token would be late."""
+        if not self.residents:
+            self.pace.forget_speed()
         self._now_s, late_s = now_s, now_s + self._first_token_s() - self.limits.ttft_s
         if late := [each for each in self.waiting if each.arrived_s < late_s and not each.begun]:
             self._late += [each.name for each in late]

@@ -370,10 +370,20 @@ def test_a_text_that_goes_on_is_never_refused() -> None:
 
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
+    running.open(TextRequest((1,), 9))
+    running.scheduler.next(0.0)
     running.scheduler.pace.tokens_written(tokens=35, took_s=1.0)
-    open_texts(running, 8, TextRequest((1,), 9))
+    open_texts(running, 7, TextRequest((1,), 9))
     running.scheduler.next(0.0)
     assert len(running.scheduler.residents) == 4  # at this speed three have ten tokens a second each, and four do not
+
+
+def test_an_idle_replica_takes_a_crowd_however_slowly_one_text_was_written() -> None:
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
+    running.scheduler.pace.tokens_written(tokens=20, took_s=1.0)
+    open_texts(running, 8, TextRequest((1,), 9))
+    running.scheduler.next(0.0)
+    assert len(running.scheduler.residents) == 8
 
 
 def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:
