@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MOST_TOGETHER, MapStyle
+from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_COMPARED, MOST_PIXELS, MOST_TOGETHER, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
 from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
@@ -127,14 +127,23 @@ class OwnForm(Form):
         if request.style:
             task = _styled(task, request.style, len(self._service.labels))
         inputs = self._service.encoded(request.inputs)
-        if request.style and request.style.size and (pixels := len(inputs) * prod(request.style.size)) > MOST_TOGETHER:
-            raise RefusedError(422, f"the maps have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+        if request.style and request.style.size:
+            _check_maps(len(inputs) * prod(request.style.size), len(self._service.labels))
         return Content(inputs, lambda answers: self._written(answers, task, top))
 
     def _written(self, answers: Sequence[Answer], task: Task, top: int) -> bytes:
         labels = self._service.labels
         outputs = [output_of(answer, task, labels, top) for answer in answers]
         return encode(self._service.heading | {"outputs": outputs})
+
+
+def _check_maps(pixels: int, labels: int) -> None:
+    """Raise `RefusedError` for maps that would take too much memory or time, however small their pictures are."""
+    if pixels > MOST_TOGETHER:
+        raise RefusedError(422, f"the maps have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+    if (values := pixels * labels) > MOST_COMPARED:
+        sentence = f"the maps have {pixels} pixels together, of {labels} labels: {values} values"
+        raise RefusedError(422, f"{sentence}, and {MOST_COMPARED} are allowed")
 
 
 def _styled(task: Task, style: MapStyle, labels: int) -> Task:

@@ -239,7 +239,7 @@ class Service:
         answers = finite(_with_facts_of(request.inputs, answers))
         if self.task.by_map:  # maps take long to write: meanwhile this thread works for other requests
             own_s = request.work_clock() - began_s
-            written = await self.long_work.run(partial(request.content.write, answers))
+            written = await self.long_work.run(partial(request.content.write, answers), request.deadline_s)
         else:
             written = request.content.write(answers)
             own_s = request.work_clock() - began_s
@@ -276,9 +276,10 @@ class Service:
         return min(own_s, max(0.0, left_s) / 2)
 
     def gives_up_s(self, headers: Mapping[bytes, bytes]) -> float:
-        """When the client of a request that computes nothing gives up."""
+        """Until when a request that computes nothing waits: until its client gives up, or until the SLO has passed,
+        since such requests are not admitted, and would wait by the thousand."""
         within_s, waited_s, *_ = RequestHeaders.of(headers)
-        return self._clock() - waited_s + (within_s or self._slo_s)
+        return self._clock() - waited_s + min(within_s or self._slo_s, self._slo_s)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""

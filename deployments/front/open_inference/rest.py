@@ -105,6 +105,7 @@ def _content(
     request = read(body, json_size, service.sizes, not service.reads_pictures)
     names = model.usual_outputs if request.outputs is None else request.outputs
     check_outputs(model, names, request.best)
+    protocol.check_scores(service, names, len(request.values))
 
     def written(answers: list[Answer]) -> tuple[bytes, int | None]:
         return write(request, service.name, protocol.columns(service, answers, names, request.best))

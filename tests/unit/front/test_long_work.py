@@ -16,7 +16,7 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.load import LongWork
-from isobatch.deployments.front.protocols.tei import MOST_TOKENIZED
+from isobatch.deployments.front.protocols.tei import MOST_CHARACTERS
 from isobatch.deployments.front.service import LONG_BYTES, Service
 from isobatch.deployments.models.loading import read_encoder
 from tests.helpers.clock import Clock
@@ -158,8 +158,24 @@ def test_each_thread_has_a_tokenizer_of_its_own(folder: Path) -> None:
     assert (lengths, tokenizer.backend_tokenizer.truncation["max_length"]) == ([11], 5)
 
 
+def test_tokenize_refuses_too_many_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.deployments.front.protocols.tei.MOST_TOKENIZED", 10)
+    with served(model=str(folder)) as client:
+        reply = client.post("/tokenize", json={"inputs": ["good film"] * 2})
+        assert [len(each) for each in reply.json()] == [4, 4]
+        reply = client.post("/tokenize", json={"inputs": ["good film"] * 9})
+    sentence = "the texts have 12 tokens or more: 10 are allowed"
+    assert (reply.status_code, reply.json()["error"]) == (422, sentence)
+
+
+def test_tokenize_waits_no_longer_than_the_slo_whatever_its_client_says(folder: Path) -> None:
+    service = Service(AppConfig(model=str(folder), slo_ms=500), Clock(100.0))
+    sent = {}, {b"x-deadline-ms": b"50"}, {b"x-deadline-ms": b"86400000"}
+    assert [service.gives_up_s(headers) for headers in sent] == pytest.approx([100.5, 100.05, 100.5])
+
+
 def test_tokenize_refuses_too_many_characters(folder: Path) -> None:
-    texts: dict[str, Any] = {"inputs": ["good " * 300] * (MOST_TOKENIZED // 1500 + 1)}
+    texts: dict[str, Any] = {"inputs": ["good " * 300] * (MOST_CHARACTERS // 1500 + 1)}
     with served(model=str(folder), max_inputs=1000) as client:
         reply = client.post("/tokenize", json=texts)
         assert (reply.status_code, "characters together: 1048576 are allowed" in reply.text) == (413, True), reply.text
