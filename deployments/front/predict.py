@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_COMPARED, MOST_PIXELS, MOST_TOGETHER, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
+from isobatch.deployments.front.bodies import FIELDS, content_of, sent_body, size_of, unpacked
 from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
 from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content, IncomingRequest
@@ -86,7 +86,7 @@ class Predict:
     async def _reply(self, request: _OpenRequest, receive: Receive) -> bytes:
         headers = request.headers
         incoming = self._service.register(self._kind, size_of(headers), headers)
-        body = await body_of(headers, receive, self._service.config.max_body_bytes)
+        body = await sent_body(headers, receive, self._service.config.max_body_bytes)
         if not (self._canary and self._canary.takes(incoming)):
             return await self._answer(incoming, request, body)
         own = self._named_reply(incoming, request, body)
@@ -98,7 +98,8 @@ class Predict:
 
     async def _answer(self, incoming: IncomingRequest, request: _OpenRequest, body: bytes) -> bytes:
         def read() -> Content[bytes]:
-            content = content_of(request.headers, body, self._service.sizes)
+            whole = unpacked(request.headers, body, self._service.config.max_body_bytes)
+            content = content_of(request.headers, whole, self._service.sizes)
             request.form = next((each for each in self._forms if each.marked(content)), self._forms[0])
             checked = request.form.read(content)
             if request.names is None:

@@ -1,6 +1,8 @@
 """Long texts are read beside the event loop, one request at a time and in time, so that the front goes on meanwhile."""
 
 import asyncio
+import gzip
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front import bodies
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.incoming import Content, IncomingRequest
@@ -53,6 +56,31 @@ async def test_only_large_requests_are_read_beside_the_event_loop(folder: Path) 
 
         assert [await beside(LONG_BYTES - 1), await beside(LONG_BYTES)] == [False, True]
         assert await beside(0, LONG_BYTES), "a size that is known late"
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/my-bert/infer", "/classify", "/tokenize"])
+def test_compressed_bodies_are_decompressed_in_their_turn_beside_the_event_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A thousand of them that wait would take gigabytes."""
+    unpacking, unpack = list[bool](), bodies.decompressed
+
+    def noted(body: bytes, most: int) -> bytes:
+        unpacking.append(threading.current_thread().name.startswith("long-work"))
+        return unpack(body, most)
+
+    monkeypatch.setattr(bodies, "decompressed", noted)
+    text = "a good film"
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [1], "data": [text]}
+    body = {"/classify": {"input": text}}.get(path, {"inputs": [tensor] if "infer" in path else text})
+    content, headers = gzip.compress(json.dumps(body).encode()), {"Content-Encoding": "gzip"}
+    with while_busy(folder) as (client, end, threads):
+        waiting = threads.submit(client.post, path, content=content, headers=headers)
+        assert not wait([waiting], timeout=0.2).done
+        assert unpacking == []
+        end.set()
+        assert waiting.result().status_code == 200, waiting.result().text
+    assert unpacking == [True]
 
 
 def test_small_requests_and_others_are_answered_while_long_ones_wait(folder: Path) -> None:
