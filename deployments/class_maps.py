@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 FORMS = ("runs", "png", "array")
 MOST_PIXELS = 2**22  # of a map that a client asks for
 MOST_TOGETHER = 2**24  # pixels of the maps of one request, which stand in memory at once
+MOST_COMPARED = 2**28  # pixels x labels of the maps of one request: about a second of a thread
 MOST_COLOURS = 256  # labels of a PNG
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -156,6 +156,8 @@ def environment(
     if not PLAIN.fullmatch(str(place)):
         raise UserError(f"--folder {place}: HAProxy reads no blanks, quotes, # or $ in paths: name another folder")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.geteuid():
+        raise UserError(f"--folder {place} belongs to another user, who could give HAProxy commands: name your own")
     if place.stat().st_mode & OTHERS_RIGHTS:
         raise UserError(f"--folder {place} is open to others, who could give HAProxy commands: chmod 700 {place}")
     hide_token()

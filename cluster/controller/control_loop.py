@@ -69,6 +69,7 @@ class ControlLoop:
         self._turn = asyncio.Lock()  # a person may send a command while the loop looks
         self._deciding = asyncio.Lock()  # the controller is not thread-safe
         self._commands = set[asyncio.Task[Any]]()  # commands of persons that are being executed
+        self._previewing: asyncio.Task[Event] | None = None
         self._granted = asyncio.Event()
         self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
@@ -149,8 +150,10 @@ class ControlLoop:
         return await self._shielded(self._force())
 
     async def preview(self) -> Event:
-        """The decision that would be made now; nothing changes."""
-        return await self._shielded(self._preview())
+        """The decision that would be made now; nothing changes. Callers share one that has begun: each plans anew."""
+        if self._previewing is None or self._previewing.done():
+            self._previewing = own_task(self._preview(), self._commands)
+        return await asyncio.shield(self._previewing)
 
     async def pause(self, paused: bool) -> None:
         """A decision that is being made is not executed; a roll-out that has begun continues."""

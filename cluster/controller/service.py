@@ -200,6 +200,7 @@ def _log(application: str, event: Event) -> None:
 
 class _Api(Api):
     service: "ControllerService"
+    costly_paths = ("/would",)
 
     def refusal(self, scope: Scope) -> RefusedError | None:
         self.key = self.service.key

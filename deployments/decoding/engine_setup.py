@@ -40,7 +40,7 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:  # with cleaned-up spaces, characters before the end of a text would change with those after them
-        return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False)
+        return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:  # some tokenizers need another package
         raise UserError(f"{folder}: its tokenizer cannot be read: {str(error).strip().splitlines()[0]}") from error
 

@@ -146,6 +146,11 @@ class TextReply:
         echo = self.echoes[index] if self.echoes else ""
         return self.choice(index, self.shape.text(echo + piece.text), piece)
 
+    def answer(self, pieces: Sequence[TextPiece]) -> Response:
+        """The whole answer, with these texts of its choices."""
+        choices = [self.whole(index, piece) for index, piece in enumerate(pieces)]
+        return JSONResponse(self.body(self.shape.whole, choices, usage=self.usage()))
+
     def choice(self, index: int, fields: Mapping[str, Any], piece: TextPiece = NO_TEXT) -> dict[str, Any]:
         return {
             "index": index,
@@ -368,8 +373,9 @@ class _Writers:
         ]  # fmt: skip
         echoed = body.prompt if isinstance(body, CompletionRequest) and body.echo else ()
         echoes = [
-            prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
-            for prompt in echoed for _ in range(body.n)
+            text
+            for prompt in echoed
+            for text in [prompt if isinstance(prompt, str) else front.texts.text_of(prompt)] * body.n
         ]  # fmt: skip
         reply = TextReply(
             shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes, front.stop, deadline
@@ -379,8 +385,10 @@ class _Writers:
     async def _whole(self, reply: TextReply) -> Response:
         texts = await whole_texts(self._front, reply)
         reply.written = sum(len(piece.depths) for piece in texts)
-        choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
-        answer = JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
+        if any(piece.logprobs for piece in texts):  # a long answer: meanwhile this thread works for other requests
+            answer = await asyncio.to_thread(reply.answer, texts)
+        else:
+            answer = reply.answer(texts)
         self._front.meter.answered(reply.begun_s)
         return answer
 

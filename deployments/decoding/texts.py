@@ -28,6 +28,7 @@ class TextTokens:
         self._vocabulary: Mapping[str, int] = tokenizer.get_vocab()
         self._longest = max(map(len, self._vocabulary))  # characters of a token
         self._aside = ThreadPoolExecutor(1, "tokenizing")
+        self._texts = dict[int, str]()  # by token, as many as were needed
 
     async def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The prompt that the model's chat template makes of a conversation."""
@@ -73,9 +74,12 @@ class TextTokens:
         return frozenset(token for token in tokens if not self.text_of([token]))
 
     def token_text(self, token: int) -> str:
-        """The text of one token inside a text: some tokenizers decode first words differently."""
-        once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
-        return str(twice[len(once) :])
+        """The text of one token inside a text: some tokenizers decode first words differently. It is kept, since an
+        answer with log probabilities may need tens of thousands."""
+        if (text := self._texts.get(token)) is None:
+            once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
+            text = self._texts[token] = str(twice[len(once) :])
+        return text
 
     def growing_text(
         self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0, after: Sequence[int] = ()

@@ -79,6 +79,7 @@ class Api(FastAPI):
     pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests
     hosts: tuple[str, ...] = ()  # names of this server that are not local
     open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
+    costly_paths: Collection[str] = ()  # of GET, which pages of other servers may not request, as they may not POST
     direct: Mapping[str, ASGIApp] = {}  # what answers POST without FastAPI, which would be slower, by path
     _with_cors: ASGIApp | None = None
 
@@ -119,7 +120,7 @@ class Api(FastAPI):
         if self.key:
             return None if path in self.open_paths or has_key(self.key, headers) else RefusedError(401, NO_KEY)
         reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
-        if not reason and scope["method"] == "POST":
+        if not reason and (scope["method"] == "POST" or path in self.costly_paths):
             reason = page_refusal(headers, self.pages)
         return RefusedError(403, reason) if reason else None
 

@@ -158,15 +158,33 @@ ARRIVING = ArrivingBodies()
 
 async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
     """The whole body, decompressed. Raises 413 as soon as its compressed or decompressed size is too large."""
-    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    return unpacked(headers, await sent_body(headers, receive, max_bytes), max_bytes)
+
+
+async def sent_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
+    """The whole body as it was sent: while it waits to be read, it takes no more memory than its client has sent."""
+    encoding = _encoding_in(headers)
     if encoding not in ENCODINGS | {b"", b"identity"}:
         name = shown(encoding.decode("latin-1"))
         raise RefusedError(415, f"Content-Encoding is {name}: a body may be uncompressed, gzip or deflate")
     if (size := size_of(headers)) > max_bytes:
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
     with ArrivingBody(ARRIVING) as arriving:
-        body = await _read(receive, max_bytes, arriving)
-    return decompressed(body, max_bytes) if encoding in ENCODINGS else body
+        return await _read(receive, max_bytes, arriving)
+
+
+def _encoding_in(headers: Mapping[bytes, bytes]) -> bytes:
+    return headers.get(b"content-encoding", b"").strip().lower()
+
+
+def is_packed(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the body is compressed."""
+    return _encoding_in(headers) in ENCODINGS
+
+
+def unpacked(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> bytes:
+    """A body that was sent with these headers, decompressed."""
+    return decompressed(body, max_bytes) if is_packed(headers) else body
 
 
 async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> bytes:

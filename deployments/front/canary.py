@@ -25,7 +25,7 @@ SURE = 0.99  # the confidence with which a canary must be worse than agreed
 AT_ONCE = 64  # requests that a canary computes for one front: further ones do not go to it
 TIME_SHARE = 0.8  # the share of a request's time that its canary may take, so that the own answer is still in time
 AGAIN_S = 1.0  # between two attempts to reach an application that is starting
-_FORWARDED = (b"content-type", PARENT.encode(), PRIORITY)
+_FORWARDED = (b"content-type", b"content-encoding", PARENT.encode(), PRIORITY)
 Headers = Mapping[bytes, bytes]
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from isobatch.deployments.front import openapi
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
-from isobatch.deployments.front.bodies import body_of, json_in
+from isobatch.deployments.front.bodies import json_in, sent_body, unpacked
 from isobatch.deployments.front.canary import Canary
 from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.open_inference.rest import routes
@@ -142,8 +142,13 @@ def _add_facts(api: Api, service: Service) -> None:
         try:
             headers = headers_in(request.scope)
             gives_up_s = service.gives_up_s(headers)
-            sent = await body_of(headers, request.receive, service.config.max_body_bytes)
-            return await service.long_work.run(lambda: openapi.in_json(form.tokens(json_in(sent))), gives_up_s)
+            most = service.config.max_body_bytes
+            sent = await sent_body(headers, request.receive, most)
+
+            def work() -> Response:
+                return openapi.in_json(form.tokens(json_in(unpacked(headers, sent, most))))
+
+            return await service.long_work.run(work, gives_up_s)
         except RefusedError as refused:
             form.restyle(refused)
             raise

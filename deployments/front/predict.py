@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MOST_TOGETHER, MapStyle
+from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_COMPARED, MOST_PIXELS, MOST_TOGETHER, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.bodies import FIELDS, body_of, content_of, size_of
+from isobatch.deployments.front.bodies import FIELDS, content_of, sent_body, size_of, unpacked
 from isobatch.deployments.front.canary import PARKED, TIME_SHARE, Canary, Headers, NamedReply
 from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content, IncomingRequest
@@ -86,7 +86,7 @@ class Predict:
     async def _reply(self, request: _OpenRequest, receive: Receive) -> bytes:
         headers = request.headers
         incoming = self._service.register(self._kind, size_of(headers), headers)
-        body = await body_of(headers, receive, self._service.config.max_body_bytes)
+        body = await sent_body(headers, receive, self._service.config.max_body_bytes)
         if not (self._canary and self._canary.takes(incoming)):
             return await self._answer(incoming, request, body)
         own = self._named_reply(incoming, request, body)
@@ -98,7 +98,8 @@ class Predict:
 
     async def _answer(self, incoming: IncomingRequest, request: _OpenRequest, body: bytes) -> bytes:
         def read() -> Content[bytes]:
-            content = content_of(request.headers, body, self._service.sizes)
+            whole = unpacked(request.headers, body, self._service.config.max_body_bytes)
+            content = content_of(request.headers, whole, self._service.sizes)
             request.form = next((each for each in self._forms if each.marked(content)), self._forms[0])
             checked = request.form.read(content)
             if request.names is None:
@@ -127,14 +128,23 @@ class OwnForm(Form):
         if request.style:
             task = _styled(task, request.style, len(self._service.labels))
         inputs = self._service.encoded(request.inputs)
-        if request.style and request.style.size and (pixels := len(inputs) * prod(request.style.size)) > MOST_TOGETHER:
-            raise RefusedError(422, f"the maps have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+        if request.style and request.style.size:
+            _check_maps(len(inputs) * prod(request.style.size), len(self._service.labels))
         return Content(inputs, lambda answers: self._written(answers, task, top))
 
     def _written(self, answers: Sequence[Answer], task: Task, top: int) -> bytes:
         labels = self._service.labels
         outputs = [output_of(answer, task, labels, top) for answer in answers]
         return encode(self._service.heading | {"outputs": outputs})
+
+
+def _check_maps(pixels: int, labels: int) -> None:
+    """Raise `RefusedError` for maps that would take too much memory or time, however small their pictures are."""
+    if pixels > MOST_TOGETHER:
+        raise RefusedError(422, f"the maps have {pixels} pixels together: {MOST_TOGETHER} are allowed")
+    if (values := pixels * labels) > MOST_COMPARED:
+        sentence = f"the maps have {pixels} pixels together, of {labels} labels: {values} values"
+        raise RefusedError(422, f"{sentence}, and {MOST_COMPARED} are allowed")
 
 
 def _styled(task: Task, style: MapStyle, labels: int) -> Task:

@@ -13,7 +13,7 @@ from typing import Any
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import Answer, RefusedError, finite
-from isobatch.deployments.front.bodies import Sizes
+from isobatch.deployments.front.bodies import Sizes, is_packed
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
 from isobatch.deployments.front.headers import RequestHeaders, key_in
@@ -44,6 +44,7 @@ _ENOUGH = 0.9  # a client waits for "as long as" some time if its deadline is at
 _USUAL_RATE = 0.02  # the weight of one request in the usual deadline: about the last fifty matter
 _MEASURED_ONE_OF = 8  # one request of 8 has its processor time measured: the clock costs more than a small request
 _PICTURES_AT_ONCE = 2  # pictures that are read at once, each of which may take over 100 MB
+_PACKED = "packed "  # before the kind of requests whose bodies are compressed, since their costs per byte differ
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 LONG_BYTES = 2**16  # texts of a longer request are read in a thread: that takes tens of milliseconds
 
@@ -122,6 +123,7 @@ class Service:
         `IncomingRequest`. `body_s`: the time in which its body has come to this process.
         """
         within_s, waited_s, sent_s, full, priority = RequestHeaders.of(headers)
+        kind = f"{_PACKED}{kind}" if is_packed(headers) else kind
         now_s, queue = self._clock(), self._request_queue
         arrived_s = now_s - (waited_s or queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
@@ -213,11 +215,11 @@ class Service:
             raise
 
     async def _read(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> ReadRequest[Format]:
-        """Read a request now: long texts and pictures in threads, all else at once."""
+        """Read a request now: long texts, compressed bodies and pictures in threads, all else at once."""
         costs = self._costs_of(incoming.kind, incoming.size)
         work_clock = no_clock if next(costs.numbers) % _MEASURED_ONE_OF else time.thread_time
         began_s = work_clock()
-        if self._is_long(incoming.size):
+        if self._is_long(incoming.kind, incoming.size):
             content, read_s = await self._in_thread(incoming, read, incoming.latest_s), 0.0
         else:
             content, read_s = read(), work_clock() - began_s
@@ -239,7 +241,7 @@ class Service:
         answers = finite(_with_facts_of(request.inputs, answers))
         if self.task.by_map:  # maps take long to write: meanwhile this thread works for other requests
             own_s = request.work_clock() - began_s
-            written = await self.long_work.run(partial(request.content.write, answers))
+            written = await self.long_work.run(partial(request.content.write, answers), request.deadline_s)
         else:
             written = request.content.write(answers)
             own_s = request.work_clock() - began_s
@@ -251,13 +253,13 @@ class Service:
             costs.work_s.learn(incoming.size, request.read_s + own_s)
         return written
 
-    def _is_long(self, size: int) -> bool:
-        """Whether a request of this size may hold long texts."""
-        return size >= LONG_BYTES and self.texts is not None
+    def _is_long(self, kind: str, size: int) -> bool:
+        """Whether a request of this kind and size may hold long texts, or grow as it is decompressed."""
+        return kind.startswith(_PACKED) or (size >= LONG_BYTES and self.texts is not None)
 
     def _costs_of(self, kind: str, size: int) -> RequestCosts:
         """Long requests have costs of their own, since the event loop does not read them."""
-        return self._costs[f"long {kind}" if self._is_long(size) else kind]
+        return self._costs[f"long {kind}" if self._is_long(kind, size) else kind]
 
     def _network_s(self, now_s: float, left_s: float, work_s: float, weight: int) -> float:
         """The expected time that the network takes for a request once it is read."""
@@ -276,9 +278,10 @@ class Service:
         return min(own_s, max(0.0, left_s) / 2)
 
     def gives_up_s(self, headers: Mapping[bytes, bytes]) -> float:
-        """When the client of a request that computes nothing gives up."""
+        """Until when a request that computes nothing waits: until its client gives up, or until the SLO has passed,
+        since such requests are not admitted, and would wait by the thousand."""
         within_s, waited_s, *_ = RequestHeaders.of(headers)
-        return self._clock() - waited_s + (within_s or self._slo_s)
+        return self._clock() - waited_s + min(within_s or self._slo_s, self._slo_s)
 
     def left_s(self, incoming: IncomingRequest) -> float:
         """The time until the deadline of a request, or until the SLO has passed."""

@@ -202,7 +202,7 @@ def size_made(folder: Path) -> tuple[int, int]:
     """The height and width to which the preprocessor brings every image."""
     from transformers import AutoImageProcessor
 
-    processor = AutoImageProcessor.from_pretrained(folder)
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     height, width = (getattr(processor.size, side, None) for side in ("height", "width"))
     if not (processor.do_resize and height and width):
         raise of_several_sizes(folder)

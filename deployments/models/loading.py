@@ -160,12 +160,12 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     config = read_config(folder)
     family = family or family_of(config.model_type)
     if family.reads == "image":
-        encoder = ImageEncoder(AutoImageProcessor.from_pretrained(folder), channels_in(config))
+        encoder = ImageEncoder(AutoImageProcessor.from_pretrained(folder, trust_remote_code=False), channels_in(config))
         if family.any_size:
             return replace(encoder, size=_size_of_all(encoder, folder))
         size = size_made(folder) if family.one_size else fixed_size(config)
         return replace(encoder, size=size, boxed=isinstance(task_in(config), Keypoints))
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right", trust_remote_code=False)
     if (last := max(tokenizer.get_vocab().values())) >= config.vocab_size:
         beyond = f"its tokenizer has the token {last}, the network knows {config.vocab_size}"
         raise UserError(f"{folder}: {beyond}: save the tokenizer beside it with which it was trained")

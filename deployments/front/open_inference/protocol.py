@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.counts import together
 from isobatch.deployments.front.open_inference.schemas import BYTES
 from isobatch.deployments.front.service import Service
+from isobatch.deployments.map_tasks import Keypoints, PixelClassification
 from isobatch.deployments.tasks import WINNER, best_labels
 
 VERSION = "1"
@@ -96,6 +98,15 @@ def check_outputs(model: DescribedModel, names: Collection[str], best: Mapping[s
             raise RefusedError(400, f"{wanted}: this output has no score for each label; outputs that have: {has}")
         if count < 1:
             raise RefusedError(400, f"{wanted}: the number must be 1 or more")
+
+
+def check_scores(service: Service, names: Collection[str], inputs: int) -> None:
+    """Raise `RefusedError` if the probabilities of all labels would be more values than a request may have."""
+    task, most = service.task, service.sizes.max_bytes
+    if SCORES not in names or not isinstance(task, PixelClassification | Keypoints):
+        return
+    if (values := inputs * prod(task.grid) * len(service.labels)) > most:
+        raise RefusedError(422, f"output {SCORES!r} has {values} values: {most} are allowed; leave it out")
 
 
 async def statistics(service: Service) -> dict[str, Any]:

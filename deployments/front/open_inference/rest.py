@@ -1,5 +1,6 @@
 """The protocol's paths over HTTP."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from isobatch.deployments.front.answers import Answer
-from isobatch.deployments.front.bodies import body_of, size_of
+from isobatch.deployments.front.bodies import sent_body, size_of, unpacked
 from isobatch.deployments.front.headers import headers_in
 from isobatch.deployments.front.incoming import Content
 from isobatch.deployments.front.open_inference import protocol, schemas
@@ -88,10 +89,10 @@ def routes(service: Service) -> APIRouter:
         with service.counted("rest", headers):
             check(model, name, version)
             incoming = service.register("rest", size_of(headers), headers)
-            body = await body_of(headers, request.receive, service.config.max_body_bytes)
+            sent = await sent_body(headers, request.receive, service.config.max_body_bytes)
             json_size = request.headers.get(JSON_BYTES_HEADER)
-            read = partial(_content, service, model, body, json_size)
-            reply, json_bytes = await service.answer(incoming, read, len(body))
+            read = partial(_content, service, model, headers, sent, json_size)
+            reply, json_bytes = await service.answer(incoming, read, len(sent))
         if json_bytes is None:
             return Response(reply, media_type="application/json")
         return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")
@@ -100,11 +101,13 @@ def routes(service: Service) -> APIRouter:
 
 
 def _content(
-    service: Service, model: DescribedModel, body: bytes, json_size: str | None
+    service: Service, model: DescribedModel, headers: Mapping[bytes, bytes], sent: bytes, json_size: str | None
 ) -> Content[tuple[bytes, int | None]]:
+    body = unpacked(headers, sent, service.config.max_body_bytes)
     request = read(body, json_size, service.sizes, not service.reads_pictures)
     names = model.usual_outputs if request.outputs is None else request.outputs
     check_outputs(model, names, request.best)
+    protocol.check_scores(service, names, len(request.values))
 
     def written(answers: list[Answer]) -> tuple[bytes, int | None]:
         return write(request, service.name, protocol.columns(service, answers, names, request.best))

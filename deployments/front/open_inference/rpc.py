@@ -124,11 +124,13 @@ class _Inferences:
         names, best = grpc_server.outputs_of(model, request), grpc_server.best_of(request)
 
         def written(answers: list[Answer]) -> Any:
-            values = protocol.columns(service, answers, names, best)
-            return self._whole(**grpc_server.infer_fields(model, request, values))
+            tensors = protocol.columns(service, answers, names, best)
+            return self._whole(**grpc_server.infer_fields(model, request, tensors))
 
         timeout_us = grpc_server.integer_in(request.parameters, "timeout", "in microseconds")
-        return Content(service.encoded_each(self._values(request)), written, timeout_s(timeout_us))
+        values = self._values(request)
+        protocol.check_scores(service, names, len(values))
+        return Content(service.encoded_each(values), written, timeout_s(timeout_us))
 
     def _values(self, request: Any) -> Any:
         if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:

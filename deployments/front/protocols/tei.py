@@ -23,7 +23,8 @@ _TYPES = {
     504: "overloaded",
 }  # fmt: skip
 TOO_MANY = 413  # TEI's status for inputs that are too many or too long
-MOST_TOKENIZED = 2**20  # characters of the texts of one request to /tokenize, together
+MOST_CHARACTERS = 2**20  # of the texts of one request to /tokenize, together
+MOST_TOKENIZED = 2**16  # tokens of the answer to one, each of which takes about 100 bytes
 
 
 class TeiError(Schema):
@@ -209,15 +210,25 @@ class TokenizeForm(_TeiForm):
         most = CHARACTERS_PER_TOKEN * encoder.longest
         if longest := next((text for text in body.inputs if len(text) > most), None):
             raise RefusedError(TOO_MANY, f"a text has {len(longest)} characters: {most} are allowed")
-        if (total := sum(map(len, body.inputs))) > MOST_TOKENIZED:
-            raise RefusedError(TOO_MANY, f"the texts have {total} characters together: {MOST_TOKENIZED} are allowed")
-        return [_simple(encoder, text, body.add_special_tokens) for text in body.inputs]
+        if (total := sum(map(len, body.inputs))) > MOST_CHARACTERS:
+            raise RefusedError(TOO_MANY, f"the texts have {total} characters together: {MOST_CHARACTERS} are allowed")
+        tokens, count = list[list[dict[str, Any]]](), 0
+        for text in body.inputs:
+            encoding = _encoding(encoder, text, body.add_special_tokens)
+            if (count := count + len(encoding["input_ids"])) > MOST_TOKENIZED:
+                raise RefusedError(422, f"the texts have {count} tokens or more: {MOST_TOKENIZED} are allowed")
+            tokens.append(_simple(encoder, text, encoding))
+        return tokens
 
 
-def _simple(encoder: TextEncoder, text: str, special: bool) -> list[dict[str, Any]]:
-    encoding = encoder.tokenizer(
+def _encoding(encoder: TextEncoder, text: str, special: bool) -> Mapping[str, Any]:
+    encoding: Mapping[str, Any] = encoder.tokenizer(
         text, add_special_tokens=special, truncation=False, return_offsets_mapping=True, return_special_tokens_mask=True
     )
+    return encoding
+
+
+def _simple(encoder: TextEncoder, text: str, encoding: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = encoder.tokenizer.convert_ids_to_tokens(encoding["input_ids"])
     return [
         {"id": number, "text": name, "special": True, "start": None, "stop": None}

@@ -316,6 +316,12 @@ def test_a_folder_that_haproxy_cannot_read_or_that_others_can_is_one_sentence(sh
         environment(short)
 
 
+def test_a_folder_of_another_user_is_one_sentence(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: short.stat().st_uid + 1)
+    with pytest.raises(UserError, match="belongs to another user, who could give HAProxy commands: name your own"):
+        environment(short)
+
+
 # Files for one machine: the Makefile, an image, Compose and systemd
 
 VENV_THAT_FAILS_ONCE = """#!/bin/sh

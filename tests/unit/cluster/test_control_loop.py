@@ -230,6 +230,28 @@ def test_granted_devices_do_not_start_a_plan_that_has_just_failed() -> None:
     assert "the better plan failed before" in events[-1].why
 
 
+def test_previews_that_are_wanted_together_are_one() -> None:
+    loop, called = control_loop(Fluid(ASKED, batches(first_plan(ASKED), 4))), list[object]()
+
+    async def noted(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        called.append(function)
+        await asyncio.sleep(0)
+        return function(*arguments)
+
+    async def several() -> None:
+        gone = asyncio.create_task(loop.preview())
+        await asyncio.sleep(0)
+        gone.cancel()
+        first, second = await asyncio.gather(loop.preview(), loop.preview())
+        assert first is second
+        assert called == [loop.controller.preview]
+        await loop.preview()
+        assert called == [loop.controller.preview] * 2
+
+    loop.offload = noted
+    asyncio.run(several())
+
+
 def test_a_preview_does_not_end_the_wait_after_a_plan_that_did_not_start() -> None:
     app = Fluid(ASKED, batches(first_plan(ASKED), 4))
     app.rate, app.fails, loop = lambda at_s: 200.0, lambda plan: True, control_loop(app)

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from experiments.serve.fleet import profile
 from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.service import create_api
 from isobatch.cluster.controller.status import status_of
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.steps import Moved
@@ -125,3 +127,13 @@ async def test_a_memory_that_cannot_be_written_is_in_the_log_once(
         "written and locked there (Not a directory); name another folder)"
     ]
     running.cancel()
+
+
+@pytest.mark.parametrize("path", ["/would", "/status"])
+def test_pages_of_other_servers_may_not_let_it_plan(controller_of: Callable[..., Any], path: str) -> None:
+    controller = controller_of(None, lambda *_: [])
+    client = TestClient(create_api(controller), base_url="http://localhost")  # whose loop does not begin
+    statuses = [client.get(path, headers={"Sec-Fetch-Site": site}).status_code for site in ("cross-site", "none")]
+    assert statuses == [403 if path == "/would" else 503, 503]
+    assert client.head(path, headers={"Origin": "https://shop.example"}).status_code == statuses[0]
+    assert client.get(path).status_code == 503

@@ -1,5 +1,6 @@
 """The fields of OpenAI's requests over HTTP, without Ray: what is refused, and what changes texts."""
 
+import asyncio
 import json
 import re
 import tracemalloc
@@ -13,6 +14,7 @@ from tokenizers import decoders
 
 from experiments.demos.sums import END, tokenizer
 from isobatch.deployments.decoding.engine_setup import stop_tokens
+from isobatch.deployments.decoding.openai_api import TextReply
 from isobatch.deployments.decoding.openai_requests import ChatRequest, request_of
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -274,6 +276,43 @@ def test_log_probabilities_of_a_completion_are_those_where_its_tokens_were_known
     for top, row, token in zip(logprobs["top_logprobs"], known, tokens, strict=True):
         best = {*sorted(range(len(row)), key=lambda each: -row[each])[:2], token}
         assert top == pytest.approx({world.texts.token_text(each): row[each] for each in best})
+
+
+def test_the_text_of_a_token_is_decoded_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, decode = list[object](), world.words.decode
+    monkeypatch.setattr(world.words, "decode", lambda tokens, **options: decoded.append(tokens) or decode(tokens))
+    first = [world.texts.token_text(token) for token in (4, 5, 4)]
+    assert [world.texts.token_text(token) for token in (4, 5, 4)] == first
+    assert len(decoded) == 4  # each alone, and after itself
+
+
+def test_answers_with_log_probabilities_are_written_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, answer = list[bool](), TextReply.answer
+
+    def noted(self: TextReply, pieces: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            beside.append(True)
+        else:
+            beside.append(False)
+        return answer(self, pieces)
+
+    monkeypatch.setattr(TextReply, "answer", noted)
+    for more in ({}, {"logprobs": 2}):
+        body = {"prompt": "47+85=", "max_tokens": 4} | more
+        assert world.client().post("/v1/completions", json=body).status_code == 200
+    assert beside == [False, True]
+
+
+def test_a_prompt_of_tokens_is_decoded_once_for_all_its_texts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, text_of = list[object](), world.texts.text_of
+    monkeypatch.setattr(world.texts, "text_of", lambda tokens: decoded.append(tokens) or text_of(tokens))
+    body = {"prompt": world.words("47+85=")["input_ids"], "max_tokens": 2, "echo": True, "n": 3}
+    assert len(world.client().post("/v1/completions", json=body).json()["choices"]) == 3
+    assert len(decoded) == 1
 
 
 def test_log_probabilities_of_a_chat(world: World) -> None:

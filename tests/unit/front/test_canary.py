@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from gzip import compress
 from typing import Any
 
 import pytest
@@ -199,6 +200,13 @@ def predicting(**fields: object) -> Iterator[tuple[Predict, Driver, BlockingPort
 JSON = {b"content-type": b"application/json"}
 
 
+def test_a_canary_reads_a_body_as_its_client_sent_it() -> None:
+    body, headers = b'{"inputs": [[3, 7]]}', JSON | {b"content-encoding": b"gzip"}
+    with predicting() as (predict, _, portal):
+        whole, packed = (portal.call(predict.computed, *sent) for sent in ((JSON, body), (headers, compress(body))))
+    assert whole.names == packed.names
+
+
 @pytest.mark.parametrize(("deadline_ms", "refused"), [(TIME_SHARE * 400, 1), (100, 0)])
 def test_a_canary_counts_its_refusals_of_clients_who_wait_for_the_slo(deadline_ms: float, refused: int) -> None:
     headers = JSON | {b"x-deadline-ms": b"%.3f" % deadline_ms}
@@ -246,7 +254,7 @@ def test_it_gets_the_time_that_is_left_the_priority_and_the_trace() -> None:
         asked(front, **given)
     (headers,) = other.asked
     assert (headers[b"x-priority"], headers[b"traceparent"]) == (b"3", given["traceparent"].encode())
-    assert b"content-encoding" not in headers, "the body that it gets is decompressed"
+    assert headers[b"content-encoding"] == b"identity", "it gets the body as it was sent"
     assert 100 < float(headers[b"x-deadline-ms"]) <= 160
 
 

@@ -1,6 +1,8 @@
 """Long texts are read beside the event loop, one request at a time and in time, so that the front goes on meanwhile."""
 
 import asyncio
+import gzip
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -12,11 +14,12 @@ from typing import Any
 import pytest
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front import bodies
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.incoming import Content, IncomingRequest
 from isobatch.deployments.front.load import LongWork
-from isobatch.deployments.front.protocols.tei import MOST_TOKENIZED
+from isobatch.deployments.front.protocols.tei import MOST_CHARACTERS
 from isobatch.deployments.front.service import LONG_BYTES, Service
 from isobatch.deployments.models.loading import read_encoder
 from tests.helpers.clock import Clock
@@ -53,6 +56,31 @@ async def test_only_large_requests_are_read_beside_the_event_loop(folder: Path) 
 
         assert [await beside(LONG_BYTES - 1), await beside(LONG_BYTES)] == [False, True]
         assert await beside(0, LONG_BYTES), "a size that is known late"
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/my-bert/infer", "/classify", "/tokenize"])
+def test_compressed_bodies_are_decompressed_in_their_turn_beside_the_event_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A thousand of them that wait would take gigabytes."""
+    unpacking, unpack = list[bool](), bodies.decompressed
+
+    def noted(body: bytes, most: int) -> bytes:
+        unpacking.append(threading.current_thread().name.startswith("long-work"))
+        return unpack(body, most)
+
+    monkeypatch.setattr(bodies, "decompressed", noted)
+    text = "a good film"
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [1], "data": [text]}
+    body = {"/classify": {"input": text}}.get(path, {"inputs": [tensor] if "infer" in path else text})
+    content, headers = gzip.compress(json.dumps(body).encode()), {"Content-Encoding": "gzip"}
+    with while_busy(folder) as (client, end, threads):
+        waiting = threads.submit(client.post, path, content=content, headers=headers)
+        assert not wait([waiting], timeout=0.2).done
+        assert unpacking == []
+        end.set()
+        assert waiting.result().status_code == 200, waiting.result().text
+    assert unpacking == [True]
 
 
 def test_small_requests_and_others_are_answered_while_long_ones_wait(folder: Path) -> None:
@@ -158,8 +186,24 @@ def test_each_thread_has_a_tokenizer_of_its_own(folder: Path) -> None:
     assert (lengths, tokenizer.backend_tokenizer.truncation["max_length"]) == ([11], 5)
 
 
+def test_tokenize_refuses_too_many_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobatch.deployments.front.protocols.tei.MOST_TOKENIZED", 10)
+    with served(model=str(folder)) as client:
+        reply = client.post("/tokenize", json={"inputs": ["good film"] * 2})
+        assert [len(each) for each in reply.json()] == [4, 4]
+        reply = client.post("/tokenize", json={"inputs": ["good film"] * 9})
+    sentence = "the texts have 12 tokens or more: 10 are allowed"
+    assert (reply.status_code, reply.json()["error"]) == (422, sentence)
+
+
+def test_tokenize_waits_no_longer_than_the_slo_whatever_its_client_says(folder: Path) -> None:
+    service = Service(AppConfig(model=str(folder), slo_ms=500), Clock(100.0))
+    sent = {}, {b"x-deadline-ms": b"50"}, {b"x-deadline-ms": b"86400000"}
+    assert [service.gives_up_s(headers) for headers in sent] == pytest.approx([100.5, 100.05, 100.5])
+
+
 def test_tokenize_refuses_too_many_characters(folder: Path) -> None:
-    texts: dict[str, Any] = {"inputs": ["good " * 300] * (MOST_TOKENIZED // 1500 + 1)}
+    texts: dict[str, Any] = {"inputs": ["good " * 300] * (MOST_CHARACTERS // 1500 + 1)}
     with served(model=str(folder), max_inputs=1000) as client:
         reply = client.post("/tokenize", json=texts)
         assert (reply.status_code, "characters together: 1048576 are allowed" in reply.text) == (413, True), reply.text

@@ -1,18 +1,26 @@
 """A served network that labels pixels: maps in every form and at any size are those of transformers."""
 
 import base64
+import time
 from collections.abc import Iterator
 from io import BytesIO
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from grpc.aio import AioRpcError
 from PIL import Image
 
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.load import LongWork
+from isobatch.deployments.front.predict import OwnForm
 from isobatch.deployments.front.schemas import PREDICTIONS
+from isobatch.deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
-from tests.helpers.grpc_client import inferred
+from tests.helpers.grpc_client import LOADER, inferred
+from tests.helpers.grpc_client import asked as asked_over_grpc
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, png, reference_logits
 
 PICTURES = drawn(2, seed=9).pictures
@@ -142,6 +150,59 @@ def test_the_maps_of_a_request_have_a_limit_together(client: DocumentedClient, m
         reply = client.post("/predict", json={"inputs": inputs, "size": size})
         assert reply.status_code == status, reply.text
     assert reply.json()["error"] == "the maps have 2976 pixels together: 2880 are allowed"
+
+
+def test_the_values_between_which_maps_are_chosen_have_a_limit(
+    client: DocumentedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiniest pictures may ask for the largest maps."""
+    labels = len(NAMES)
+    monkeypatch.setattr("isobatch.deployments.front.predict.MOST_COMPARED", 2 * 48 * 30 * labels)
+    inputs = [each.tolist() for each in PICTURES]
+    for size, status in (([48, 30], 200), ([48, 31], 422)):
+        reply = client.post("/predict", json={"inputs": inputs, "size": size})
+        assert reply.status_code == status, reply.text
+    sentence = f"the maps have 2976 pixels together, of {labels} labels: {2976 * labels} values"
+    assert reply.json()["error"] == f"{sentence}, and {2880 * labels} are allowed"
+
+
+async def test_maps_are_not_written_once_their_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    latest, run = list[float](), LongWork.run
+
+    async def noted(self: LongWork, work: Any, latest_s: float = inf, *arguments: Any) -> Any:
+        latest.append(latest_s)
+        return await run(self, work, latest_s, *arguments)
+
+    monkeypatch.setattr(LongWork, "run", noted)
+    service = Service(AppConfig(model=str(pixel_network()), device="cpu", slo_ms=60_000), time.perf_counter)
+    await service.open()
+    form, began_s = OwnForm(service), time.perf_counter()
+    await service.answer(service.register("predict", 0, {}), lambda: form.read({"inputs": PICTURES[0].tolist()}))
+    await service.close()
+    assert began_s < latest[-1] <= began_s + 61
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+async def test_the_scores_of_maps_are_no_more_values_than_a_body_may_have_bytes(spare: int) -> None:
+    values = 2 * GRID * GRID * len(NAMES)
+    fields = {"model": str(pixel_network()), "name": "scenes", "device": "cpu", "max_body_bytes": values + spare}
+    sent = [png(np.zeros_like(PICTURES[0]))] * 2  # small bodies
+    sentence = f"output 'scores' has {values} values: {values - 1} are allowed; leave it out"
+    tensor: dict[str, Any] = {"name": "inputs", "datatype": "BYTES", "shape": [2]}
+    with served(**fields) as client:
+        for name, refused in (("scores", bool(spare)), ("label", False)):
+            data = [base64.b64encode(each).decode() for each in sent]
+            body = {"inputs": [tensor | {"data": data}], "outputs": [{"name": name}]}
+            reply = client.post("/v2/models/scenes/infer", json=body)
+            assert (reply.status_code, reply.json().get("error")) == ((422, sentence) if refused else (200, None))
+    async with asked_over_grpc(**fields, loader=LOADER) as grpc:
+        tensor["contents"] = {"bytes_contents": sent}
+        request = {"model_name": "scenes", "inputs": [tensor], "outputs": [{"name": "scores"}]}
+        if spare:
+            with pytest.raises(AioRpcError, match=sentence):
+                await grpc.ask("ModelInfer", **request)
+        else:
+            await grpc.ask("ModelInfer", **request)
 
 
 def test_the_document_describes_maps(client: DocumentedClient) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from isobatch.deployments.decoding.engine_setup import load_tokenizer
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.encode import TextEncoder
@@ -268,6 +269,26 @@ def test_nobody_is_asked_whether_a_checkpoints_own_code_may_run(
     with pytest.raises(UserError, match=r"contains custom code which must be executed"):
         checkpoint.check(text_checkpoint)
     assert questions == []
+
+
+def test_the_own_code_of_tokenizers_and_preprocessors_is_refused_at_every_place(
+    text_checkpoint: Path, image_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = list[object]()
+
+    def read(folder: Path, **options: object) -> None:
+        trusted.append(options.get("trust_remote_code"))
+        raise ValueError("read")
+
+    for name in ("AutoTokenizer", "AutoImageProcessor"):
+        monkeypatch.setattr(f"transformers.{name}.from_pretrained", read)
+    for reads, folder in (
+        (read_encoder, text_checkpoint), (load_tokenizer, text_checkpoint),
+        (read_encoder, image_checkpoint), (checkpoint.size_made, image_checkpoint),
+    ):  # fmt: skip
+        with pytest.raises((UserError, ValueError), match="read"):
+            reads(folder)
+    assert trusted == [False] * 4
 
 
 @pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
