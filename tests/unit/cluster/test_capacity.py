@@ -38,6 +38,14 @@ def test_enough_is_enough(tmp_path: Path) -> None:
     check_capacity(content(tmp_path, "cpu", 3), [{"CPU": 1.0}, {"CPU": 3.0}])
     check_capacity(content(tmp_path, "a100", 2), [{"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0}])
     check_capacity(content(tmp_path, "cpu", 3, cpus_per_replica=0), [{"CPU": 1.0}])  # as the sentence below says
+
+
+def test_replicas_that_stand_by_need_room_too(tmp_path: Path) -> None:
+    """The plan uses two of four devices; each replica has half of a device and of a core."""
+    standing_by = content(tmp_path, "a100", 2, standby={"a100": 4}, sharers=2)
+    check_capacity(standing_by, [{"CPU": 3.0, "GPU": 4.0, "accelerator_type:A100": 1.0}])
+    with pytest.raises(UserError, match="CPU"):
+        check_capacity(standing_by, [{"CPU": 2.0, "GPU": 4.0, "accelerator_type:A100": 1.0}])
     check_capacity(content(tmp_path, "a100", 64, backend="virtual"), [{"CPU": 2.0}])
 
 

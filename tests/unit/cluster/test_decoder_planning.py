@@ -130,7 +130,7 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
         (("plan", DEMO, "--goal", "goodput", "--rate", "5"), "--goal goodput is not for a rate, which is sustained at"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", DEMO, "--goal", "goodput-per-dollar"), "--goal goodput-per-dollar is for classifiers"),
-        (("plan", "nowhere"), "nowhere: no such directory; give that of a decoder"),
+        (("plan", "./nowhere"), "nowhere: no such directory; give that of a decoder"),
         (("plan", DEMO, "--profile", "nowhere.json"), "cannot read nowhere.json"),
         (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),
         (("plan",), "--profile and --devices are needed"),

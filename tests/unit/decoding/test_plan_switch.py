@@ -294,6 +294,25 @@ async def test_where_no_replica_is_alive_another_kind_writes_or_the_client_hears
     assert (absent.writing, INBOX.streams) == (0, {})
 
 
+async def test_another_kind_whose_replicas_are_alive_is_asked_soon() -> None:
+    """Otherwise the text would be late there when it is asked at last."""
+    inbox = TokenInbox()
+    await inbox.open(Wire("127.0.0.1"))
+    outlet = await TokenOutlets(Wire("127.0.0.1"), "t4").to(inbox.address)
+    await until(lambda: inbox.has_alive("t4"))
+
+    class Writes(Absent):
+        def remote(self, *told: object) -> asyncio.Future[object]:
+            inbox.streams[cast(int, told[2])].put(END)
+            return super().remote()
+
+    absent, alive = ReplicaGroup("cpu", Absent(), inbox, 4.0), ReplicaGroup("t4", Writes(), inbox, 4.0)
+    async with asyncio.timeout(2.5):
+        assert isinstance(await answer(written_by_any([absent, alive], WANTED, "")), list)
+    outlet.hang_up()
+    inbox.close()
+
+
 async def test_where_one_replica_hangs_and_another_does_not_that_one_writes() -> None:
     class EachSecondHangs(Absent):
         requests = 0
