@@ -21,7 +21,7 @@ MEMORY_SHARE = 0.80  # the share of the peak bandwidth that a stream reaches
 OVERLAP = 1.2
 LAUNCH_S = 200e-6  # seconds to move a batch into and out of a device: an assumption, to be measured
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
+BYTES = {"float32": 4, "float16": 2}  # bytes of a number
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ def estimated_table(config: Any, kind: str, dtype: str | None = None) -> Decodin
     """
     device = known_kind(kind)
     dtype = dtype or device.best_dtype
-    wide, shape = BYTES[dtype], shape_of(config)
+    wide, shape = BYTES.get(dtype, 2), shape_of(config)  # bfloat16 is as wide as float16
     peak = COMPUTE_SHARE * (device.fp32_flops if dtype == "float32" else device.fp16_flops)
     stream = MEMORY_SHARE * device.memory_bytes_per_s
     block, attended, width = _block(config)

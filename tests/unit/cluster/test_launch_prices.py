@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -111,6 +112,9 @@ def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
         vocab_size=128256,
     )  # fmt: skip
     table = estimated_table(llama, "h100")
+    assert estimated_table(llama, "h100", "bfloat16") == replace(
+        table, dtype="bfloat16", source=table.source.replace("float16", "bfloat16")
+    )
     assert table.estimated
     assert table.weights_bytes == pytest.approx(2 * 8.03e9, rel=0.01)
     assert table.kv_bytes == 2 * 2 * 1024
