@@ -1,5 +1,6 @@
 """Times a network's blocks and ramps on one device, and counts its exits. The only file of profiles with torch."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import MOST_LARGEST, USUAL_LARGEST, LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
 
+log = logging.getLogger(__name__)
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
 
@@ -130,10 +132,11 @@ class Sweep:
                 return
             try:
                 self._rounds[twice] = self._visit(twice)
-            except Exception:  # the usual sizes are measured, and libraries report a lack of memory in different ways
+            except Exception as error:  # libraries report a lack of memory in different ways
+                log.warning(f"batches of {twice} are not timed: {' '.join(str(error).split())}")
                 torch.cuda.empty_cache()
                 return
-            self.budget_s += self.clock() - began_s
+            self.budget_s += 2 * (self.clock() - began_s)  # for the second visit, too
 
     @property
     def _longest_pass_s(self) -> float:

@@ -337,7 +337,8 @@ def _write_serve_file(planned: PlannedFleet, out: Path, folder: Path, standby: b
         name = each.entry.name
         arguments = _arguments(each.entry, folder) | {"plan": str(_plan_file(each.entry, out.parent).resolve())}
         served, controller = with_controller(name, controller_of(name), f"/{name}", arguments)
-        controller["args"] |= {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
+        limits = {name: getattr(each.options, name) for name in ("one_machine", "slack", "max_batch")}
+        controller["args"] |= {name: value for name, value in limits.items() if value is not None}
         if len(members) > 1:
             shared = {device.kind: device.count for device in _known(planned.devices, each.profile)}
             controller["args"] |= {"shared": shared}

@@ -69,9 +69,11 @@ class LivePlan:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._busy.__exit__(*error)
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        try:
+            self._busy.__exit__(*error)
+        finally:
+            if self._before is not None:
+                signal.signal(signal.SIGINT, self._before)
 
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""

@@ -92,8 +92,8 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
         try:
             with naming_rows(data, rows):
                 counted = count_exits(network, block_times.in_batches(network, recorded))
-            exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
             exit_notes = _notes_on(counted, len(recorded), origin, lengths, data)
+            exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
         except KeyboardInterrupt:  # before any were counted: the times are kept
             interrupted = True
     exits, by_tokens = (each and block_times.with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))

@@ -55,8 +55,7 @@ def profile_texts(options: "ProfileOptions", source: Path) -> None:
     workload = workload_of(rules, source, shape.reads)
     own = _measured_table(console, source, model, workload, device, dtype, options)
     others = [kind for kind in kinds if kind != own.kind]
-    made_for = dtype if dtype == "bfloat16" else None  # in float16 its numbers may overflow
-    tables = (own, *(replace(estimated_table(model.config, kind, made_for), front_s=own.front_s) for kind in others))
+    tables = (own, *(replace(_estimated(model.config, kind, dtype), front_s=own.front_s) for kind in others))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
         notes += ("lengths of texts are assumed: prepare measures them, and a controller plans for those of a server",)
@@ -71,6 +70,12 @@ def profile_texts(options: "ProfileOptions", source: Path) -> None:
     for line in (*notes, f"tokens that continue: {ramps}", lengths):
         console.print(line, highlight=False)
     console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
+
+
+def _estimated(config: Any, kind: str, dtype: str) -> DecodingTable:
+    """The table of a kind that is not here, in its fastest precision; but numbers of bfloat16 may overflow in float16."""
+    table = estimated_table(config, kind)
+    return estimated_table(config, kind, dtype) if (table.dtype, dtype) == ("float16", "bfloat16") else table
 
 
 def _measured_table(

@@ -17,8 +17,8 @@ from isobatch.deployments.decoding.scheduler import (
     SHORTEST_RETRY_S,
     DecodingLaunch,
     DecodingLimits,
+    NeverFits,
     NewTokens,
-    NoReplica,
     Piece,
     ReplicaFull,
     Scheduler,
@@ -67,7 +67,7 @@ class Engine:
         """Add a sequence that was requested `age_s` ago and return its name, or refuse it. One that another replica has
         begun is not refused: its client has read a part."""
         if not self.scheduler.fits(request):  # the front is that of an earlier deployment, which had more memory
-            return NoReplica(SHORTEST_RETRY_S)
+            return NeverFits(SHORTEST_RETRY_S)
         refused = None if request.replayed else self.scheduler.refusal(age_s)
         return refused or self.scheduler.add(request, self._clock() - age_s)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from isobatch.deployments.decoding.loop import DecodingError, TokenInbox, TokenStream
 from isobatch.deployments.decoding.replica import ReplicaState
-from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NewTokens, NoReplica, ReplicaFull
+from isobatch.deployments.decoding.scheduler import SHORTEST_RETRY_S, NeverFits, NewTokens, NoReplica, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 
 ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
@@ -72,7 +72,8 @@ class ReplicaGroup:
                                 self._refused, begun = 0, True
                             yield group
                 except ReplicaFull as full:
-                    self._note_refusal(full)
+                    if not isinstance(full, NeverFits):
+                        self._note_refusal(full)
                     raise
                 finally:
                     if not (finished or ended.done()):
@@ -122,7 +123,7 @@ async def written_by_any(
                 return
             except ReplicaFull as full:
                 refusals.append(full)
-                if isinstance(full, NoReplica) and not group.is_alive:
+                if isinstance(full, NeverFits) or (isinstance(full, NoReplica) and not group.is_alive):
                     break
     raise min(refusals, key=lambda full: (isinstance(full, NoReplica), full.retry_after_s))
 

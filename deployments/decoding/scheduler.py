@@ -170,6 +170,10 @@ class NoReplica(ReplicaFull):
     """No replica has taken the sequence, or the one that was asked runs a network with other tokens."""
 
 
+class NeverFits(NoReplica):
+    """The text needs more memory than any replica of this deployment has. Others may have places for other texts."""
+
+
 def _size_class(size: int) -> int:
     """The size class: pieces in one class differ by at most about four times in their rows or their context.
 
@@ -289,6 +293,7 @@ class Scheduler:
         for piece, predicted in zip(launch.pieces, predictions, strict=True):
             sequence, before, corrected = piece.sequence, piece.sequence.confirmed, piece.sequence.corrected
             sequence.advance(launch.split, piece.rows, predicted)
+            sequence.launches_waited = 0
             if launch.split == self.splits.last:
                 for page, name in sequence.newly_full():
                     self.pool.name(page, name)

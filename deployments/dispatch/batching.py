@@ -338,7 +338,9 @@ def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_
     if queue.weight >= queue.room:
         return group.soonest()
     replica = group.nearly_idle(now_s)
-    return replica if replica and sum(stage.waiting for stage in stages) < queue.stage.room else None
+    if replica is None or replica.keeps_inputs:  # what it keeps would wait until it is without a launch
+        return None
+    return replica if sum(stage.waiting for stage in stages) < queue.stage.room else None
 
 
 def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_s: float) -> None:
@@ -346,12 +348,8 @@ def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_
     able = set()
     for replica in group.may_run_kept:
         for queue in kept_queues.get(replica, {}).values():
-            if not queue.size:
-                continue
-            rank = _rank(queue, now_s)
-            is_due = not rank[0]
-            if not replica.pending_s or (is_due and group.has_room(replica)):
-                choices.append((rank, len(choices), queue, replica))
+            if queue.size and (not replica.pending_s or (queue.weight >= queue.room and group.has_room(replica))):
+                choices.append((_rank(queue, now_s), len(choices), queue, replica))
                 able.add(replica)
     group.may_run_kept = able
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median_low
+from statistics import median, median_low
 
 from isobatch.deployments.dispatch.messages import Limits
 
@@ -66,7 +66,10 @@ class Group:
     def __init__(self, name: str, limits: Limits) -> None:
         self.name = name
         self.members: dict[str, Replica] = {}
-        self.slowdown = 1.0  # the median of its replicas; of two, the lower one
+        self.slowdown = 1.0  # the median of its replicas
+        self._usual = (
+            1.0  # the same, or the lower of two middle ones: of two replicas, a slow one would raise the median
+        )
         self.may_run_kept: set[Replica] = set()  # replicas that may now be able to launch inputs that only they have
         self.transfer_s = 0.0  # the longest transfer of a full batch to this group
         self.owed_s = 0.0  # the planned time of admitted inputs, without launches that have begun
@@ -250,10 +253,11 @@ class Group:
         passed_s = min(now_s - self._judged_at_s, _MOST_IDLE * taken_s)
         self._passed_s = _RECENT * self._passed_s + passed_s * self._devices
         self._judged_at_s = now_s
-        limit = self._limits.straggler_factor * self.slowdown
+        limit = self._limits.straggler_factor * self._usual
         if self._judged % len(self.members) == 0 or replica.slowdown > limit:
-            self.slowdown = median_low(peer.slowdown for peer in self.members.values() if peer.launches)
-            limit = self._limits.straggler_factor * self.slowdown
+            slowdowns = [peer.slowdown for peer in self.members.values() if peer.launches]
+            self.slowdown, self._usual = median(slowdowns), median_low(slowdowns)
+            limit = self._limits.straggler_factor * self._usual
             self._update()
         alone = self.working == 1 and replica not in self._benched
         strays = replica.launches >= _EVIDENCE_LAUNCHES and replica.slowdown > limit and not alone

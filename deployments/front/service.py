@@ -160,7 +160,7 @@ class Service:
     async def answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
         """Read a request with `read`, and return its written answers. Raises `RefusedError` without enough time.
 
-        `size`: the real size of the body, which may have been compressed or sent without a length.
+        `size`: that of the body as it was sent, which may have come without a length.
         """
         self._inside += 1
         came_in_time = self._clock() <= incoming.deadline_s(self._slo_s)

@@ -216,7 +216,7 @@ class TokenizeForm(_TeiForm):
         for text in body.inputs:
             encoding = _encoding(encoder, text, body.add_special_tokens)
             if (count := count + len(encoding["input_ids"])) > MOST_TOKENIZED:
-                raise RefusedError(422, f"the texts have {count} tokens or more: {MOST_TOKENIZED} are allowed")
+                raise RefusedError(TOO_MANY, f"the texts have {count} tokens or more: {MOST_TOKENIZED} are allowed")
             tokens.append(_simple(encoder, text, encoding))
         return tokens
 

@@ -193,7 +193,7 @@ def test_tokenize_refuses_too_many_tokens(folder: Path, monkeypatch: pytest.Monk
         assert [len(each) for each in reply.json()] == [4, 4]
         reply = client.post("/tokenize", json={"inputs": ["good film"] * 9})
     sentence = "the texts have 12 tokens or more: 10 are allowed"
-    assert (reply.status_code, reply.json()["error"]) == (422, sentence)
+    assert (reply.status_code, reply.json()["error"]) == (413, sentence)
 
 
 def test_tokenize_waits_no_longer_than_the_slo_whatever_its_client_says(folder: Path) -> None:
