@@ -73,7 +73,7 @@ def profile_texts(options: "ProfileOptions", source: Path) -> None:
 
 
 def _estimated(config: Any, kind: str, dtype: str) -> DecodingTable:
-    """The table of a kind that is not here, in its fastest precision; but numbers of bfloat16 may overflow in float16."""
+    """The table of a kind that is not here, in its fastest precision: but bfloat16 may overflow in float16."""
     table = estimated_table(config, kind)
     return estimated_table(config, kind, dtype) if (table.dtype, dtype) == ("float16", "bfloat16") else table
 

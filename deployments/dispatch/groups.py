@@ -67,9 +67,7 @@ class Group:
         self.name = name
         self.members: dict[str, Replica] = {}
         self.slowdown = 1.0  # the median of its replicas
-        self._usual = (
-            1.0  # the same, or the lower of two middle ones: of two replicas, a slow one would raise the median
-        )
+        self._usual = 1.0  # the lower median: of two replicas, a slow one would raise the mean of both
         self.may_run_kept: set[Replica] = set()  # replicas that may now be able to launch inputs that only they have
         self.transfer_s = 0.0  # the longest transfer of a full batch to this group
         self.owed_s = 0.0  # the planned time of admitted inputs, without launches that have begun
