@@ -49,22 +49,20 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
     """The highest priority first, and inputs of one priority by deadline. If the first is too heavy for any launch, it
     goes alone: otherwise lighter inputs of lower priorities would always go before it."""
     ordered = sorted(waiting, key=lambda ticket: -ticket.priority)
-    return ordered[:1] if ordered and ordered[0].weight > room else fitting(ordered, room)
+    return _alone(ordered, room) or fitting(ordered, room)
 
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
     """DAS for one row of tokens: a launch without padding is one row. A text that is too heavy for any row goes alone
     once it is the first."""
-    if waiting and waiting[0].weight > room:
-        return [waiting[0]]
-    return _das_row(sorted(waiting, key=_weight), waiting, room)
+    return _alone(waiting, room) or _das_row(sorted(waiting, key=_weight), waiting, room)
 
 
 def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
     """Slotted DAS: the row is cut into slots as long as the longest text that goes by utility, and DAS fills each.
     A text that is too heavy for any row goes alone once it is the first."""
-    if waiting and waiting[0].weight > room:
-        return [waiting[0]]
+    if alone := _alone(waiting, room):
+        return alone
     left = sorted(waiting, key=_weight)
     length = max((ticket.weight for ticket in _by_utility(left, room)), default=room)
     taken = list[Ticket]()
@@ -73,6 +71,11 @@ def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
         by_weight = [ticket for ticket in left if ticket not in gone and ticket.weight <= length]
         taken += _das_row(by_weight, [ticket for ticket in waiting if ticket not in gone], length)
     return taken
+
+
+def _alone(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+    """The first input, if it is too heavy for any launch; otherwise none."""
+    return [waiting[0]] if waiting and waiting[0].weight > room else []
 
 
 def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:

@@ -190,19 +190,6 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     assert with_sure(short, folder, rules) == short, "the table is of another network"
 
 
-def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
-        yield model.encode(values[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", interrupted)
-    options = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--tokens", "6"]
-    few = ["--timing-s", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
-    assert RUNNER.invoke(app, [*options, *few], catch_exceptions=False).exit_code == 130
-    notes = load_profile(tmp_path / "p.json").notes
-    assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in notes
-
-
 def ends(*_: object, **__: object) -> Any:
     raise KeyboardInterrupt
 
@@ -213,6 +200,16 @@ def interrupted_profile(checkpoint: Path, out: Path, tokens: str) -> Profile:
     few = ["--timing-s", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
     assert RUNNER.invoke(app, [*options, *few], catch_exceptions=False).exit_code == 130
     return load_profile(out)
+
+
+def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
+        yield model.encode(values[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("isobatch.cluster.profiling.block_times.in_batches", interrupted)
+    profile = interrupted_profile(checkpoint, tmp_path / "p.json", "6")
+    assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in profile.notes
 
 
 def test_times_are_kept_where_no_exits_were_counted(
